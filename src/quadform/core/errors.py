@@ -1,0 +1,72 @@
+"""The errors people meet. Each text says what was asked, what was got, and what to do.
+
+The command line prints the text without a traceback and leaves with the error's `exit_code`:
+2 bad input; 3 finished but a check failed or did not converge; 4 an optional package is missing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class QuadformError(Exception):
+    """Any error quadform raises on purpose."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:  # KeyError would print the repr of its text
+        return str(self.args[0]) if self.args else ""
+
+
+class InputError(QuadformError, ValueError):
+    """A value that cannot be used: wrong shape, not finite, out of range, malformed."""
+
+    exit_code = 2
+
+
+class UnknownName(InputError, KeyError):
+    """A name that is not in the set it was looked up in."""
+
+
+class FileError(InputError):
+    """A file that is missing, truncated, foreign, or written by a newer quadform."""
+
+
+class TooLarge(InputError, MemoryError):
+    """An object that does not fit the memory of this machine."""
+
+
+class CheckFailed(QuadformError):
+    """A measurement finished but one of its checks failed, or it did not converge."""
+
+    exit_code = 3
+
+
+class MissingExtra(QuadformError, ImportError):
+    """An optional package is not installed."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f'{what} needs `pip install "quadform[{extra}]"`.')
+
+
+def closest(word: str, candidates: Iterable[str], most: int = 3) -> list[str]:
+    """The candidates most like `word`, best first; empty when none is near.
+
+    A dotted name is compared whole and by its last part, so `W_O` finds `layers.0.attn.W_Q`.
+    """
+    pool = list(dict.fromkeys(candidates))
+    folded = {c.lower(): c for c in reversed(pool)}
+    near = [folded[c] for c in difflib.get_close_matches(word.lower(), folded, n=most, cutoff=0.5)]
+    if not near:
+        tails = {c.lower().rsplit(".", 1)[-1]: c for c in reversed(pool)}
+        near = [tails[c] for c in difflib.get_close_matches(word.lower().rsplit(".", 1)[-1], tails, n=most, cutoff=0.5)]
+    return near
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """`" Did you mean `parallel`?"`, or an empty string when nothing is near."""
+    near = closest(word, candidates, most=1)
+    return f" Did you mean `{near[0]}`?" if near else ""

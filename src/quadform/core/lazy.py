@@ -1,0 +1,32 @@
+"""Lazy package namespaces: `from quadform import Space` works, `import quadform` costs nothing.
+
+Every package `__init__` is one table, name -> module that holds it. The module is imported when the name is first used
+(PEP 562), so `quadform --help` never loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__`, `__all__` for a package whose public `names` live in the given modules.
+
+    A module is written relative to the package (`".space"`). A name that equals its module's last part and whose entry
+    ends in a colon (`{"theory": ".theory:"}`) is the module itself.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        where = names[name]
+        if where.endswith(":"):
+            return importlib.import_module(where[:-1], package)
+        return getattr(importlib.import_module(where, package), name)
+
+    def __dir__() -> list[str]:
+        return sorted(names)
+
+    return __getattr__, __dir__, sorted(names)
