@@ -1,0 +1,271 @@
+"""Estimate, Record, Provenance: what a measurement leaves behind.
+
+A record is a folder with `record.json` (strict JSON) and one safetensors file that the JSON names with its SHA-256. The
+tensors are written first and the JSON is renamed into place last, so a reader sees the old record or the new one, never
+a mixture. Nothing that is loaded can execute code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .errors import FileError, InputError
+
+#: Written into every record; raised when the layout changes so that an older reader refuses instead of guessing.
+SCHEMA = 1
+JSON_NAME = "record.json"
+_FORMAT = "quadform-record"
+
+Kind = Literal["exact", "estimate", "bound"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its tag: `exact`, `estimate +- s.e.`, or `bound`.
+
+    `matvecs` counts the operator products it cost; `converged` is false for a number that is only the best so far.
+    """
+
+    value: float
+    stderr: float | None = None
+    kind: Kind = "exact"
+    matvecs: int = 0
+    converged: bool = True
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", float(self.value))
+        if self.kind not in ("exact", "estimate", "bound"):
+            raise InputError(f"an estimate is 'exact', 'estimate' or 'bound'; got {self.kind!r}.")
+        if self.kind == "estimate" and self.stderr is None:
+            raise InputError("an estimate carries its standard error; pass stderr=, or kind='exact' or 'bound'.")
+        if self.kind == "exact" and self.stderr:
+            raise InputError(f"an exact value has no standard error; got {self.stderr}.")
+        if self.stderr is not None:
+            object.__setattr__(self, "stderr", float(self.stderr))
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        spread = f" +- {self.stderr:.2g}" if self.stderr else ""
+        tail = "" if self.converged else ", not converged"
+        return f"{self.value:.4g}{spread} [{self.kind}{tail}]"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a record comes from: enough to make it again."""
+
+    versions: dict[str, str]
+    machine: str
+    made_at: str
+    command: str = ""
+    seed: int | None = None
+    dtype: str = ""
+    device: str = ""
+    git: str = ""
+    threads: int = 0
+
+    @classmethod
+    def collect(
+        cls, *, seed: int | None = None, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> Provenance:
+        """The state of this process now."""
+        versions = {"python": platform.python_version()}
+        for package in ("quadform", "torch", "numpy", "scipy", "safetensors", "altair", "triton", "transformers"):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
+        device = torch.device(device)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+        return cls(
+            versions=versions,
+            machine=f"{platform.system()} {name}, {os.cpu_count()} cores",
+            made_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]).strip(),
+            seed=seed,
+            dtype=str(dtype).removeprefix("torch.") if dtype is not None else "",
+            device=str(device),
+            git=_git_state(),
+            threads=torch.get_num_threads(),
+        )
+
+
+def _git_state() -> str:
+    """`commit` or `commit+changes` of the checkout this package is run from; empty for an installed package."""
+    here = Path(__file__).resolve().parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        root = Path(git("rev-parse", "--show-toplevel"))
+        if not (root / "src" / "quadform").is_dir():
+            return ""
+        return git("rev-parse", "--short=12", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished measurement: what was asked (`inputs`), numbers with tags, tensors, and where it comes from."""
+
+    kind: str
+    inputs: Mapping[str, Any]
+    scalars: Mapping[str, Estimate]
+    tensors: Mapping[str, Tensor]
+    made: Provenance
+    schema: int = field(default=SCHEMA)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write into `folder` (made if missing) and return it. A crash leaves the previous record readable."""
+        from safetensors.torch import save
+
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise FileError(f"cannot write a record to {folder}: {error}. Choose another folder.") from error
+        blob = save({name: t.detach().cpu().contiguous() for name, t in self.tensors.items()})
+        digest = hashlib.sha256(blob).hexdigest()
+        tensor_file = f"tensors-{digest[:12]}.safetensors"
+        write_atomically(folder / tensor_file, blob)
+        body = {
+            "format": _FORMAT,
+            "schema": self.schema,
+            "kind": self.kind,
+            "inputs": _to_json(self.inputs),
+            "scalars": {name: _to_json(asdict(e)) for name, e in self.scalars.items()},
+            "tensors": {"file": tensor_file, "sha256": digest},
+            "made": _to_json(asdict(self.made)),
+        }
+        write_atomically(folder / JSON_NAME, strict_json(body).encode())
+        for old in folder.glob("tensors-*.safetensors"):
+            if old.name != tensor_file:
+                old.unlink(missing_ok=True)
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Record:
+        """Read a saved record; a damaged, foreign or newer one is an error that says so."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        folder = Path(folder)
+        path = folder / JSON_NAME if folder.is_dir() or folder.suffix != ".json" else folder
+        body = _read_json(path)
+        try:
+            named, wanted = str(body["tensors"]["file"]), str(body["tensors"]["sha256"])
+            if Path(named).name != named:
+                raise FileError(f"{path} names a tensor file outside its folder ({named!r}); it was not read.")
+            tensor_path = path.parent / named
+            try:
+                blob = tensor_path.read_bytes()
+            except OSError as error:
+                raise FileError(f"{path} needs {tensor_path.name}, which cannot be read: {error.strerror}.") from error
+            if hashlib.sha256(blob).hexdigest() != wanted:
+                raise FileError(f"{tensor_path} is damaged or truncated (its checksum differs). Make the record again.")
+            return cls(
+                kind=str(body["kind"]),
+                inputs=_from_json(body["inputs"]),
+                scalars={name: Estimate(**_from_json(e)) for name, e in body["scalars"].items()},
+                tensors=load(blob),
+                made=Provenance(**_from_json(body["made"])),
+                schema=int(body["schema"]),
+            )
+        except FileError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+            raise FileError(f"{path} is not a complete quadform record ({error}). Make the record again.") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise FileError(f"there is no record at {path}. Give the folder a record was saved to.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read as a record: {error}.") from error
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise FileError(f"{path} is truncated or not JSON ({error}). Make the record again.") from error
+    if not isinstance(body, dict) or body.get("format") != _FORMAT:
+        raise FileError(f"{path} is not a quadform record (no `format: {_FORMAT}` in it).")
+    schema = body.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise FileError(
+            f"{path} was written by a newer quadform (schema {schema}; this one reads up to {SCHEMA}). Upgrade."
+        )
+    return body
+
+
+def strict_json(body: Any) -> str:
+    """JSON that every parser reads: no NaN or Infinity (they are written as strings), keys in their order."""
+    return json.dumps(_to_json(body), allow_nan=False, indent=1, ensure_ascii=False) + "\n"
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(f"a record holds numbers, texts, lists and mappings; got {type(value).__name__}.")
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return float(value["float"]) if set(value) == {"float"} else {k: _from_json(v) for k, v in value.items()}
+    return [_from_json(v) for v in value] if isinstance(value, list) else value
+
+
+def write_atomically(path: Path, blob: bytes) -> None:
+    """Write, fsync, rename: `path` holds the old bytes or the new ones, never a part."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(blob)
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    with contextlib.suppress(OSError):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,145 @@
+"""Contract checks that users can run on their own operators, and that every operator of the project passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .core.errors import CheckFailed
+from .core.operator import Operator
+from .core.rng import stream
+from .core.space import Space
+
+#: Above this many entries the dense form is not built, and the checks that need it are left out (and said to be).
+_DENSE_LIMIT = 4_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property of the contract: its name, how far it is off (relative), and whether that is within tolerance."""
+
+    name: str
+    error: float
+    ok: bool
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{'ok    ' if self.ok else 'FAILED'} {self.name}: {self.note or f'relative error {self.error:.1e}'}"
+
+
+def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None = None) -> list[Finding]:
+    """Test the contract of an operator; raise `CheckFailed` naming every broken property, else return the findings.
+
+    Checked: linearity; symmetry, or <u, A v> = <A^T u, v>; positive semi-definiteness where promised; dtype, device and
+    names of the result; k vectors at once equal k single products; dict and flat forms agree; a named block equals the
+    slice of the dense matrix; scipy's operator gives the same products in both directions.
+    """
+    if rtol is None:
+        rtol = 1e-10 if A.dtype == torch.float64 else 2e-3 if A.dtype == torch.float32 else 5e-2
+    generator = stream(seed, "check_operator", A.device)
+    options = {"generator": generator, "dtype": A.dtype, "device": A.device}
+    V, W = A.domain.random(k, **options), A.domain.random(k, **options)
+    U = A.codomain.random(k, **options)
+    v0 = {name: t[0] for name, t in V.items()}
+    AV = A.apply(dict(V))
+    findings: list[Finding] = []
+
+    def compare(name: str, got: Tensor, want: Tensor, scale: Tensor | None = None) -> None:
+        size = float((want if scale is None else scale).abs().max().clamp_min(1e-300)) if want.numel() else 1.0
+        error = float((got - want).abs().max()) / size if want.numel() else 0.0
+        findings.append(Finding(name, error, error <= rtol))  # NaN compares false: it fails
+
+    def attempt(name: str, check: Callable[[], None]) -> None:
+        try:
+            check()
+        except Exception as error:  # a contract check reports whatever the operator does wrong
+            findings.append(Finding(name, float("inf"), False, f"raised {type(error).__name__}: {error}"))
+
+    wrong = [
+        f"{n} is {t.dtype} on {t.device}" for n, t in AV.items() if t.dtype != A.dtype or t.device.type != A.device.type
+    ]
+    wrong += [f"{n} missing" for n in A.codomain.names if n not in AV] + [
+        f"{n} unknown" for n in AV if n not in A.codomain
+    ]
+    wrong += [f"{n} has shape {tuple(AV[n].shape)}" for n, s in A.codomain if n in AV and tuple(AV[n].shape) != (k, *s)]
+    findings.append(Finding("dtype, device, names and shapes", float(len(wrong)), not wrong, "; ".join(wrong)))
+    if wrong:
+        raise _failure(A, findings)
+    flat_AV = A.codomain.flatten(AV)
+
+    def linearity() -> None:
+        mixed = {n: 2 * V[n] - 3 * W[n] for n in A.domain.names}
+        want = 2 * flat_AV - 3 * A.codomain.flatten(A.apply(dict(W)))
+        compare("linearity", A.codomain.flatten(A.apply(mixed)), want, flat_AV)
+
+    def adjoint() -> None:
+        name = "symmetry" if A.symmetric else "adjoint"
+        AtU = A.T.apply(dict(U))
+        left, right = A.codomain.inner(U, AV), A.domain.inner(AtU, V)
+        scale = flat_AV.norm(dim=0) * A.codomain.flatten(U).norm(dim=0)
+        compare(name, left, right, scale)
+
+    def definiteness() -> None:
+        quadratic = A.domain.inner(V, AV)
+        scale = float(flat_AV.norm(dim=0).max() * A.domain.flatten(V).norm(dim=0).max())
+        lowest = float(quadratic.min()) / max(scale, 1e-300)
+        findings.append(Finding("positive semi-definite", max(-lowest, 0.0), lowest >= -rtol))
+
+    def one_by_one() -> None:
+        single = [A.apply({n: t[i : i + 1] for n, t in V.items()}) for i in range(k)]
+        compare("k vectors = k single products", torch.cat([A.codomain.flatten(s) for s in single], 1), flat_AV)
+
+    def forms() -> None:
+        compare("dict form = flat form", A.codomain.flatten(A @ v0), A @ A.domain.flatten(v0), flat_AV)
+
+    def blocks() -> None:
+        matrix = A.dense()
+        compare("dense = products", matrix @ A.domain.flatten(V), flat_AV)
+        for rows, cols in _some_blocks(A):
+            part = A.sub(rows, cols)
+            want = matrix[A.codomain.coordinates(rows)][:, A.domain.coordinates(cols)]
+            compare(f"block ({rows.names[0]}, {cols.names[0]}) = slice of dense", part.dense(), want, matrix)
+        if A.symmetric:
+            compare("dense matrix symmetric", matrix, matrix.T)
+
+    def scipy_bridge() -> None:
+        S = A.to_scipy()
+        x, y = A.domain.flatten(v0), A.codomain.flatten({n: t[0] for n, t in U.items()})
+        compare("scipy product", torch.from_numpy(S.matvec(x.cpu().numpy())), (A @ x).cpu())
+        compare("scipy adjoint product", torch.from_numpy(S.rmatvec(y.cpu().numpy())), (A.T @ y).cpu())
+
+    attempt("linearity", linearity)
+    attempt("adjoint", adjoint)
+    if A.psd:
+        attempt("positive semi-definite", definiteness)
+    attempt("k vectors = k single products", one_by_one)
+    attempt("dict form = flat form", forms)
+    if A.shape[0] * A.shape[1] <= _DENSE_LIMIT:
+        attempt("block = slice of dense", blocks)
+    else:
+        findings.append(
+            Finding("block = slice of dense", 0.0, True, f"left out: {A.shape[0]:,} x {A.shape[1]:,} entries")
+        )
+    if A.dtype in (torch.float32, torch.float64):
+        attempt("scipy product", scipy_bridge)
+    if not all(f.ok for f in findings):
+        raise _failure(A, findings)
+    return findings
+
+
+def _some_blocks(A: Operator) -> list[tuple[Space, Space]]:
+    """First and last names (and views) against each other: diagonal and off-diagonal blocks, at most nine."""
+
+    def ends(space: Space) -> list[Space]:
+        names = [*space.names, *(v.name for v in space.views)]
+        return [space.select(n) for n in dict.fromkeys((names[0], names[len(names) // 2], names[-1]))]
+
+    return [(rows, cols) for rows in ends(A.codomain) for cols in ends(A.domain)]
+
+
+def _failure(A: Operator, findings: list[Finding]) -> CheckFailed:
+    broken = "\n  ".join(str(f) for f in findings if not f.ok)
+    return CheckFailed(f"{A!r} breaks the operator contract:\n  {broken}")
