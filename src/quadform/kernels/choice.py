@@ -1,0 +1,103 @@
+"""Which twin computes an attention, and a record of what was chosen."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quadform.core.errors import InputError, MissingExtra
+
+BACKENDS = ("reference", "triton")
+PRECISIONS = ("tf32", "tf32x3", "ieee")
+MAX_WIDTH = 256
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The twin that computes, the precision of its float32 matrix products, and why."""
+
+    backend: str
+    precision: str
+    reason: str
+
+
+_forced: ContextVar[tuple[str | None, str | None]] = ContextVar("quadform_kernels_forced", default=(None, None))
+_last: ContextVar[Choice | None] = ContextVar("quadform_kernels_last", default=None)
+
+
+def last_choice() -> Choice | None:
+    """The choice made by the latest `attention` call of this thread; None before the first."""
+    return _last.get()
+
+
+@contextlib.contextmanager
+def using(backend: str | None = None, precision: str | None = None) -> Iterator[None]:
+    """Force the twin ("reference", "triton") or the float32 precision ("tf32", "tf32x3", "ieee") inside the scope.
+
+    Without it the precision follows `torch.get_float32_matmul_precision()`: "highest" is tf32x3, the others tf32.
+    """
+    if backend is not None and backend not in BACKENDS:
+        raise InputError(f"backend {backend!r} is unknown; use one of {', '.join(BACKENDS)}.")
+    if precision is not None and precision not in PRECISIONS:
+        raise InputError(f"precision {precision!r} is unknown; use one of {', '.join(PRECISIONS)}.")
+    before = _forced.get()
+    token = _forced.set((backend or before[0], precision or before[1]))
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def has_triton() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether Triton was asked to run in its interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None) -> str | None:
+    """Why the Triton twin cannot take these inputs, or None."""
+    if not (q.is_cuda or interpreted()):
+        return f"inputs are on {q.device.type}"
+    if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return f"type {q.dtype}"
+    if max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
+        return f"width over {MAX_WIDTH}"
+    if bias is not None and (bias.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(bias)):
+        return "the bias is differentiated"
+    if q.numel() == 0 or v.numel() == 0:
+        return "empty input"
+    return None
+
+
+def choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
+    """The choice for these inputs, recorded for `last_choice`."""
+    backend, precision = _forced.get()
+    if precision is None:
+        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    obstacle = _obstacle(q, v, bias)
+    if backend == "triton":
+        if not has_triton():
+            raise MissingExtra("The Triton twin of attention", "kernels")
+        if obstacle is not None:
+            raise InputError(f"the Triton twin was asked for but cannot be used: {obstacle}. Leave the choice open.")
+        choice = Choice("triton", precision, "asked for")
+    elif backend == "reference":
+        choice = Choice("reference", precision, "asked for")
+    elif obstacle is None and has_triton() and q.is_cuda:
+        choice = Choice("triton", precision, "a GPU, and inputs the kernels take")
+    else:
+        why = obstacle or ("triton is not installed" if not has_triton() else "inputs are on cpu")
+        choice = Choice("reference", precision, why)
+    _last.set(choice)
+    return choice
