@@ -36,7 +36,7 @@ def centring(
 
 
 def uniform(visible: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """C for any boolean attention mask (..., queries, keys): visible / row count; zero rows where nothing is visible."""
+    """C for any boolean attention mask (..., queries, keys): visible / row count; zero where a row sees nothing."""
     if visible.dtype != torch.bool:
         raise InputError(f"an attention mask is boolean (True = visible); got {visible.dtype}.")
     weight = visible.to(dtype)
@@ -44,7 +44,7 @@ def uniform(visible: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def running_mean(V: Tensor, mask: Tensor | None = None, causal: bool = True) -> Tensor:
-    """C V without the (T, T) matrix: V (..., T, d), mask (..., T) broadcast against V's leading axes, True = real token.
+    """C V without the (T, T) matrix: V (..., T, d); mask (..., T) broadcasts to V's leading axes, True = a real token.
 
     Causal: the mean of the visible rows so far. In cached decoding it is one running sum and one count.
     """

@@ -1,8 +1,8 @@
 """Signal-preserving attention: matrices A_l that carry one chosen token kernel into the next, exactly.
 
 An attention-only layer with orthogonal values acts on the token kernel as Sigma' = A Sigma A^T. Choose unit-diagonal
-targets Sigma_0, ..., Sigma_L and their Cholesky factors Sigma_l = L_l L_l^T; then A_l = L_l L_{l-1}^{-1} does it. A softmax
-gives rows that sum to one, so A = diag(D) P with D the row sums and P = softmax(B), B = log P.
+targets Sigma_0, ..., Sigma_L and their Cholesky factors Sigma_l = L_l L_l^T; then A_l = L_l L_{l-1}^{-1} does it. A
+softmax gives rows that sum to one, so A = diag(D) P with D the row sums and P = softmax(B), B = log P.
 
 Two families, each with one strength per layer (`prev` -> `next`):
 
@@ -10,13 +10,15 @@ Two families, each with one strength per layer (`prev` -> `next`):
     e-spa   Sigma_ij = exp(-gamma |i - j|)          gamma in (0, inf] must not rise with depth
 
 Everything is computed in float64 from sums of positive terms, so no entry that is positive is ever rounded to zero: the
-bias is finite in float32 at any length. Source: [HMZ23, Sec. 3]; positive closed forms, log domain, measured starts [own].
+bias is finite in float32 at any length. Source: [HMZ23, Sec. 3]; positive closed forms, log domain and measured starts
+are [own].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -144,7 +146,7 @@ def _u_spa_causal(prev: float, next: float, T: int) -> Tensor:
 
         A_ii    = sqrt(kappa v_i / v_{i-1})
         A_j+1,j = sqrt(kappa / (v_j v_{j-1})) / u_j * n_j,  n_j = rho' - rho sqrt(v_{j+1} v_{j-1})
-                  n_j (rho' + rho sqrt(v_{j+1} v_{j-1})) = (rho' - rho)(rho' + rho + 2(j-1) rho rho') / (u_{j+1} u_{j-1})
+              n_j (rho' + rho sqrt(v_{j+1} v_{j-1})) = (rho' - rho)(rho' + rho + 2(j-1) rho rho') / (u_{j+1} u_{j-1})
         A_i,j-1 - A_ij = rho' sqrt(kappa / v_{j-1}) / u_{j-1} * (v_{j-2}^{-1/2} - v_j^{-1/2}) for j < i
         v_m - v_n = (m - n)(rho' - rho) / (u_m u_n)
 
@@ -280,7 +282,7 @@ def u_spa_schedule(rho_L: float, depth: int, rho_0: float = 0.0) -> tuple[float,
 
 def check_schedule(family: Family, strengths: Sequence[float]) -> tuple[float, ...]:
     """The schedule as floats, or InputError naming the first layer whose attention matrix would be negative."""
-    for l, (prev, next) in enumerate(zip(strengths[:-1], strengths[1:], strict=True), start=1):
+    for l, (prev, next) in enumerate(pairwise(strengths), start=1):
         _ordered(_family(family), prev, next, f" at layer {l}")
     return tuple(_strength(family, s) for s in strengths)
 
@@ -291,7 +293,7 @@ def _log1mexp(x: float) -> float:
     return math.log(-math.expm1(-x)) if x < math.log(2) else math.log1p(-math.exp(-x))
 
 
-def _golden(f, low: float, high: float, steps: int = 80) -> float:
+def _golden(f: Callable[[float], float], low: float, high: float, steps: int = 80) -> float:
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     f_left, f_right = f(left), f(right)
