@@ -17,6 +17,6 @@ __getattr__, __dir__, __all__ = attach(
         "Estimate": ".record",
         "Record": ".record",
         "Provenance": ".record",
-        "progress": ".progress",
+        "progress": ".progress:",
     },
 )

@@ -47,7 +47,9 @@ class View:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        inside = all(0 <= a < b <= n for (a, b), n in zip(self.cut, self.seen_as, strict=True))
+        inside = len(self.cut) == len(self.seen_as) and all(
+            0 <= a < b <= n for (a, b), n in zip(self.cut, self.seen_as, strict=True)
+        )
         if not inside or math.prod(b - a for a, b in self.cut) != math.prod(self.shape):
             raise InputError(f"view {self.name!r}: cut {self.cut} of shape {self.seen_as} does not give {self.shape}.")
 
@@ -88,9 +90,9 @@ def heads(name: str, shape: tuple[int, int], count: int, axis: int = 1) -> tuple
     return tuple(views)
 
 
-def _pattern(glob: str) -> re.Pattern[str]:
-    """`*` and `?` are wild, brackets are letters: `W_V[2]` is head 2, not a character class."""
-    return re.compile("".join({"*": ".*", "?": "."}.get(c, re.escape(c)) for c in glob) + r"\Z")
+def _pattern(glob: str, wild: str) -> re.Pattern[str]:
+    """`*` and `?` stand for `wild` characters, brackets for themselves: `W_V[2]` is head 2, not a character class."""
+    return re.compile("".join({"*": wild + "*", "?": wild}.get(c, re.escape(c)) for c in glob) + r"\Z")
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,13 @@ class Space:
         if len(shapes) != len(parts):
             twice = sorted({a for a, b in pairwise(sorted(name for name, _ in parts)) if a == b})
             raise InputError(f"a space names each tensor once; given twice: {', '.join(twice)}.")
+        if not parts:
+            raise InputError("a space has at least one tensor; got none.")
+        names = set(shapes)
         for view in self.views:
+            if view.name in names:
+                raise InputError(f"a space gives each name once; view {view.name!r} takes a name that is in use.")
+            names.add(view.name)
             if view.of not in shapes or math.prod(view.seen_as) != math.prod(shapes[view.of]):
                 raise InputError(f"view {view.name!r} needs a tensor {view.of!r} of {math.prod(view.seen_as)} entries.")
         object.__setattr__(self, "parts", parts)
@@ -131,7 +139,9 @@ class Space:
         return sum(math.prod(shape) for shape in self._shapes.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[self._resolve(name)]
+        """The shape of a tensor or of a view."""
+        known = self._resolve(name)
+        return self._shapes[known] if known in self._shapes else self._views[known].shape
 
     def slices(self) -> dict[str, slice]:
         """Where each tensor lies in the flat form."""
@@ -168,37 +178,41 @@ class Space:
     def _unknown(self, name: str) -> UnknownName:
         every = (*self.names, *self._views)
         if len(every) <= 8:
-            return UnknownName(f"no parameter matches {name!r}; this space has {', '.join(every) or 'no tensors'}.")
+            return UnknownName(f"no parameter matches {name!r}; this space has {', '.join(every)}.")
         near = ", ".join(closest(name, every)) or ", ".join(every[:3]) + ", ..."
         return UnknownName(f"{name!r} matches 0 of {len(self)} tensors. Closest names: {near}")
 
     def select(self, *globs: str) -> Space:
-        """The sub-space of the tensors (or, where none matches, the views) that match any of the globs, in this order.
+        """The sub-space of the tensors and views that match any of the globs, in the order of this space.
 
-        `*` and `?` are wild. `W_V[2]` is head 2 where the space has such a view. Labels (`query`) stand for the
-        paper's names. A name that matches nothing is an error that tells the closest ones; so is a selection in which
-        two members overlap, because a space is a direct sum.
+        `*` and `?` are wild. A glob that matches a tensor does not also match the views of that tensor, and wild
+        characters do not reach into the brackets of a view: `*` is every tensor, `W_*` whole matrices (fused ones
+        too), `W_V[*]` the heads, `W_V[2]` head 2. Labels (`query`) stand for the paper's names. A name that matches
+        nothing is an error that tells the closest ones; so is a selection in which two members overlap, because a
+        space is a direct sum.
         """
         chosen: set[str] = set()
         for glob in globs:
-            hits: set[str] = set()
-            for spelling in (glob, paper_name(glob)):
-                for known in (self._shapes, self._views):
-                    if not hits:
-                        pattern = _pattern(spelling)
-                        hits = {name for name in known if pattern.match(name)}
+            hits = self._matches(glob) or self._matches(paper_name(glob))
             if not hits:
                 raise self._unknown(glob)
             chosen |= hits
         views = [v for v in self.views if v.name in chosen]
-        for i, view in enumerate(views):
+        taken: dict[str, list[View]] = {}
+        for view in views:
             if view.of in chosen:
                 raise InputError(f"{view.name!r} is a part of {view.of!r}, which is selected too; choose one of them.")
-            for other in views[:i]:
+            for other in taken.setdefault(view.of, []):
                 if view.overlaps(other):
                     raise InputError(f"{view.name!r} and {other.name!r} overlap; a space is a direct sum.")
+            taken[view.of].append(view)
         parts = tuple(p for p in self.parts if p[0] in chosen) + tuple((v.name, v.shape) for v in views)
         return Space(parts, tuple(v for v in self.views if v.of in chosen and v.name not in chosen))
+
+    def _matches(self, glob: str) -> set[str]:
+        anything, no_bracket = _pattern(glob, "."), _pattern(glob, r"[^\[]")
+        hits = {name for name in self._shapes if anything.match(name)}
+        return hits | {v.name for v in self.views if v.of not in hits and no_bracket.match(v.name)}
 
     def rename(self, prefix: str) -> Space:
         """The same space with `prefix` in front of every name."""
@@ -214,7 +228,7 @@ class Space:
             what = [f"missing {', '.join(missing[:4])}"] * bool(missing)
             what += [f"unknown {', '.join(foreign[:4])}"] * bool(foreign)
             raise InputError(f"a vector of this space has one tensor for each of its names; {'; '.join(what)}.")
-        leads = {t.dim() - len(self._shapes[name]) for name, t in vector.items()} or {0}
+        leads = {t.dim() - len(self._shapes[name]) for name, t in vector.items()}
         for name, t in vector.items():
             if (
                 leads - {0, 1}
@@ -232,7 +246,8 @@ class Space:
     def flatten(self, vector: Vector) -> Tensor:
         """`{name: shape}` -> `(n,)`, row-major and in the order of the space; a stack of k vectors -> `(n, k)`."""
         if self.lead(vector):
-            return torch.cat([vector[name].flatten(1) for name in self.names], dim=1).T
+            k = vector[self.names[0]].shape[0]
+            return torch.cat([vector[name].reshape(k, math.prod(shape)) for name, shape in self.parts], dim=1).T
         return torch.cat([vector[name].reshape(-1) for name in self.names])
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
@@ -250,7 +265,8 @@ class Space:
         lead = self.lead(u)
         if self.lead(v) != lead:
             raise InputError("inner product of one vector with a stack of vectors; stack both or none.")
-        terms = [(u[name] * v[name]).flatten(lead).sum(-1) for name in self.names]
+        front = u[self.names[0]].shape[:lead]
+        terms = [(u[name] * v[name]).reshape(*front, math.prod(shape)).sum(-1) for name, shape in self.parts]
         return torch.stack(terms).sum(0)
 
     def zeros(self, k: int | None = None, **options: Any) -> dict[str, Tensor]:
@@ -271,22 +287,27 @@ class Space:
         lead = self.lead(vector)
         out = {}
         for name in sub.names:
-            view = self._views.get(name)
-            out[name] = vector[self._resolve(name)] if view is None else view.read(vector[view.of], lead)
+            view = self._part(name)
+            out[name] = vector[name] if view is None else view.read(vector[view.of], lead)
         return out
 
     def embed(self, sub: Space, vector: Vector) -> dict[str, Tensor]:
         """The vector of this space that equals `vector` on `sub` and is zero elsewhere: the adjoint of `restrict`."""
         lead = sub.lead(vector)
-        example = next(iter(vector.values()))
-        out = self.zeros(example.shape[0] if lead else None, dtype=example.dtype, device=example.device)
+        example = vector[sub.names[0]]
+        front = example.shape[:lead]
+        out = {name: vector[name] if name in vector else example.new_zeros(front + shape) for name, shape in self.parts}
         for name in sub.names:
-            view = self._views.get(name)
-            if view is None:
-                out[self._resolve(name)] = vector[name]
-            else:
+            view = self._part(name)
+            if view is not None:
                 view.add_into(out[view.of], vector[name], lead)
         return out
+
+    def _part(self, name: str) -> View | None:
+        """The view behind a name of a sub-space; None for a whole tensor."""
+        if name not in self._shapes and name not in self._views:
+            raise self._unknown(name)
+        return self._views.get(name)
 
     def coordinates(self, sub: Space) -> Tensor:
         """Where each coordinate of `sub` lies in the flat form of this space: `(sub.size,)` indices."""

@@ -1,0 +1,32 @@
+"""What every test shares: one torch thread, reproducible hypothesis draws, float64 tensors from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch import Tensor
+
+torch.set_num_threads(1)
+
+# `--hypothesis-profile=thorough` draws ten times as many examples, with new ones at each run.
+settings.register_profile(
+    "quadform", max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("thorough", parent=settings.get_profile("quadform"), max_examples=200, derandomize=False)
+settings.load_profile("quadform")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Tests that draw from torch's global generator see the same numbers in every order of running."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def randn64() -> Callable[..., Tensor]:
+    """`randn64(3, 4)`: a standard normal float64 tensor; successive calls of one test give different ones."""
+    generator = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
