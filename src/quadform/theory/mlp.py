@@ -2,8 +2,7 @@
 
 The Hessian of a linear MLP depends on the data only through `Sigma = X^T X / N` (outer part) and
 `Omega = X^T (F - Y) / N` (functional part), at every depth: the contrast to attention. Source: [SBH21], [ODS25].
-Also here, because every comparison model uses them: `TokenLoss` (loss, gradient and curvature at the output of a
-model) and `BlockModel` (named blocks and operators from `outer`, `functional` and their products with vectors).
+Also here, because every comparison model uses it: `BlockModel`, named blocks and operators from closed forms.
 """
 
 from __future__ import annotations
@@ -20,68 +19,23 @@ from torch import Tensor
 from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.operator import Operator
 from ..core.space import Space
+from .loss import OutputLoss, output_loss
 
 
-@dataclass(frozen=True)
-class TokenLoss:
-    """A loss at the outputs F (..., o), a sum of one term per token: its `g = dl/dF` (..., o) and `Hl` (..., o, o).
+def gathered(loss: OutputLoss, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`(S, Hl, sequence)` with `sum_n x_n x_n^T kron Hl_n = sum_k S_k kron Hl_k`, for inputs X (B, L, d).
 
-    `isotropic` is c where `Hl = c I` for every token (mean squared error: c = 2 / (tokens x o)), else None.
+    One term per sequence where one Hl is shared by all tokens (`S = X^T X`), else one per token; `sequence[k]` says
+    whose.
     """
-
-    value: Tensor | None
-    g: Tensor
-    Hl: Tensor
-    isotropic: float | None = None
-
-    @classmethod
-    def of(cls, F: Tensor, Y: Tensor | None, loss: str | tuple[Tensor, Tensor]) -> TokenLoss:
-        """The loss "mse" (mean over tokens and outputs), "cross-entropy" (mean over tokens; Y holds class numbers or
-        probabilities), or any other through its pair (g, Hl)."""
-        tokens, o = F[..., 0].numel(), F.shape[-1]
-        eye = torch.eye(o, dtype=F.dtype, device=F.device)
-        if isinstance(loss, tuple):
-            g, Hl = loss
-            if g.shape != F.shape or Hl.shape != (*F.shape, o):
-                raise InputError(
-                    f"a loss (g, Hl) at outputs {tuple(F.shape)} has these shapes: g {tuple(F.shape)}, Hl"
-                    f" {(*F.shape, o)}; got {tuple(g.shape)} and {tuple(Hl.shape)}."
-                )
-            return cls(None, g, Hl)
-        if loss not in ("mse", "cross-entropy"):
-            raise InputError(f'loss is "mse", "cross-entropy" or a pair (g, Hl); got {loss!r}.')
-        if Y is None:
-            raise InputError(f"the {loss} loss needs targets; pass Y.")
-        if loss == "mse":
-            if Y.shape != F.shape:
-                raise InputError(f"targets Y have the shape of the outputs, {tuple(F.shape)}; got {tuple(Y.shape)}.")
-            c = 2.0 / (tokens * o)
-            return cls((F - Y).square().mean(), c * (F - Y), (c * eye).expand(*F.shape, o), c)
-        if not Y.is_floating_point():
-            Y = torch.nn.functional.one_hot(Y.long(), o).to(F.dtype)
-        if Y.shape != F.shape:
-            raise InputError(
-                f"cross-entropy targets are class numbers {tuple(F.shape[:-1])} or probabilities {tuple(F.shape)};"
-                f" got {tuple(Y.shape)}."
-            )
-        log_p, mass = torch.log_softmax(F, dim=-1), Y.sum(-1, keepdim=True)
-        p = log_p.exp()
-        Hl = mass[..., None] * (p[..., :, None] * eye - p[..., :, None] * p[..., None, :]) / tokens
-        return cls(-(Y * log_p).sum() / tokens, (mass * p - Y) / tokens, Hl)
-
-    def gathered(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`(S, Hl, sequence)` with `sum_n x_n x_n^T kron Hl_n = sum_k S_k kron Hl_k`, for inputs X (B, L, d).
-
-        One term per sequence where Hl is isotropic (`S = X^T X`), else one per token; `sequence[k]` says whose.
-        """
-        B, L, d = X.shape
-        o = self.g.shape[-1]
-        if self.isotropic is not None:
-            eye = torch.eye(o, dtype=X.dtype, device=X.device)
-            return X.mT @ X, (self.isotropic * eye).expand(B, o, o), torch.arange(B, device=X.device)
-        x = X.reshape(B * L, d)
-        sequence = torch.arange(B, device=X.device).repeat_interleave(L)
-        return x[:, :, None] * x[:, None, :], self.Hl.reshape(B * L, o, o), sequence
+    if not loss.token_wise:
+        raise InputError("this model needs a token-wise loss: 'mse', 'cross-entropy' or (g, Hl) with one Hl per token.")
+    B, L, d = X.shape
+    Hl, which = loss.token_matrices(), torch.arange(B, device=X.device)
+    if loss.shared_matrix() is not None:
+        return X.mT @ X, Hl.expand(B, -1, -1), which
+    x = X.reshape(B * L, d)
+    return x[:, :, None] * x[:, None, :], Hl, which.repeat_interleave(L)
 
 
 def kron_sum(S: Tensor, E: Tensor) -> Tensor:
@@ -98,7 +52,7 @@ class BlockModel(ABC):
     """
 
     weights: dict[str, Tensor]
-    loss: TokenLoss
+    loss: OutputLoss
     prefix: str = ""
 
     @abstractmethod
@@ -159,7 +113,7 @@ class _ModelOperator(Operator):
 
     def __init__(self, model: BlockModel, *, outer: bool, functional: bool) -> None:
         first = next(iter(model.weights.values()))
-        psd = outer and not functional and model.loss.value is not None
+        psd = outer and not functional and model.loss.convex
         super().__init__(model.space(), dtype=first.dtype, device=first.device, symmetric=True, psd=psd)
         self.model, self.parts = model, (outer, functional)
 
@@ -238,10 +192,10 @@ class LinearMLP(BlockModel):
         for W in self.matrices[: D - 1]:
             self.before.append(self.before[-1] @ W)
         F = X @ (self.before[-1] @ self.matrices[-1])
-        self.loss = TokenLoss.of(F, Y, loss)
-        self.X, self.F, self.g = X.reshape(1, -1, X.shape[-1]), F, self.loss.g
-        self.S, self.Hl, _ = self.loss.gathered(self.X)
-        self.Gamma = self.X[0].T @ self.g.reshape(-1, F.shape[-1])  # X^T dl/dF; mean squared error: (2/d_out) Omega
+        self.loss = output_loss(loss, F.reshape(-1, F.shape[-1]), Y)
+        self.X, self.F, self.g = X.reshape(1, -1, X.shape[-1]), F, self.loss.g.reshape(F.shape)
+        self.S, self.Hl, _ = gathered(self.loss, self.X)
+        self.Gamma = self.X[0].T @ self.loss.g  # X^T dl/dF; mean squared error: (2/d_out) Omega
 
     @property
     def Sigma(self) -> Tensor:
@@ -389,13 +343,13 @@ class HiddenLayerMLP(BlockModel):
         h = X @ W_1 if b_1 is None else X @ W_1 + b_1
         phi, d_phi, dd_phi = (ACTIVATIONS[activation] if isinstance(activation, str) else activation)(h)
         self.F = phi @ W_2 if b_2 is None else phi @ W_2 + b_2
-        self.loss = TokenLoss.of(self.F, Y, loss)
-        self.prefix, M, o = prefix, *W_2.shape
+        self.loss = output_loss(loss, self.F.reshape(-1, W_2.shape[1]), Y)
+        self.prefix, M = prefix, W_2.shape[0]
         given = {"W_1": W_1, "b_1": b_1, "W_2": W_2, "b_2": b_2}
         self.weights = {name: W for name, W in given.items() if W is not None}
-        self.g, self.Hl = self.loss.g.reshape(-1, o), self.loss.Hl.reshape(-1, o, o)
-        self.phi, self.d_phi, self.dd_phi = (t.reshape(-1, M) for t in (phi, d_phi, dd_phi))
         x = X.reshape(-1, X.shape[-1])
+        self.g, self.Hl = self.loss.g, self.loss.token_matrices()
+        self.phi, self.d_phi, self.dd_phi = (t.reshape(-1, M) for t in (phi, d_phi, dd_phi))
         one = x.new_ones(x.shape[0], 1)
         self.inputs = {"W_1": x, "b_1": one, "W_2": self.phi, "b_2": one}
         self.gamma = self.g @ W_2.T
@@ -408,6 +362,8 @@ class HiddenLayerMLP(BlockModel):
 
     def _outer(self, a: str, b: str) -> Tensor:
         E = self._right(a).mT @ self.Hl @ self._right(b)
+        if len(E) == 1:  # the same small matrix for every token
+            return kron_sum((self.inputs[a].T @ self.inputs[b])[None], E)
         return kron_sum(self.inputs[a][:, :, None] * self.inputs[b][:, None, :], E)
 
     def _functional(self, a: str, b: str) -> Tensor:
@@ -437,7 +393,7 @@ class HiddenLayerMLP(BlockModel):
         out = {name: torch.zeros_like(t) for name, t in U.items()}
         if outer:
             dF = d_act @ W_2 + self.phi @ U["W_2"] + (U["b_2"][:, None] if "b_2" in U else zero)
-            dg = torch.einsum("nop,knp->kno", self.Hl, dF)
+            dg = self.loss.hessian_times(dF.permute(1, 2, 0)).permute(2, 0, 1)
             out = {n: out[n] + t for n, t in self._pull(self.d_phi * (dg @ W_2.T), dg, self.phi).items()}
         if functional:
             first = self.dd_phi * dh * self.gamma + self.d_phi * (self.g @ U["W_2"].mT)
