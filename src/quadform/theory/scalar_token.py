@@ -138,8 +138,7 @@ class ScalarTokenModel:
         )
 
     def space(self) -> Space:
-        """w_Q, w_K of shape (d_K,) and w_V of shape (1,)."""
-        return Space.of({"w_Q": self.w_Q, "w_K": self.w_K, "w_V": self.w_V.reshape(1)})
+        return Space.of({"w_Q": self.w_Q, "w_K": self.w_K, "w_V": self.w_V})
 
     def hessian(self, split: str = "hessian") -> Dense:
         """The `(2 d_K + 1)` square matrix in the order w_Q, w_K, w_V, with e = 1/(t sqrt(d_K)):
