@@ -18,5 +18,8 @@ __getattr__, __dir__, __all__ = attach(
         "centring": ".mixing",
         "running_mean": ".mixing",
         "mix": ".mixing",
+        "TokenCollapse": ".collapse",
+        "AttentionCollapse": ".collapse",
+        "NormRatio": ".collapse",
     },
 )
