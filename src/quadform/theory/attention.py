@@ -1,0 +1,138 @@
+"""The exact Hessian of one softmax attention head, every block, in moment form.
+
+    F = A Z W_V,   A = softmax_rows(T),   T = X W_Q (Z W_K)^T / (t sqrt(d_K)) + bias,   Z = X or another sequence
+
+Per token n, with the centred moments M1, M2 of its attention row, g = dl/dF, N = M3 contracted with W_V g, and
+sc = 1/(t sqrt(d_K)):
+
+    J_Q = x^T kron P,  P = sc W_V^T M2 W_K       J_K[o, (s, v)] = B[o, s] q_v,  B = sc W_V^T M2       J_V = m^T kron I
+    H_o(a, b) = sum_n J_a^T (d2l/dF2) J_b
+    H_f(Q, Q) = sc^2 sum x x^T kron W_K^T N W_K            H_f(K, K)[(s,v),(s',v')] = sc^2 sum N[s,s'] q_v q_v'
+    H_f(K, Q)[(s,w),(a,v)] = sc^2 sum q_w x_a (N W_K)[s,v] + delta_vw G[a,s],   G = sc sum x u^T = dL/d(W_Q W_K^T)
+    H_f(V, Q)[(a,o),(b,v)] = sc sum g_o x_b (M2 W_K)[a,v]  H_f(V, K)[(a,o),(s,v)] = sc sum g_o q_v M2[a,s]
+    H_f(V, V) = 0
+
+Source: [ODS25, Thms 3.1, 3.2] with d, d_K, d_V independent, rewritten without Kronecker or commutation matrices; masks,
+cross-attention, temperature and general losses are [own]. The Kronecker form is its twin in the tests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.operator import Operator
+from ..core.space import Space, Vector
+from .head import Factor, Head, as_batch, score_bias
+from .layer import Part, TokenLayer
+from .loss import OutputLoss, output_loss
+from .moments import Moments, moments
+from .terms import Term
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+
+class AttentionLayer(TokenLayer):
+    """One softmax attention head at a point, with its loss: blocks, operators, norms, products, all exact.
+
+    `X` is `(tokens, d)` or `(batch, tokens, d)`; `context` (cross-attention) gives keys and values `(..., keys, d_Z)`.
+    `mask` is `"causal"`, a boolean tensor (True = may be seen) or a float tensor added to the scores, of shape
+    `(tokens, keys)` or `(batch, tokens, keys)`. `loss` is `"mse"` or `"cross-entropy"` with targets `Y`, or `(g, Hl)`:
+    the gradient at the output and its Hessian, one matrix per token or an operator over all outputs (any network behind
+    the layer). The loss is a mean over all tokens (and, for MSE, outputs) of the batch.
+    """
+
+    def __init__(
+        self,
+        X: Float[Tensor, "*batch tokens d"],
+        W_Q: Float[Tensor, "d d_K"],
+        W_K: Float[Tensor, "d_Z d_K"],
+        W_V: Float[Tensor, "d_Z d_V"],
+        Y: Tensor | None = None,
+        *,
+        mask: Literal["causal"] | Tensor | None = None,
+        temperature: float = 1.0,
+        context: Float[Tensor, "*batch keys d_Z"] | None = None,
+        loss: str | tuple[Tensor, Tensor | Operator] = "mse",
+        prefix: str = "",
+    ) -> None:
+        X, Z = as_batch("X", X), as_batch("context", X if context is None else context)
+        if Z.shape[0] != X.shape[0]:
+            raise InputError(f"X has {X.shape[0]} sequences and context {Z.shape[0]}; give one context per sequence.")
+        if not temperature > 0:
+            raise InputError(f"temperature must be above 0; got {temperature}.")
+        self.weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
+        self.prefix = prefix
+        self.space = Space.of(self.weights).rename(prefix)
+        self.temperature = float(temperature)
+        self.head = Head(X, Z, W_Q, W_K, W_V, score_bias(mask, X, Z), temperature=self.temperature)
+        self.output: OutputLoss = output_loss(loss, self.head.F, Y)
+        self.head.see(self.output.g)
+
+    # --- what the layer computes ------------------------------------------------------------------------------------
+    @property
+    def X(self) -> Tensor:
+        """Query tokens, `(batch, tokens, d)`."""
+        return self.head.X
+
+    @property
+    def A(self) -> Tensor:
+        """The attention matrix, `(batch, tokens, keys)`."""
+        return self.head.A
+
+    @property
+    def F(self) -> Tensor:
+        """The output, `(batch, tokens, d_V)`."""
+        return self.per_token(self.head.F)
+
+    @property
+    def g(self) -> Tensor:
+        """dl/dF, `(batch, tokens, d_V)`."""
+        return self.per_token(self.output.g)
+
+    @property
+    def loss(self) -> Tensor | None:
+        """The value of the loss; None for a loss given by (g, Hl)."""
+        return self.output.value
+
+    def gradients(self) -> dict[str, Tensor]:
+        """dL/dW_Q, dL/dW_K, dL/dW_V."""
+        return {self.prefix + name: g for name, g in self.head.gradients().items()}
+
+    def moments(self) -> Moments:
+        """M1 `(batch, tokens, d)`, M2 `(..., d, d)`, M3 `(..., d^2, d)`; for small widths: nothing else builds M3."""
+        return moments(self.head.A, self.head.Z)
+
+    def per_token(self, values: Tensor) -> Tensor:
+        return values.unflatten(0, self.head.A.shape[:2])
+
+    # --- Theorems 3.1 and 3.2 ---------------------------------------------------------------------------------------
+    def terms(self, part: Part, a: str, b: str) -> list[Term]:
+        out = []
+        if part != "functional":
+            out.append(outer_term(self.head.factor(a), self.head.factor(b), self.output))
+        if part != "outer":
+            out += self.head.functional_terms(a, b)
+        return out
+
+    def products(self, V: Vector, part: Part) -> dict[str, Tensor]:
+        return self.head.products(V, part, self.output)
+
+    def jacobian(self, name: str) -> Tensor:
+        return self.head.factor(name).dense()
+
+    def forward(self, weights: Vector) -> Tensor:
+        return self.head.forward(weights["W_Q"], weights["W_K"], weights["W_V"])
+
+
+def outer_term(a: Factor, b: Factor, output: OutputLoss) -> Term:
+    """`sum_n J_a^T (d2l/dF2) J_b` for a token-wise loss: vectors stay, the small matrix is `R_a^T Hl R_b`."""
+    shared = output.shared_matrix()
+    if shared is not None and b.R.shape[0] == 1:
+        HlR = shared @ b.R
+    else:
+        HlR = output.hessian_times(b.R.expand(output.g.shape[0], -1, -1))
+    return Term(a.l, b.l, a.R.transpose(1, 2) @ HlR, a.vector_first, b.vector_first)

@@ -1,0 +1,256 @@
+"""One attention head at a point: its scores, moments, token Jacobians, second derivatives and tangents.
+
+This is the part that single-head and multi-head layers share. `g` is the gradient of the loss at the head's own output.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.space import Vector
+from .loss import OutputLoss
+from .moments import second_and_contracted_third
+from .terms import Term
+
+
+def as_batch(name: str, X: Tensor) -> Tensor:
+    """`(tokens, d)` or `(batch, tokens, d)` as the latter."""
+    if X.dim() not in (2, 3):
+        raise InputError(f"{name} has shape {tuple(X.shape)}; expected (tokens, d) or (batch, tokens, d).")
+    return X if X.dim() == 3 else X[None]
+
+
+def finite(name: str, tensor: Tensor) -> None:
+    """Refuse NaN and infinity with the place of the first one."""
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        raise InputError(f"{name} is not finite: {float(tensor[where])} at index {where}. Nothing was computed.")
+
+
+def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) -> Tensor | None:
+    """What is added to the scores `(tokens, keys)`: 0 where a key may be seen, -inf where not, or a given bias."""
+    if mask is None:
+        return None
+    L, S = X.shape[1], Z.shape[1]
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise InputError(
+                f"mask {mask!r} is not 'causal', a boolean tensor (True = visible) or a float tensor (added)."
+            )
+        if L != S:
+            raise InputError(f"a causal mask needs as many keys as queries; got {S} and {L}.")
+        mask = torch.ones((L, S), dtype=torch.bool, device=X.device).tril()
+    if tuple(mask.shape[-2:]) != (L, S) or mask.dim() > 3 or (mask.dim() == 3 and mask.shape[0] not in (1, X.shape[0])):
+        raise InputError(f"mask has shape {tuple(mask.shape)}; expected ({L}, {S}) or ({X.shape[0]}, {L}, {S}).")
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=X.dtype, device=X.device).masked_fill(~mask, -math.inf)
+    if bool(torch.isnan(mask).any() or (mask == math.inf).any() or (mask == -math.inf).all(-1).any()):
+        raise InputError("a mask must leave every query one visible key, and hold no NaN or +inf.")
+    return mask.to(X.dtype)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A token Jacobian `dF_n/dW = l_n (x) R_n`: l `(N, p)`, R `(N or 1, d_out, e)`; `vector_first` orders them in W."""
+
+    l: Tensor
+    R: Tensor
+    vector_first: bool
+
+    def dense(self) -> Tensor:
+        """`(N, d_out, size)`."""
+        letters = "pe" if self.vector_first else "ep"
+        R = self.R.expand(self.l.shape[0], -1, -1)
+        return torch.einsum(f"np,noe->no{letters}", self.l, R).flatten(2)
+
+
+class Head:
+    """Attention of queries X `(b, i, d)` over keys Z `(b, j, d_Z)`; n = (b, i) counts query tokens."""
+
+    def __init__(
+        self, X: Tensor, Z: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, bias: Tensor | None, *, temperature: float
+    ) -> None:
+        named = {"X": X, "context": Z, "W_Q": W_Q, "W_K": W_K, "W_V": W_V}
+        for name, t in named.items():
+            if not t.is_floating_point() or t.dtype != X.dtype or t.device != X.device:
+                raise InputError(
+                    f"{name} is {t.dtype} on {t.device}; all inputs need one floating dtype and one device."
+                )
+            finite(name, t)
+        if any(w.dim() != 2 for w in (W_Q, W_K, W_V)) or 0 in (*X.shape, *Z.shape, *W_Q.shape, *W_V.shape):
+            raise InputError("W_Q, W_K and W_V are matrices (d, d_K), (d, d_K), (d, d_V), all sizes at least 1.")
+        if W_Q.shape[0] != X.shape[2] or W_K.shape[0] != Z.shape[2] or W_V.shape[0] != Z.shape[2]:
+            raise InputError(
+                f"tokens have width {X.shape[2]} (keys {Z.shape[2]}) but W_Q, W_K, W_V have {W_Q.shape[0]},"
+                f" {W_K.shape[0]}, {W_V.shape[0]} rows; weights are used as X @ W."
+            )
+        if W_Q.shape[1] != W_K.shape[1]:
+            raise InputError(
+                f"W_Q gives queries of width {W_Q.shape[1]}, W_K keys of width {W_K.shape[1]}; they must agree."
+            )
+        self.X, self.Z, self.W_Q, self.W_K, self.W_V, self.bias = X, Z, W_Q, W_K, W_V, bias
+        self.sc = 1.0 / (temperature * math.sqrt(W_Q.shape[1]))
+        self.Q, self.K, self.V = X @ W_Q, Z @ W_K, Z @ W_V
+        self.A = self._attend(self.Q, self.K)
+        self.F = (self.A @ self.V).flatten(0, 1)
+
+    def _attend(self, Q: Tensor, K: Tensor) -> Tensor:
+        T = self.sc * (Q @ K.transpose(-1, -2))
+        return (T if self.bias is None else T + self.bias).softmax(-1)
+
+    def forward(self, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> Tensor:
+        """F at other weights, plain differentiable torch, `(N, d_V)`."""
+        return (self._attend(self.X @ W_Q, self.Z @ W_K) @ (self.Z @ W_V)).flatten(0, 1)
+
+    def see(self, g: Tensor) -> None:
+        """Set g = dl/dF at this head's output, `(N, d_V)`."""
+        self.g = g
+
+    # --- per-token quantities ---------------------------------------------------------------------------------------
+    @cached_property
+    def x(self) -> Tensor:
+        return self.X.flatten(0, 1)
+
+    @cached_property
+    def q(self) -> Tensor:
+        return self.Q.flatten(0, 1)
+
+    @cached_property
+    def m(self) -> Tensor:
+        """M1, `(N, d_Z)`."""
+        return (self.A @ self.Z).flatten(0, 1)
+
+    @cached_property
+    def phi(self) -> Tensor:
+        """phi_ij = g_i . v_j, `(b, i, j)`."""
+        return self.g.unflatten(0, self.A.shape[:2]) @ self.V.transpose(-1, -2)
+
+    @cached_property
+    def _M2_N(self) -> tuple[Tensor, Tensor]:
+        return second_and_contracted_third(self.A, self.Z, self.phi)
+
+    @property
+    def M2(self) -> Tensor:
+        return self._M2_N[0]
+
+    @property
+    def N(self) -> Tensor:
+        return self._M2_N[1]
+
+    @cached_property
+    def M2K(self) -> Tensor:
+        """sc M2 W_K, `(N, d_Z, d_K)`."""
+        return self.sc * (self.M2 @ self.W_K)
+
+    @cached_property
+    def NK(self) -> Tensor:
+        """sc^2 N W_K, `(N, d_Z, d_K)`."""
+        return self.sc**2 * (self.N @ self.W_K)
+
+    @cached_property
+    def u(self) -> Tensor:
+        """sc M2 W_V g, `(N, d_Z)`: dL/d(W_Q W_K^T) = sum_n x_n u_n^T."""
+        return self.sc * (self.M2 @ (self.g @ self.W_V.T)[..., None])[..., 0]
+
+    # --- first and second derivatives -------------------------------------------------------------------------------
+    def factor(self, name: str) -> Factor:
+        """The token Jacobian of the head's output with respect to one weight."""
+        if name == "W_Q":
+            return Factor(self.x, self.W_V.T @ self.M2K, True)
+        if name == "W_K":
+            return Factor(self.q, self.sc * (self.W_V.T @ self.M2), False)
+        eye = torch.eye(self.W_V.shape[1], dtype=self.g.dtype, device=self.g.device)
+        return Factor(self.m, eye[None], True)
+
+    def functional_terms(self, a: str, b: str) -> list[Term]:
+        """H_f(a, b) = <g, d2F>, a not before b in the order W_Q, W_K, W_V. Source: [ODS25, Thm 3.2]."""
+        if (a, b) == ("W_Q", "W_Q"):
+            return [Term(self.x, self.x, self.W_K.T @ self.NK)]
+        if (a, b) == ("W_K", "W_Q"):
+            eye = torch.eye(self.W_K.shape[1], dtype=self.g.dtype, device=self.g.device)
+            t_functional = Term(self.u, self.x, eye[None])
+            return [Term(self.q, self.x, self.NK, rows_vector_first=False), t_functional]
+        if (a, b) == ("W_K", "W_K"):
+            return [Term(self.q, self.q, self.sc**2 * self.N, rows_vector_first=False, cols_vector_first=False)]
+        if (a, b) == ("W_V", "W_Q"):
+            return [Term(self.g, self.x, self.M2K, rows_vector_first=False)]
+        if (a, b) == ("W_V", "W_K"):
+            return [Term(self.g, self.q, self.sc * self.M2, rows_vector_first=False, cols_vector_first=False)]
+        return []
+
+    def gradients(self) -> dict[str, Tensor]:
+        """dL/dW_Q, dL/dW_K, dL/dW_V."""
+        D = self._centre(self.phi)
+        return {
+            "W_Q": self.sc * _sum_over_tokens(self.X, D @ self.K),
+            "W_K": self.sc * _sum_over_tokens(self.Z, D.transpose(-1, -2) @ self.Q),
+            "W_V": self.m_outer(self.g),
+        }
+
+    def m_outer(self, g: Tensor) -> Tensor:
+        """sum_n m_n g_n^T, `(d_Z, d_V)`."""
+        return self.m.T @ g
+
+    def _centre(self, M: Tensor) -> Tensor:
+        """A o (M - rowsum(A o M)): the softmax Jacobian applied to rows of M, any leading axes."""
+        return self.A * (M - (self.A * M).sum(-1, keepdim=True))
+
+    # --- products ---------------------------------------------------------------------------------------------------
+    def tangents(self, V: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Directions of Q, K, V, A and F for k directions of the weights: the forward tangent, O(k L^2 (d_K + d_V))."""
+        dQ = self.X @ V["W_Q"][:, None]
+        dK = self.Z @ V["W_K"][:, None]
+        dV = self.Z @ V["W_V"][:, None]
+        dT = self.sc * (dQ @ self.K.transpose(-1, -2) + self.Q @ dK.transpose(-1, -2))
+        dA = self._centre(dT)
+        dF = dA @ self.V + self.A @ dV
+        return dQ, dK, dV, dA, dF
+
+    def pull_back(self, dg: Tensor) -> dict[str, Tensor]:
+        """J^T dg for k cotangents at the output, `(k, b, i, d_V)`."""
+        C = self._centre(dg @ self.V.transpose(-1, -2))
+        return {
+            "W_Q": self.sc * _sum_over_tokens(self.X, C @ self.K),
+            "W_K": self.sc * _sum_over_tokens(self.Z, C.transpose(-1, -2) @ self.Q),
+            "W_V": _sum_over_tokens(self.Z, self.A.transpose(-1, -2) @ dg),
+        }
+
+    def curve(self, dQ: Tensor, dK: Tensor, dV: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        """H_f v from the forward tangents: the derivative of the gradient with g held fixed."""
+        g = self.g.unflatten(0, self.A.shape[:2])
+        phi, D = self.phi, self._centre(self.phi)
+        dphi = g @ dV.transpose(-1, -2)
+        mean = (self.A * phi).sum(-1, keepdim=True)
+        dmean = (dA * phi + self.A * dphi).sum(-1, keepdim=True)
+        dD = dA * (phi - mean) + self.A * (dphi - dmean)
+        return {
+            "W_Q": self.sc * _sum_over_tokens(self.X, dD @ self.K + D @ dK),
+            "W_K": self.sc * _sum_over_tokens(self.Z, dD.transpose(-1, -2) @ self.Q + D.transpose(-1, -2) @ dQ),
+            "W_V": _sum_over_tokens(self.Z, dA.transpose(-1, -2) @ g),
+        }
+
+    def products(self, V: Vector, part: str, output: OutputLoss) -> dict[str, Tensor]:
+        """H v, H_o v or H_f v for k directions at once, when this head's output is the layer's."""
+        dQ, dK, dV, dA, dF = self.tangents(V)
+        outer = functional = None
+        if part != "functional":
+            dg = output.hessian_times(dF.flatten(1, 2).permute(1, 2, 0)).permute(2, 0, 1).unflatten(1, self.A.shape[:2])
+            outer = self.pull_back(dg)
+        if part != "outer":
+            functional = self.curve(dQ, dK, dV, dA)
+        if outer is None or functional is None:
+            return outer or functional or {}
+        return {name: outer[name] + functional[name] for name in outer}
+
+
+def _sum_over_tokens(X: Tensor, M: Tensor) -> Tensor:
+    """sum_{b,i} x_bi M_bi^T: X `(b, i, p)`, M `(..., b, i, r)` -> `(..., p, r)`."""
+    return X.flatten(0, 1).T @ M.flatten(-3, -2)

@@ -1,0 +1,283 @@
+"""What every layer with a closed-form Hessian offers, written once.
+
+A layer gives two things: `terms(part, a, b)`, the block between two of its weights as a sum over tokens, and
+`products(V, part)`, the analytic Hessian-vector product. From these follow dense blocks, named operators, exact norms,
+traces, diagonals and token shares that never build a block, and the check against automatic differentiation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from ..core.errors import CheckFailed, InputError, UnknownName
+from ..core.operator import Block, Operator, guard_memory
+from ..core.record import Estimate
+from ..core.space import Space, Vector, paper_name
+from .loss import OutputLoss
+from .terms import Term, attribution, block, squared_norm
+
+Part = Literal["total", "outer", "functional"]
+PARTS: tuple[Part, ...] = ("total", "outer", "functional")
+
+
+class TokenLayer(ABC):
+    """A layer F(W) over tokens, at a point W, under a loss: H = H_o + H_f with H_o = J^T (d2l) J, H_f = <dl, d2F>."""
+
+    space: Space
+    prefix: str
+    weights: dict[str, Tensor]
+    output: OutputLoss
+
+    # --- what a layer gives -----------------------------------------------------------------------------------------
+    @abstractmethod
+    def terms(self, part: Part, a: str, b: str) -> list[Term]:
+        """The block (a, b) of `part` as a sum over tokens; bare names, a not before b in the order of the space."""
+
+    @abstractmethod
+    def products(self, V: Vector, part: Part) -> dict[str, Tensor]:
+        """`part` of the Hessian times k vectors, bare names, analytically."""
+
+    @abstractmethod
+    def jacobian(self, name: str) -> Tensor:
+        """dF/dW for one weight, `(N, d_out, size)`: used where the loss couples tokens."""
+
+    @abstractmethod
+    def forward(self, weights: Vector) -> Tensor:
+        """F at other weights, `(N, d_out)`, in plain differentiable torch: the oracle's side of `check`."""
+
+    # --- dense blocks -----------------------------------------------------------------------------------------------
+    def outer(self, a: str, b: str) -> Tensor:
+        """H_o(a, b), the Gauss-Newton part, `(size_a, size_b)` in row-major order."""
+        return self._dense("outer", a, b)
+
+    def functional(self, a: str, b: str) -> Tensor:
+        """H_f(a, b), the part from the layer's own curvature, `(size_a, size_b)` in row-major order."""
+        return self._dense("functional", a, b)
+
+    def block(self, a: str, b: str) -> Tensor:
+        """H(a, b) = H_o(a, b) + H_f(a, b)."""
+        return self._dense("total", a, b)
+
+    def _dense(self, part: Part, a: str, b: str) -> Tensor:
+        a, b = self._name(a), self._name(b)
+        rows, cols = self.weights[a].numel(), self.weights[b].numel()
+        out = self._empty(rows, cols)
+        self._write(part, a, b, out, None)
+        return out
+
+    def matrix(self, part: Part = "total", names: Sequence[str] | None = None, out: Tensor | None = None) -> Tensor:
+        """The whole matrix over `names` (default: all weights, in the order of the space), block by block."""
+        chosen = [self._name(n) for n in names] if names is not None else list(self.weights)
+        sizes = [self.weights[n].numel() for n in chosen]
+        starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        if out is None:
+            out = self._empty(starts[-1], starts[-1])
+        for i, a in enumerate(chosen):
+            for j, b in enumerate(chosen[: i + 1]):
+                rows, cols = slice(starts[i], starts[i + 1]), slice(starts[j], starts[j + 1])
+                self._write(part, a, b, out[rows, cols], out[cols, rows] if i != j else None)
+        return out
+
+    def _empty(self, rows: int, cols: int) -> Tensor:
+        guard_memory(rows, cols, self.dtype, self.device)
+        return torch.empty((rows, cols), dtype=self.dtype, device=self.device)
+
+    def _write(self, part: Part, a: str, b: str, out: Tensor, mirror: Tensor | None) -> None:
+        if part != "functional" and not self.output.token_wise:
+            self._write_coupled(a, b, out)
+            if part == "total":
+                functional = torch.empty_like(out)
+                self._write("functional", a, b, functional, None)
+                out += functional
+            if mirror is not None:
+                mirror.copy_(out.T)
+        elif self._later(a, b):
+            block(self.terms(part, a, b), out, mirror)
+        else:
+            block([t.T for t in self.terms(part, b, a)], out, mirror)
+
+    def _write_coupled(self, a: str, b: str, out: Tensor, chunk: int = 256) -> None:
+        """J_a^T (d2l/dF2) J_b where d2l/dF2 is an operator over all outputs."""
+        J_a, J_b = self.jacobian(a), self.jacobian(b)
+        for start in range(0, J_b.shape[2], chunk):
+            cols = slice(start, min(start + chunk, J_b.shape[2]))
+            out[:, cols] = J_a.flatten(0, 1).T @ self.output.hessian_times(J_b[:, :, cols]).flatten(0, 1)
+
+    # --- operators --------------------------------------------------------------------------------------------------
+    def hessian(self) -> Operator:
+        """H as an operator over this layer's weights; its products are analytic, its dense form is the closed form."""
+        return LayerOperator(self, "total")
+
+    def outer_operator(self) -> Operator:
+        """H_o as an operator."""
+        return LayerOperator(self, "outer")
+
+    def functional_operator(self) -> Operator:
+        """H_f as an operator."""
+        return LayerOperator(self, "functional")
+
+    def hvp(self, vector: Vector) -> dict[str, Tensor]:
+        """H v for one vector, or a stack of them, given by the names of the space."""
+        return self.hessian() @ vector
+
+    # --- exact scalars, no block built ------------------------------------------------------------------------------
+    def norms(self, part: Part = "total") -> dict[tuple[str, str], Estimate]:
+        """The Frobenius norm of every block (a not before b), exact, by token Gram sums.
+
+        `||sum_n r_n c_n^T (x) E_n||^2 = sum_{n,m} (r_n . r_m)(c_n . c_m) <E_n, E_m>`
+        """
+        names = list(self.weights)
+        return {(a, b): self.norm(a, b, part) for i, a in enumerate(names) for b in names[: i + 1]}
+
+    def norm(self, a: str, b: str, part: Part = "total") -> Estimate:
+        """The Frobenius norm of one block."""
+        a, b = self._sorted(a, b)
+        if part != "functional" and not self.output.token_wise:
+            return Estimate(float(self._dense(part, a, b).norm()), note="from the dense block: the loss couples tokens")
+        terms = self.terms(part, a, b)
+        return Estimate(float(squared_norm(terms).sqrt()) if terms else 0.0)
+
+    def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
+        """The diagonal of the Hessian, shaped like the weights."""
+        out = {}
+        for name, w in self.weights.items():
+            if part != "functional" and not self.output.token_wise:
+                flat = self._dense(part, name, name).diagonal()
+            else:
+                diagonals = [t.diagonal() for t in self.terms(part, name, name)]
+                flat = reduce(torch.add, diagonals) if diagonals else torch.zeros_like(w).reshape(-1)
+            out[self.prefix + name] = flat.reshape(w.shape)
+        return out
+
+    def trace(self, part: Part = "total", name: str | None = None) -> Estimate:
+        """The trace of the Hessian, or of one diagonal block."""
+        whole = self.diagonal(part)
+        chosen = list(whole.values()) if name is None else [whole[self.prefix + self._name(name)]]
+        return Estimate(float(sum(d.sum() for d in chosen)))
+
+    def attribution(self, a: str, b: str, part: Part = "total") -> Tensor:
+        """The share of every token in `||block||_F^2`, `(batch, tokens)`; shares sum to 1 and may be negative.
+
+        A block is a sum over tokens, B = sum_n B_n; the share of token n is <B_n, B> / ||B||^2. [own]
+        """
+        a, b = self._sorted(a, b)
+        if part != "functional" and not self.output.token_wise:
+            raise InputError("token shares need a token-wise loss; this one couples tokens. Ask for part='functional'.")
+        terms = self.terms(part, a, b)
+        if not terms:
+            raise InputError(f"the {part} block ({a}, {b}) is exactly 0; there is nothing to attribute.")
+        squared, share = attribution(terms)
+        if float(squared) == 0.0:
+            raise InputError(f"the {part} block ({a}, {b}) is 0 at this point; there is nothing to attribute.")
+        return self.per_token(share)
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Values `(N, ...)` over all tokens in the batch shape of the input."""
+        return values
+
+    # --- the oracle -------------------------------------------------------------------------------------------------
+    def loss_at(self, weights: Vector) -> Tensor:
+        """The loss at other weights near this point; exact to second order for a loss given by (g, Hl)."""
+        step = self.forward(weights) - self.forward(self.weights).detach()
+        curved = self.output.hessian_times(step[:, :, None])[:, :, 0]
+        return (self.output.g * step).sum() + 0.5 * (step * curved).sum()
+
+    def check(self, part: Part = "total", *, tolerance: float | None = None) -> Estimate:
+        """max |closed form - automatic differentiation| / max |H|; raises where it is above `tolerance`."""
+        names = list(self.weights)
+        scalar: Callable[[Vector], Tensor] = self.loss_at
+        if part == "functional":
+
+            def scalar(weights: Vector) -> Tensor:
+                return (self.output.g * self.forward(weights)).sum()
+
+        H = autodiff_hessian(scalar, self.weights)
+        if part == "outer":
+            H = H - autodiff_hessian(lambda w: (self.output.g * self.forward(w)).sum(), self.weights)
+        error = float((self.matrix(part, names) - H).abs().max() / H.abs().max().clamp_min(1e-300))
+        if tolerance is None:
+            tolerance = 1e-8 if self.dtype == torch.float64 else 1e-2
+        if not error <= tolerance:
+            raise CheckFailed(
+                f"closed form and automatic differentiation differ by {error:.1e} of max|H| (> {tolerance:.0e})."
+            )
+        return Estimate(error, kind="bound", note="max |closed form - autodiff| / max |H|")
+
+    # --- names ------------------------------------------------------------------------------------------------------
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.weights.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.weights.values())).device
+
+    def _name(self, name: str) -> str:
+        bare = paper_name(name.removeprefix(self.prefix))
+        if bare not in self.weights:
+            raise UnknownName(f"no parameter matches {name!r}; this space has {', '.join(self.weights)}.")
+        return bare
+
+    def _later(self, a: str, b: str) -> bool:
+        order = list(self.weights)
+        return order.index(a) >= order.index(b)
+
+    def _sorted(self, a: str, b: str) -> tuple[str, str]:
+        a, b = self._name(a), self._name(b)
+        return (a, b) if self._later(a, b) else (b, a)
+
+
+def autodiff_hessian(scalar: Callable[[Vector], Tensor], weights: Vector) -> Tensor:
+    """The dense Hessian of a function of named tensors by `jvp(grad)`, which is right through LayerNorm where
+    `torch.func.hessian` is not."""
+    space = Space.of(weights)
+    flat = space.flatten(weights)
+    gradient = torch.func.grad(lambda w: scalar(space.unflatten(w)))
+    units = torch.eye(flat.numel(), dtype=flat.dtype, device=flat.device)
+    return torch.func.vmap(lambda v: torch.func.jvp(gradient, (flat,), (v,))[1], chunk_size=256)(units)
+
+
+@final
+class LayerOperator(Operator):
+    """H, H_o or H_f of a layer over (some of) its weights."""
+
+    def __init__(self, layer: TokenLayer, part: Part, rows: Space | None = None, cols: Space | None = None) -> None:
+        rows = layer.space if rows is None else rows
+        cols = layer.space if cols is None else cols
+        same = rows.parts == cols.parts
+        psd = same and part == "outer" and layer.output.convex
+        super().__init__(cols, rows, dtype=layer.dtype, device=layer.device, symmetric=same, psd=psd)
+        self.layer, self.part = layer, part
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        prefix = self.layer.prefix
+        k = next(iter(V.values())).shape[0]
+        bare = {
+            name: V[prefix + name] if prefix + name in V else torch.zeros((k, *w.shape), dtype=w.dtype, device=w.device)
+            for name, w in self.layer.weights.items()
+        }
+        image = self.layer.products(bare, self.part)
+        return {name: image[name.removeprefix(prefix)] for name in self.codomain.names}
+
+    def adjoint(self) -> Operator:
+        return self if self.symmetric else LayerOperator(self.layer, self.part, self.domain, self.codomain)
+
+    def sub(self, rows: Space, cols: Space) -> Operator:
+        whole = all(name in self.layer.space for name in (*rows.names, *cols.names))
+        return LayerOperator(self.layer, self.part, rows, cols) if whole else Block(self, rows, cols)
+
+    def dense(self, *, chunk: int = 256) -> Tensor:
+        prefix = self.layer.prefix
+        rows = [n.removeprefix(prefix) for n in self.codomain.names]
+        cols = [n.removeprefix(prefix) for n in self.domain.names]
+        if rows == cols:
+            return self.layer.matrix(self.part, rows)
+        guard_memory(*self.shape, self.dtype, self.device)
+        blocks = [torch.cat([self.layer._dense(self.part, a, b) for b in cols], dim=1) for a in rows]
+        return torch.cat(blocks)

@@ -1,0 +1,168 @@
+"""A loss as seen from a layer's output, to second order: its gradient g = dl/dF and its Hessian d2l/dF2.
+
+Any loss, and any network between the layer and the loss, enters the layer's Hessian through these two alone [own]:
+H = J^T (d2l/dF2) J + <g, d2F>. Token-wise losses have one `(d_V, d_V)` matrix per token.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.operator import Operator
+
+
+@dataclass(frozen=True)
+class OutputLoss(ABC):
+    """`value` (None where unknown) and `g` of shape `(N, d_V)`, N counting the tokens of all sequences."""
+
+    value: Tensor | None
+    g: Tensor
+
+    @abstractmethod
+    def hessian_times(self, M: Tensor) -> Tensor:
+        """`(d2l/dF2) M` for perturbations M of the output, `(N, d_V, r)`."""
+
+    #: Whether d2l/dF2 is block-diagonal over tokens.
+    token_wise = True
+    #: Whether d2l/dF2 is positive semi-definite whatever the data.
+    convex = True
+
+    def shared_matrix(self) -> Tensor | None:
+        """The token Hessian where it is one matrix `(1, d_V, d_V)` for all tokens."""
+        return None
+
+    def token_matrices(self) -> Tensor:
+        """The token Hessians `(N, d_V, d_V)`, or `(1, d_V, d_V)` where all are equal."""
+        shared = self.shared_matrix()
+        if shared is not None:
+            return shared
+        N, d_V = self.g.shape
+        return self.hessian_times(torch.eye(d_V, dtype=self.g.dtype, device=self.g.device).expand(N, d_V, d_V))
+
+
+@final
+@dataclass(frozen=True)
+class MeanSquared(OutputLoss):
+    """l = ||F - Y||_F^2 / (N d_V), the mean over all tokens and outputs. Source: [ODS25, Sec. 2]."""
+
+    curvature: float
+
+    @classmethod
+    def at(cls, F: Tensor, Y: Tensor) -> MeanSquared:
+        if Y.shape != F.shape:
+            raise InputError(
+                f"Y has shape {tuple(Y.shape)}; the mean squared loss needs the shape of F, {tuple(F.shape)}."
+            )
+        R = F - Y
+        c = 2.0 / max(R.numel(), 1)
+        return cls((R * R).mean(), c * R, c)
+
+    def hessian_times(self, M: Tensor) -> Tensor:
+        return self.curvature * M
+
+    def shared_matrix(self) -> Tensor:
+        return self.curvature * torch.eye(self.g.shape[1], dtype=self.g.dtype, device=self.g.device)[None]
+
+
+@final
+@dataclass(frozen=True)
+class CrossEntropy(OutputLoss):
+    """l = mean over tokens of -sum_o y_o log softmax(F)_o; token Hessian w_n (diag p - p p^T)."""
+
+    p: Tensor
+    weight: Tensor
+
+    @classmethod
+    def at(cls, F: Tensor, Y: Tensor) -> CrossEntropy:
+        """Y holds class numbers `(N,)`, -100 for tokens left out as in torch, or probabilities `(N, d_V)`."""
+        N, d_V = F.shape
+        logp = F.log_softmax(-1)
+        if Y.is_floating_point():
+            if Y.shape != F.shape:
+                raise InputError(f"Y has shape {tuple(Y.shape)}; class probabilities need {tuple(F.shape)}.")
+            counted, y = torch.ones(N, dtype=torch.bool, device=F.device), Y
+        else:
+            if Y.shape != (N,):
+                raise InputError(f"Y has shape {tuple(Y.shape)}; class numbers need one per token, {(N,)}.")
+            counted = Y != -100
+            named = Y[counted]
+            if named.numel() == 0 or int(named.min()) < 0 or int(named.max()) >= d_V:
+                raise InputError(
+                    f"class numbers in Y must lie in 0..{d_V - 1} (or be -100, left out), one at least counted."
+                )
+            y = torch.nn.functional.one_hot(Y.clamp_min(0), d_V).to(F.dtype)
+        weight = counted.to(F.dtype) / counted.sum()
+        mass = y.sum(-1, keepdim=True)
+        p = logp.exp()
+        value = -(weight[:, None] * y * logp).sum()
+        return cls(value, weight[:, None] * (mass * p - y), p, weight * mass[:, 0])
+
+    def hessian_times(self, M: Tensor) -> Tensor:
+        pM = self.p[:, :, None] * M
+        return self.weight[:, None, None] * (pM - self.p[:, :, None] * pM.sum(1, keepdim=True))
+
+
+@final
+@dataclass(frozen=True)
+class TokenWise(OutputLoss):
+    """Any token-wise loss, given by its gradient and its token Hessians `(N, d_V, d_V)`."""
+
+    Hl: Tensor
+    convex = False
+
+    def hessian_times(self, M: Tensor) -> Tensor:
+        return self.Hl @ M
+
+
+@final
+@dataclass(frozen=True)
+class Coupled(OutputLoss):
+    """Any network and loss behind the layer, given by g and the operator d2(l o D)/dF2; it couples tokens."""
+
+    operator: Operator
+    token_wise = False
+    convex = False
+
+    def hessian_times(self, M: Tensor) -> Tensor:
+        N, d_V, r = M.shape
+        (name, shape), *_ = self.operator.domain.parts
+        image = self.operator.apply({name: M.permute(2, 0, 1).reshape(r, *shape)})[name]
+        return image.reshape(r, N, d_V).permute(1, 2, 0)
+
+
+def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tensor | None) -> OutputLoss:
+    """The loss of a layer whose output, all tokens in a row, is F `(N, d_V)`; `Y` and `g` may keep their batch axes."""
+    N, d_V = F.shape
+    if isinstance(loss, tuple):
+        if Y is not None:
+            raise InputError("a loss given by (g, Hl) has its targets inside it; leave Y out.")
+        g, Hl = loss
+        if g.numel() != F.numel() or g.shape[-1] != d_V:
+            raise InputError(
+                f"g = dl/dF has shape {tuple(g.shape)}; it needs the shape of the output, {N} tokens x {d_V}."
+            )
+        g = g.reshape(N, d_V)
+        if isinstance(Hl, Operator):
+            if len(Hl.domain) != 1 or Hl.shape != (N * d_V, N * d_V):
+                raise InputError(f"d2l/dF2 as an operator acts on one tensor of {N * d_V} outputs; got {Hl!r}.")
+            return Coupled(None, g, Hl)
+        if Hl.shape[-2:] != (d_V, d_V) or Hl.numel() != N * d_V * d_V:
+            raise InputError(
+                f"Hl has shape {tuple(Hl.shape)}; it needs one {d_V} x {d_V} matrix for each of {N} tokens."
+            )
+        return TokenWise(None, g, Hl.reshape(N, d_V, d_V))
+    if Y is None:
+        raise InputError(f"the loss {loss!r} needs targets Y; or give the loss as (g, Hl).")
+    if loss == "mse":
+        if Y.numel() != F.numel() or Y.shape[-1] != d_V:
+            raise InputError(f"Y has shape {tuple(Y.shape)}; the output is {N} tokens x {d_V}.")
+        return MeanSquared.at(F, Y.reshape(N, d_V))
+    if loss == "cross-entropy":
+        return CrossEntropy.at(F, Y.reshape(N, -1) if Y.is_floating_point() else Y.reshape(-1))
+    raise InputError(f"loss {loss!r} is not one of 'mse', 'cross-entropy' or a pair (g, Hl).")

@@ -1,0 +1,176 @@
+"""A Hessian block as a sum over tokens: `sum_n r_n c_n^T (x) E_n`.
+
+Every block of the attention Hessian is a sum of one or two such terms: two vectors and one small matrix per token
+(the moment form: no Kronecker, commutation or third-moment matrix is ever built). Rows of the block are pairs of
+indices, one from `r` and one from the rows of `E`; `rows_vector_first` says which comes first in the row-major order of
+the weight matrix, and likewise for columns:
+
+    block[(i, k), (j, l)] = sum_n r_n[i] c_n[j] E_n[k, l]        both vector first
+
+A shared matrix (`E` with one entry for all tokens) makes the term a Kronecker product `(sum_n r_n c_n^T) kron E`.
+Norms, inner products, diagonals and the share of each token come from Gram sums over tokens; the block is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+#: Bytes a temporary may take inside a Gram sum before it is cut into chunks of tokens.
+_CHUNK_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Term:
+    """`sum_n r_n c_n^T (x) E_n`: r `(N, p)`, c `(N, q)`, E `(N, e, f)` or, shared by all tokens, `(1, e, f)`."""
+
+    r: Tensor
+    c: Tensor
+    E: Tensor
+    rows_vector_first: bool = True
+    cols_vector_first: bool = True
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.r.shape[1] * self.E.shape[1], self.c.shape[1] * self.E.shape[2]
+
+    @property
+    def shared(self) -> bool:
+        return self.E.shape[0] == 1 and self.r.shape[0] != 1
+
+    @property
+    def T(self) -> Term:
+        return Term(self.c, self.r, self.E.transpose(1, 2), self.cols_vector_first, self.rows_vector_first)
+
+    def __add__(self, other: Term) -> Term:
+        """The sum of two terms over the same vectors: their small matrices add."""
+        return replace(self, E=self.E + other.E)
+
+    def aligned(self, other: Term) -> bool:
+        """Whether the two terms have the very same vectors in the same places, so that `+` applies."""
+        return (
+            self.r is other.r
+            and self.c is other.c
+            and self.rows_vector_first == other.rows_vector_first
+            and self.cols_vector_first == other.cols_vector_first
+        )
+
+    # --- the block --------------------------------------------------------------------------------------------------
+    def write(self, out: Tensor, mirror: Tensor | None = None, *, add: bool = False) -> None:
+        """Write the block into the `(rows, cols)` view `out` and its transpose into `mirror`; or add when `add`."""
+        N, p = self.r.shape
+        q, e, f = self.c.shape[1], self.E.shape[1], self.E.shape[2]
+        if self.shared:
+            value = (self.r.T @ self.c)[:, None, :, None] * self.E[0][None, :, None, :]
+        else:
+            rc = (self.r[:, :, None] * self.c[:, None, :]).reshape(N, p * q)
+            E = self.E.reshape(N, e * f)
+            # The last axis of the product is the last axis of `out`, so that the copy below runs along memory.
+            if self.cols_vector_first:
+                value = (rc.T @ E).view(p, q, e, f).permute(0, 2, 1, 3)
+            else:
+                value = (E.T @ rc).view(e, f, p, q).permute(2, 0, 3, 1)
+        targets = [self._axes(out)]
+        if mirror is not None:
+            targets.append(self.T._axes(mirror).permute(2, 3, 0, 1))
+        for target in targets:
+            target.add_(value) if add else target.copy_(value)
+
+    def _axes(self, out: Tensor) -> Tensor:
+        """The view of `out` with axes (p, e, q, f), whatever the order in which the block stores them."""
+        p, e, q, f = self.r.shape[1], self.E.shape[1], self.c.shape[1], self.E.shape[2]
+        rows = (p, e) if self.rows_vector_first else (e, p)
+        cols = (q, f) if self.cols_vector_first else (f, q)
+        view = out.unflatten(1, cols).unflatten(0, rows)
+        order = ((0, 1) if self.rows_vector_first else (1, 0)) + ((2, 3) if self.cols_vector_first else (3, 2))
+        return view.permute(order)
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of a square block, `(rows,)`."""
+        along = self.r * self.c  # (N, p)
+        small = self.E.diagonal(dim1=1, dim2=2)  # (N or 1, e)
+        both = along.sum(0)[:, None] * small if self.shared else along.T @ small
+        return (both if self.rows_vector_first else both.T).reshape(-1)
+
+    def trace(self) -> Tensor:
+        """The trace of a square block."""
+        return ((self.r * self.c).sum(1) * self.E.diagonal(dim1=1, dim2=2).sum(1)).sum()
+
+    # --- Gram sums --------------------------------------------------------------------------------------------------
+    def compressed(self) -> Term:
+        """The same block from at most min(p, q) vectors when the matrix is shared; else itself."""
+        if not self.shared or self.r.shape[0] <= min(self.r.shape[1], self.c.shape[1]):
+            return self
+        U, s, Vh = torch.linalg.svd(self.r.T @ self.c, full_matrices=False)
+        return replace(self, r=(U * s).T.contiguous(), c=Vh.contiguous())
+
+    def inner(self, other: Term) -> Tensor:
+        """`<self_n, other>` for every token n of self, `(N,)`: Frobenius inner products without the block."""
+        other = other.compressed()
+        same_rows = self.rows_vector_first == other.rows_vector_first
+        same_cols = self.cols_vector_first == other.cols_vector_first
+        if same_rows and not same_cols:
+            return self.T.inner(other.T)
+        N, M = self.r.shape[0], other.r.shape[0]
+        E, F = self.E, other.E
+        width = M * (1 if same_rows and same_cols else E.shape[2]) * E.element_size()
+        step = max(1, min(N, _CHUNK_BYTES // max(width, 1)))
+        total = torch.empty(N, dtype=E.dtype, device=E.device)
+        for start in range(0, N, step):
+            n = slice(start, min(start + step, N))
+            r, c = self.r[n], self.c[n]
+            En = E if E.shape[0] == 1 else E[n]
+            if same_rows and same_cols:  # (r.r')(c.c')<E, E'>
+                gram = En.flatten(1) @ F.flatten(1).T
+                total[n] = ((r @ other.r.T) * (c @ other.c.T) * gram).sum(1)
+            elif same_cols:  # (c.c') sum_l (E^T r')_l (E'^T r)_l: the row index of one is the vector of the other
+                left = torch.einsum("nel,me->nml", En, other.r)
+                right = torch.einsum("mel,ne->nml", F, r)
+                total[n] = ((c @ other.c.T) * (left * right).sum(2)).sum(1)
+            else:  # (r^T E' c)(r'^T E c')
+                left = torch.einsum("me,nef,mf->nm", other.r, En, other.c)
+                right = torch.einsum("ne,mef,nf->nm", r, F, c)
+                total[n] = (left * right).sum(1)
+        return total
+
+
+def merged(terms: Sequence[Term]) -> list[Term]:
+    """The same sum with terms over the same vectors added up."""
+    out: list[Term] = []
+    for term in terms:
+        partner = next((i for i, m in enumerate(out) if m.aligned(term)), None)
+        if partner is None:
+            out.append(term)
+        else:
+            out[partner] = out[partner] + term
+    return out
+
+
+def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> None:
+    """Write the sum of the terms into `out`, and its transpose into `mirror`; an empty sum is zero."""
+    if not terms:
+        out.zero_()
+        if mirror is not None:
+            mirror.zero_()
+    for i, term in enumerate(merged(terms)):
+        term.write(out, mirror, add=i > 0)
+
+
+def attribution(terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
+    """`(||block||_F^2, share_n)`: what each token adds to the squared norm; shares sum to 1 and may be negative."""
+    terms = merged(terms)
+    per_token = torch.stack([a.inner(b) for a in terms for b in terms]).sum(0)
+    squared = per_token.sum()
+    return squared, per_token / squared
+
+
+def squared_norm(terms: Sequence[Term]) -> Tensor:
+    """`||sum of terms||_F^2`, for at least one term; cross products are taken once."""
+    parts = [t.compressed() for t in merged(terms)]
+    products = [
+        a.inner(b).sum() * (1 if i == j else 2) for i, a in enumerate(parts) for j, b in enumerate(parts) if j >= i
+    ]
+    return torch.stack(products).sum().clamp_min(0)
