@@ -22,14 +22,20 @@ from ..core.space import Space
 from .loss import OutputLoss, output_loss
 
 
+def token_wise_loss(loss: str | tuple[Tensor, Tensor], F: Tensor, Y: Tensor | None) -> OutputLoss:
+    """The loss at outputs F (..., o), which must be a sum of one term per token."""
+    made = output_loss(loss, F.reshape(-1, F.shape[-1]), Y)
+    if not made.token_wise:
+        raise InputError("this model needs a token-wise loss: 'mse', 'cross-entropy' or (g, Hl) with one Hl per token.")
+    return made
+
+
 def gathered(loss: OutputLoss, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`(S, Hl, sequence)` with `sum_n x_n x_n^T kron Hl_n = sum_k S_k kron Hl_k`, for inputs X (B, L, d).
 
     One term per sequence where one Hl is shared by all tokens (`S = X^T X`), else one per token; `sequence[k]` says
     whose.
     """
-    if not loss.token_wise:
-        raise InputError("this model needs a token-wise loss: 'mse', 'cross-entropy' or (g, Hl) with one Hl per token.")
     B, L, d = X.shape
     Hl, which = loss.token_matrices(), torch.arange(B, device=X.device)
     if loss.shared_matrix() is not None:
@@ -192,7 +198,7 @@ class LinearMLP(BlockModel):
         for W in self.matrices[: D - 1]:
             self.before.append(self.before[-1] @ W)
         F = X @ (self.before[-1] @ self.matrices[-1])
-        self.loss = output_loss(loss, F.reshape(-1, F.shape[-1]), Y)
+        self.loss = token_wise_loss(loss, F, Y)
         self.X, self.F, self.g = X.reshape(1, -1, X.shape[-1]), F, self.loss.g.reshape(F.shape)
         self.S, self.Hl, _ = gathered(self.loss, self.X)
         self.Gamma = self.X[0].T @ self.loss.g  # X^T dl/dF; mean squared error: (2/d_out) Omega
@@ -343,7 +349,7 @@ class HiddenLayerMLP(BlockModel):
         h = X @ W_1 if b_1 is None else X @ W_1 + b_1
         phi, d_phi, dd_phi = (ACTIVATIONS[activation] if isinstance(activation, str) else activation)(h)
         self.F = phi @ W_2 if b_2 is None else phi @ W_2 + b_2
-        self.loss = output_loss(loss, self.F.reshape(-1, W_2.shape[1]), Y)
+        self.loss = token_wise_loss(loss, self.F, Y)
         self.prefix, M = prefix, W_2.shape[0]
         given = {"W_1": W_1, "b_1": b_1, "W_2": W_2, "b_2": b_2}
         self.weights = {name: W for name, W in given.items() if W is not None}
