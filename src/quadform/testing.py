@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from .core.errors import CheckFailed
 from .core.operator import Operator
 from .core.rng import stream
-from .core.space import Space
+from .core.space import Space, Vector
 
 #: Above this many entries the dense form is not built, and the checks that need it are left out (and said to be).
 _DENSE_LIMIT = 4_000_000
@@ -33,30 +35,40 @@ class Finding:
 def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None = None) -> list[Finding]:
     """Test the contract of an operator; raise `CheckFailed` naming every broken property, else return the findings.
 
-    Checked: linearity; symmetry, or <u, A v> = <A^T u, v>; positive semi-definiteness where promised; dtype, device and
-    names of the result; k vectors at once equal k single products; dict and flat forms agree; a named block equals the
-    slice of the dense matrix; scipy's operator gives the same products in both directions.
+    Checked: dtype, device, names and shapes of the result, that it is finite, the same twice, and leaves its argument
+    alone; linearity; symmetry, or <u, A v> = <A^T u, v>; positive semi-definiteness where promised; k vectors at once
+    equal k single products; dict and flat forms agree; a named block equals the slice of the dense matrix; scipy's
+    operator gives the same products in both directions. Relative errors up to `rtol` are round-off.
     """
     if rtol is None:
         rtol = 1e-10 if A.dtype == torch.float64 else 2e-3 if A.dtype == torch.float32 else 5e-2
     generator = stream(seed, "check_operator", A.device)
-    options = {"generator": generator, "dtype": A.dtype, "device": A.device}
+    options: dict[str, Any] = {"generator": generator, "dtype": A.dtype, "device": A.device}
     V, W = A.domain.random(k, **options), A.domain.random(k, **options)
     U = A.codomain.random(k, **options)
     v0 = {name: t[0] for name, t in V.items()}
-    AV = A.apply(dict(V))
     findings: list[Finding] = []
 
     def compare(name: str, got: Tensor, want: Tensor, scale: Tensor | None = None) -> None:
-        size = float((want if scale is None else scale).abs().max().clamp_min(1e-300)) if want.numel() else 1.0
-        error = float((got - want).abs().max()) / size if want.numel() else 0.0
+        if got.shape != want.shape:
+            findings.append(Finding(name, math.inf, False, f"shape {tuple(got.shape)} instead of {tuple(want.shape)}"))
+            return
+        size = _largest(want if scale is None else scale)
+        off = _largest(got - want)
+        error = off / size if size > 0 else math.inf if off else 0.0
         findings.append(Finding(name, error, error <= rtol))  # NaN compares false: it fails
 
     def attempt(name: str, check: Callable[[], None]) -> None:
         try:
             check()
         except Exception as error:  # a contract check reports whatever the operator does wrong
-            findings.append(Finding(name, float("inf"), False, f"raised {type(error).__name__}: {error}"))
+            findings.append(Finding(name, math.inf, False, f"raised {type(error).__name__}: {error}"))
+
+    given = _copied(V)
+    try:
+        AV = dict(A.apply(given))
+    except Exception as error:
+        raise _failure(A, [Finding("apply", math.inf, False, f"raised {type(error).__name__}: {error}")]) from error
 
     wrong = [
         f"{n} is {t.dtype} on {t.device}" for n, t in AV.items() if t.dtype != A.dtype or t.device.type != A.device.type
@@ -66,34 +78,39 @@ def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None
     ]
     wrong += [f"{n} has shape {tuple(AV[n].shape)}" for n, s in A.codomain if n in AV and tuple(AV[n].shape) != (k, *s)]
     findings.append(Finding("dtype, device, names and shapes", float(len(wrong)), not wrong, "; ".join(wrong)))
-    if wrong:
+    finite = not wrong and all(bool(t.isfinite().all()) for t in AV.values())
+    if not wrong:
+        findings.append(Finding("finite", 0.0, finite, "" if finite else "NaN or infinity in the result"))
+    if not finite:
         raise _failure(A, findings)
-    flat_AV = A.codomain.flatten(AV)
+    untouched = all(torch.equal(given[n], V[n]) for n in A.domain.names)
+    findings.append(Finding("argument left alone", 0.0, untouched, "" if untouched else "apply changed it in place"))
+    flat_AV = A.codomain.flatten(AV).clone()  # the result may share memory with the argument
+
+    def repeatable() -> None:
+        compare("same product twice", A.codomain.flatten(A.apply(_copied(V))), flat_AV)
 
     def linearity() -> None:
         mixed = {n: 2 * V[n] - 3 * W[n] for n in A.domain.names}
-        want = 2 * flat_AV - 3 * A.codomain.flatten(A.apply(dict(W)))
+        want = 2 * flat_AV - 3 * A.codomain.flatten(A.apply(_copied(W)))
         compare("linearity", A.codomain.flatten(A.apply(mixed)), want, flat_AV)
 
     def adjoint() -> None:
-        name = "symmetry" if A.symmetric else "adjoint"
-        AtU = A.T.apply(dict(U))
-        left, right = A.codomain.inner(U, AV), A.domain.inner(AtU, V)
-        scale = flat_AV.norm(dim=0) * A.codomain.flatten(U).norm(dim=0)
-        compare(name, left, right, scale)
+        left = (A.codomain.flatten(U) * flat_AV).sum(0)
+        right = A.domain.inner(A.T.apply(_copied(U)), V)
+        compare(transposed, left, right, flat_AV.norm(dim=0) * A.codomain.flatten(U).norm(dim=0))
 
-    def definiteness() -> None:
-        quadratic = A.domain.inner(V, AV)
-        scale = float(flat_AV.norm(dim=0).max() * A.domain.flatten(V).norm(dim=0).max())
-        lowest = float(quadratic.min()) / max(scale, 1e-300)
-        findings.append(Finding("positive semi-definite", max(-lowest, 0.0), lowest >= -rtol))
+    def definiteness(lowest: Tensor, scale: Tensor) -> None:
+        below, size = -float(lowest), float(scale)
+        error = below / size if below > 0 else 0.0
+        findings.append(Finding("positive semi-definite", error, error <= rtol))
 
     def one_by_one() -> None:
-        single = [A.apply({n: t[i : i + 1] for n, t in V.items()}) for i in range(k)]
-        compare("k vectors = k single products", torch.cat([A.codomain.flatten(s) for s in single], 1), flat_AV)
+        single = [A.codomain.flatten(A.apply({n: t[i : i + 1].clone() for n, t in V.items()})) for i in range(k)]
+        compare("k vectors = k single products", torch.cat(single, 1), flat_AV)
 
     def forms() -> None:
-        compare("dict form = flat form", A.codomain.flatten(A @ v0), A @ A.domain.flatten(v0), flat_AV)
+        compare("dict form = flat form", A.codomain.flatten(A @ _copied(v0)), A @ A.domain.flatten(v0), flat_AV)
 
     def blocks() -> None:
         matrix = A.dense()
@@ -104,6 +121,9 @@ def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None
             compare(f"block ({rows.names[0]}, {cols.names[0]}) = slice of dense", part.dense(), want, matrix)
         if A.symmetric:
             compare("dense matrix symmetric", matrix, matrix.T)
+        if A.psd:
+            eigenvalues = torch.linalg.eigvalsh(matrix.double())
+            definiteness(eigenvalues.min(), eigenvalues.abs().max())
 
     def scipy_bridge() -> None:
         S = A.to_scipy()
@@ -111,10 +131,13 @@ def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None
         compare("scipy product", torch.from_numpy(S.matvec(x.cpu().numpy())), (A @ x).cpu())
         compare("scipy adjoint product", torch.from_numpy(S.rmatvec(y.cpu().numpy())), (A.T @ y).cpu())
 
+    transposed = "symmetry" if A.symmetric else "adjoint"
+    attempt("same product twice", repeatable)
     attempt("linearity", linearity)
-    attempt("adjoint", adjoint)
+    attempt(transposed, adjoint)
     if A.psd:
-        attempt("positive semi-definite", definiteness)
+        flat_V = A.domain.flatten(V)
+        definiteness((flat_V * flat_AV).sum(0).min(), (flat_V.norm(dim=0) * flat_AV.norm(dim=0)).max())
     attempt("k vectors = k single products", one_by_one)
     attempt("dict form = flat form", forms)
     if A.shape[0] * A.shape[1] <= _DENSE_LIMIT:
@@ -128,6 +151,15 @@ def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None
     if not all(f.ok for f in findings):
         raise _failure(A, findings)
     return findings
+
+
+def _copied(V: Vector) -> dict[str, Tensor]:
+    """The same vectors in memory of their own: a broken `apply` may write into its argument."""
+    return {name: t.clone() for name, t in V.items()}
+
+
+def _largest(t: Tensor) -> float:
+    return float(t.abs().max()) if t.numel() else 0.0
 
 
 def _some_blocks(A: Operator) -> list[tuple[Space, Space]]:

@@ -6,8 +6,6 @@ symmetric; the algebra, named off-diagonal blocks, the dense form and the scipy 
 
 from __future__ import annotations
 
-import math
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, final
@@ -15,11 +13,16 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from .errors import InputError, TooLarge
+from .errors import InputError
+from .memory import guard_memory
 from .space import Space, Vector
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
+
+
+#: Entries of the largest temporary that a product makes beside its result (256 MB in float64).
+_SCRATCH = 2**25
 
 
 class Operator(ABC):
@@ -61,6 +64,12 @@ class Operator(ABC):
         """The block `rows <- cols`; a class that knows a cheaper way gives it here."""
         return Block(self, rows, cols)
 
+    def columns(self, start: int, stop: int) -> Tensor:
+        """Columns `start .. stop` of the matrix, from products with unit vectors; a cheaper way is given here too."""
+        units = torch.zeros((stop - start, self.domain.size), dtype=self.dtype, device=self.device)
+        units.diagonal(start).fill_(1)
+        return self.codomain.flatten(self.apply(self.domain.unflatten(units.T)))
+
     # --- written once -----------------------------------------------------------------------------------------------
     @property
     def shape(self) -> tuple[int, int]:
@@ -75,10 +84,7 @@ class Operator(ABC):
         if isinstance(v, Operator):
             return Product(self, v)
         if isinstance(v, Tensor):
-            flat = self.codomain.flatten(
-                self.apply(self._given(self.domain.unflatten(v if v.dim() == 2 else v[:, None])))
-            )
-            return flat if v.dim() == 2 else flat[:, 0]
+            return self.codomain.flatten(self @ self.domain.unflatten(v))
         if isinstance(v, Mapping):
             if self.domain.lead(v):
                 return self.apply(self._given(v))
@@ -98,18 +104,21 @@ class Operator(ABC):
         return dict(V)
 
     def __add__(self, other: Operator) -> Operator:
-        return Sum(self, other)
+        return Sum(self, other) if isinstance(other, Operator) else NotImplemented
 
     def __sub__(self, other: Operator) -> Operator:
-        return Sum(self, Scaled(-1.0, other))
+        return Sum(self, Scaled(-1.0, other)) if isinstance(other, Operator) else NotImplemented
 
     def __neg__(self) -> Operator:
         return Scaled(-1.0, self)
 
     def __mul__(self, factor: float) -> Operator:
+        if isinstance(factor, Operator):
+            raise InputError("`*` multiplies an operator by a number; the product of two operators is `A @ B`.")
         return Scaled(factor, self)
 
     __rmul__ = __mul__
+    __array_ufunc__ = None  # numpy's numbers leave `c * A` to us
 
     def block(self, rows: str | tuple[str, ...], cols: str | tuple[str, ...] | None = None) -> Operator:
         """The block between named tensors, off-diagonal ones included: `H.block("layers.0.*.W_Q", "layers.3.*.W_V")`.
@@ -121,15 +130,13 @@ class Operator(ABC):
         return self.sub(self.codomain.select(*rows), self.domain.select(*cols))
 
     def dense(self, *, chunk: int = 256) -> Tensor:
-        """The matrix `(codomain.size, domain.size)`, from applications to unit vectors, `chunk` at a time."""
+        """The matrix `(codomain.size, domain.size)`, `chunk` columns at a time: little memory beside the result."""
         m, n = self.shape
         guard_memory(m, n, self.dtype, self.device)
         out = torch.empty((m, n), dtype=self.dtype, device=self.device)
         for start in range(0, n, chunk):
             stop = min(start + chunk, n)
-            units = torch.zeros((n, stop - start), dtype=self.dtype, device=self.device)
-            units[torch.arange(start, stop), torch.arange(stop - start)] = 1
-            out[:, start:stop] = self @ units
+            out[:, start:stop] = self.columns(start, stop)
         return out
 
     def to_scipy(self) -> LinearOperator:
@@ -137,9 +144,13 @@ class Operator(ABC):
         import numpy as np
         from scipy.sparse.linalg import LinearOperator
 
+        if self.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"scipy works in float32 and float64; this operator works in {self.dtype}.")
+
         def through(op: Operator, x: Any) -> Any:
-            given = torch.as_tensor(np.ascontiguousarray(x), dtype=op.dtype).to(op.device)
-            return (op @ given).detach().cpu().numpy()
+            if np.iscomplexobj(x):
+                return through(op, x.real) + 1j * through(op, x.imag)
+            return (op @ torch.tensor(x, dtype=op.dtype, device=op.device)).detach().cpu().numpy()
 
         return LinearOperator(
             shape=self.shape,
@@ -155,37 +166,16 @@ class Operator(ABC):
         return f"<{kind}{type(self).__name__} {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}, {self.device}>"
 
 
-def guard_memory(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse an `(m, n)` matrix that does not fit the memory of the device, before the machine starts to swap."""
-    need = m * n * torch.empty((), dtype=dtype).element_size()
-    have = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_memory()
-    if need > have:
-        raise TooLarge(
-            f"The full matrix of {m:,} x {n:,} entries needs {_bytes(need)}; {_bytes(have)} are free."
-            " Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
-        )
-
-
-def _free_host_memory() -> float:
-    try:
-        with open("/proc/meminfo") as f:
-            rows = dict(line.split(":", 1) for line in f)
-        return float(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
-        if count < 1000 or unit == "PB":
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return ""
-
-
 def _agree(a: Operator, b: Operator) -> None:
     if a.domain.parts != b.domain.parts or a.codomain.parts != b.codomain.parts:
-        raise InputError(f"operators to be added act between different spaces: {a.domain} and {b.domain}.")
+        raise InputError(
+            "operators to be added act between different spaces:"
+            f" {a.domain} -> {a.codomain} and {b.domain} -> {b.codomain}."
+        )
+    _same_kind(a, b)
+
+
+def _same_kind(a: Operator, b: Operator) -> None:
     if a.dtype != b.dtype or a.device.type != b.device.type:
         raise InputError(f"operators differ in kind: {a.dtype} on {a.device} and {b.dtype} on {b.device}.")
 
@@ -220,9 +210,12 @@ class Dense(Operator):
         return self if self.symmetric else Dense(self.matrix.T, self.codomain, self.domain, symmetric=False)
 
     def sub(self, rows: Space, cols: Space) -> Operator:
-        entries = self.matrix[self.codomain.coordinates(rows)][:, self.domain.coordinates(cols)]
+        entries = self.matrix[self.codomain.coordinates(rows)[:, None], self.domain.coordinates(cols)]
         same = rows.parts == cols.parts
         return Dense(entries, cols, rows, symmetric=self.symmetric and same, psd=self.psd and same)
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        return self.matrix[:, start:stop]
 
     def dense(self, *, chunk: int = 256) -> Tensor:
         return self.matrix.clone()
@@ -252,14 +245,23 @@ class Sum(Operator):
         self.terms = flat
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
-        images = [t.apply(V) for t in self.terms]
-        return {name: sum((im[name] for im in images[1:]), start=images[0][name]) for name in self.codomain.names}
+        total = self.terms[0].apply(V)
+        for term in self.terms[1:]:
+            image = term.apply(V)
+            total = {name: total[name] + image[name] for name in self.codomain.names}
+        return total
 
     def adjoint(self) -> Operator:
         return self if self.symmetric else Sum(*(t.adjoint() for t in self.terms))
 
     def sub(self, rows: Space, cols: Space) -> Operator:
         return Sum(*(t.sub(rows, cols) for t in self.terms))
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        total = self.terms[0].columns(start, stop)
+        for term in self.terms[1:]:
+            total = total + term.columns(start, stop)
+        return total
 
 
 @final
@@ -283,6 +285,9 @@ class Scaled(Operator):
     def sub(self, rows: Space, cols: Space) -> Operator:
         return Scaled(self.factor, self.base.sub(rows, cols))
 
+    def columns(self, start: int, stop: int) -> Tensor:
+        return self.factor * self.base.columns(start, stop)
+
 
 @final
 class Product(Operator):
@@ -293,6 +298,7 @@ class Product(Operator):
             raise InputError(
                 f"the product A B needs A's domain to be B's codomain; got {left.domain} and {right.codomain}."
             )
+        _same_kind(left, right)
         square = left is right and left.symmetric
         super().__init__(
             right.domain, left.codomain, dtype=left.dtype, device=left.device, symmetric=square, psd=square
@@ -330,6 +336,9 @@ class Block(Operator):
     def adjoint(self) -> Operator:
         return self if self.symmetric else Block(self.base.adjoint(), self.domain, self.codomain)
 
+    def sub(self, rows: Space, cols: Space) -> Operator:
+        return self.base.sub(rows, cols)
+
 
 @final
 class KroneckerSum(Operator):
@@ -343,15 +352,16 @@ class KroneckerSum(Operator):
         self, A: Tensor, B: Tensor, domain: Space, codomain: Space | None = None, *, psd: bool = False
     ) -> None:
         codomain = domain if codomain is None else codomain
-        want_in, want_out = ((A.shape[2], B.shape[2]),), ((A.shape[1], B.shape[1]),)
-        if (
-            A.shape[0] != B.shape[0]
-            or tuple(s for _, s in domain) != want_in
-            or tuple(s for _, s in codomain) != want_out
-        ):
+        if A.dim() != 3 or B.dim() != 3 or A.shape[0] != B.shape[0] or A.dtype != B.dtype or A.device != B.device:
             raise InputError(
-                f"factors {tuple(A.shape)} and {tuple(B.shape)} map one tensor of shape {want_in[0]} to one of shape"
-                f" {want_out[0]}; got {domain} -> {codomain}."
+                "the factors of a Kronecker sum are (N, p, q) and (N, r, s) of one kind; got"
+                f" {A.dtype} {tuple(A.shape)} on {A.device} and {B.dtype} {tuple(B.shape)} on {B.device}."
+            )
+        want_in, want_out = (A.shape[2], B.shape[2]), (A.shape[1], B.shape[1])
+        if tuple(s for _, s in domain) != (want_in,) or tuple(s for _, s in codomain) != (want_out,):
+            raise InputError(
+                f"factors {tuple(A.shape)} and {tuple(B.shape)} map one tensor of shape {want_in} to one of shape"
+                f" {want_out}; got {domain} -> {codomain}."
             )
         symmetric = domain.parts == codomain.parts and bool(
             torch.equal(A, A.transpose(1, 2)) and torch.equal(B, B.transpose(1, 2))
@@ -362,7 +372,12 @@ class KroneckerSum(Operator):
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         (name,), (out,) = self.domain.names, self.codomain.names
-        return {out: torch.einsum("npq,kqs,nrs->kpr", self.A, V[name], self.B)}
+        k, p, s = V[name].shape[0], self.A.shape[1], self.B.shape[2]
+        step = max(1, _SCRATCH // max(1, k * p * s))  # A_n V is (step, k, p, s)
+        total = V[name].new_zeros((k, p, self.B.shape[1]))
+        for A, B in zip(self.A.split(step), self.B.split(step), strict=True):
+            total += torch.einsum("npq,kqs,nrs->kpr", A, V[name], B)
+        return {out: total}
 
     def adjoint(self) -> Operator:
         if self.symmetric:

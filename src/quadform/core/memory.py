@@ -1,0 +1,41 @@
+"""How much memory is free, and a refusal before the machine starts to swap."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+
+from .errors import TooLarge
+
+
+def guard_memory(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse an `(m, n)` matrix that does not fit the free memory of the device."""
+    need, have = m * n * dtype.itemsize, free_bytes(device)
+    if need > have:
+        raise TooLarge(
+            f"The full matrix of {m:,} x {n:,} entries needs {in_words(need)}; {in_words(have)} are free."
+            " Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
+        )
+
+
+def free_bytes(device: torch.device) -> float:
+    """Bytes that can still be allocated on the device, as the driver or the kernel says."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as f:
+            rows = dict(line.split(":", 1) for line in f)
+        return float(rows["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf
+
+
+def in_words(count: float) -> str:
+    """`1.6e9` -> `1.6 GB`."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5:  # what rounds to 1000 is one of the next unit
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} PB"
