@@ -1,0 +1,407 @@
+"""The named block designs, a function that builds a whole model description from one, and parameter counts.
+
+Each design is a value: a `BlockSpec`, what is different in block 1, and how its constants depend on depth. Torch-free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from .errors import InputError, UnknownName, did_you_mean
+from .spec import GATED, SPA, BlockSpec, Gain, Mixing, ModelConfig, Norm, Projection
+
+#: A rule that sets constants of a block from the depth of its stack and the ratio d_ff / d_model.
+Rule = Callable[[BlockSpec, int, float], BlockSpec]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """A named design: its block, the changes in block 1, a depth rule, and the final norm and init it was made for."""
+
+    title: str
+    source: str
+    block: BlockSpec
+    first: Mapping[str, Any] = field(default_factory=dict)
+    rule: Rule | None = None
+    final_norm: Norm | None = None  # None: the norm of the blocks
+    init: str = "fan-in"
+
+
+# ------------------------------------------------------------------------------------------------------ depth rules
+def small_mlp_branch(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
+    """b_FF = 0.1 sqrt(18 / depth) (4 d / d_ff): the published 0.1 (18 blocks, d_ff = 4d), 0.2 (18, 2d), 0.1 (72, 2d).
+
+    Source: [HH24, App.] for the values; the formula through them is [own].
+    """
+    gain = block.mlp or Gain()
+    return replace(block, mlp=replace(gain, branch=0.1 * math.sqrt(18 / depth) * 4 / ratio))
+
+
+def tat_leaky(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
+    """The leaky slope that Tailored Activation Transformation gives for `depth` nonlinear layers and eta = 0.9."""
+    return replace(block, slope=tat_slope(depth))
+
+
+def deepnorm(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
+    """Skip (2 L)^{1/4}; initial W_V, W_O and MLP weights divided by (8 L)^{1/4} (one stack)."""
+    gain = Gain(skip=(2 * depth) ** 0.25)
+    return replace(block, attn=gain, mlp=gain, init_gain=(8 * depth) ** -0.25)
+
+
+def tat_slope(layers: int, eta: float = 0.9) -> float:
+    """The slope s in [0, 1) of a leaky ReLU whose cosine map, iterated `layers` times from 0, ends at eta.
+
+    C(c) = c + (1-s)^2 / (pi (1+s^2)) (sqrt(1-c^2) - c arccos c); solved by bisection. 0 (a plain ReLU) where even that
+    does not reach eta, which for eta = 0.9 is so up to 12 layers. Source: [HMZ23, Sec. 3.3].
+    """
+
+    def end(s: float) -> float:
+        c, weight = 0.0, (1 - s) ** 2 / (math.pi * (1 + s * s))
+        for _ in range(layers):
+            c = min(1.0, c + weight * (math.sqrt(1 - c * c) - c * math.acos(c)))
+        return c
+
+    low, high = 0.0, 1.0
+    if end(low) <= eta:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if end(middle) > eta else (low, middle)
+    return high
+
+
+# ---------------------------------------------------------------------------------------------------- the ten designs
+_ORTHOGONAL = Projection(init="orthogonal")
+_SHAPED = Mixing(alpha=1.0, beta=1.0, gamma=1.0, learn=("alpha", "beta", "gamma"))
+_NO_SKIP = Gain(skip=0.0)
+_SHORTCUT_FREE = BlockSpec(
+    norm="rms", attn=_NO_SKIP, mlp=_NO_SKIP, value=_ORTHOGONAL, proj=_ORTHOGONAL, activation="leaky"
+)
+_SHAPED_BLOCK = BlockSpec(
+    norm="rms",
+    attn=Gain(skip=0.0, learn=("branch",)),
+    mlp=Gain(branch=0.1, learn=("skip", "branch")),
+    mixing=_SHAPED,
+    value=_ORTHOGONAL,
+    proj=_ORTHOGONAL,
+    query_init="zero",
+)
+_SAS = replace(_SHAPED_BLOCK, value=None, proj=None)
+_SAS_P = replace(_SAS, layout="parallel", mlp=Gain(skip=0.0, branch=0.1, learn=("branch",)))
+_FIRST_VALUE = {"value": Projection(init="identity", skip=1.0, branch=1.0, learn=("skip", "branch"))}
+
+
+def _spa(family: Any, final: float) -> BlockSpec:
+    return replace(_SHORTCUT_FREE, mixing=Mixing(bias=SPA(family=family, final=final)), query_init="zero")
+
+
+_BASE: dict[str, Design] = {
+    "no-skip": Design(
+        title="Attention and MLP without skips",
+        source="[HMZ23]",
+        block=BlockSpec(norm="rms", attn=_NO_SKIP, mlp=_NO_SKIP),
+    ),
+    "pre-ln": Design(title="Pre-LN", source="[HH24, Eq. 1]", block=BlockSpec()),
+    "post-ln": Design(title="Post-LN", source="[VSP17]", block=BlockSpec(norm_at="post"), final_norm="none"),
+    "parallel": Design(
+        title="Parallel attention and MLP",
+        source="[HH24, Sec. 2]",
+        block=BlockSpec(layout="parallel", mlp=_NO_SKIP),
+    ),
+    "v-skipinit": Design(
+        title="Value-SkipInit, alpha I + beta A",
+        source="[HMZ23, Sec. 3]",
+        block=replace(_SHORTCUT_FREE, mixing=Mixing(alpha=1.0, beta=0.0, learn=("alpha", "beta"))),
+        rule=tat_leaky,
+        init="orthogonal",
+    ),
+    "shaped": Design(
+        title="Shaped attention, orthogonal W_V and W_O",
+        source='[HH24] ("V-SkipInit" there)',
+        block=_SHAPED_BLOCK,
+        rule=small_mlp_branch,
+    ),
+    "u-spa": Design(
+        title="Uniform signal-preserving attention",
+        source="[HMZ23, Sec. 3]",
+        block=_spa("u-spa", 0.8),
+        rule=tat_leaky,
+        init="orthogonal",
+    ),
+    "e-spa": Design(
+        title="Exponential signal-preserving attention",
+        source="[HMZ23, Sec. 3]",
+        block=_spa("e-spa", 0.005),
+        rule=tat_leaky,
+        init="orthogonal",
+    ),
+    "sas": Design(
+        title="Simplified block, sequential",
+        source="[HH24, Sec. 4]",
+        block=_SAS,
+        first=_FIRST_VALUE,
+        rule=small_mlp_branch,
+    ),
+    "sas-p": Design(
+        title="Simplified block, parallel",
+        source="[HH24, Sec. 4]",
+        block=_SAS_P,
+        first=_FIRST_VALUE,
+        rule=small_mlp_branch,
+    ),
+    "deepnorm": Design(
+        title="Post-LN with scaled skips",
+        source="DeepNorm (decoder constants)",
+        block=BlockSpec(norm_at="post"),
+        rule=deepnorm,
+        final_norm="none",
+        init="xavier",
+    ),
+    "rezero": Design(
+        title="Skips with one learned branch weight from zero, no norm",
+        source="ReZero",
+        block=BlockSpec(
+            norm="none",
+            attn=Gain(branch=0.0, learn=("branch",)),
+            mlp=Gain(branch=0.0, learn=("branch",)),
+            tie_gains=True,
+        ),
+        init="xavier",
+    ),
+}
+_SIMPLIFIED = ("shaped", "sas", "sas-p")
+
+
+def _without_norm(name: str) -> Design:
+    """The same design with no norm in its blocks; the simplified ones keep a LayerNorm in block 1 and at the end [HH24]."""
+    base = _BASE[name]
+    kept: dict[str, Any] = (
+        {"first": {**base.first, "norm": "layer"}, "final_norm": "layer"} if name in _SIMPLIFIED else {}
+    )
+    return replace(base, title=f"{base.title}, no norm", block=replace(base.block, norm="none"), **kept)
+
+
+#: Every named design. Post-LN without norm is Pre-LN without norm, so it (and DeepNorm) has no such twin.
+DESIGNS: Mapping[str, Design] = MappingProxyType(
+    _BASE | {f"{n}-no-norm": _without_norm(n) for n in _BASE if n not in ("post-ln", "deepnorm", "rezero")}
+)
+
+#: The CodeParrot GPT of [HH24], its released code: `design("sas", **CODEPARROT)`.
+CODEPARROT: Mapping[str, Any] = MappingProxyType(
+    {
+        "depth": 18,
+        "dim": 768,
+        "heads": 12,
+        "vocab": 50_000,
+        "norm": "rms",
+        "final_norm": "layer",
+        "biases": ("q", "k"),
+        "activation": "relu",
+        "init": "normal",
+    }
+)
+#: The crammed BERT of [HH24].
+CRAMMED_BERT: Mapping[str, Any] = MappingProxyType(
+    {
+        "kind": "encoder",
+        "depth": 16,
+        "dim": 768,
+        "heads": 12,
+        "vocab": 32_768,
+        "seq_len": 128,
+        "d_ff": 1536,
+        "norm": "layer",
+        "embed_norm": "layer",
+        "final_norm": "layer",
+        "eps": 1e-12,
+        "activation": "geglu",
+        "positions": "scaled-sinusoidal",
+        "init": "normal",
+    }
+)
+
+
+def design(
+    name: str = "pre-ln",
+    *,
+    depth: int = 6,
+    dim: int = 64,
+    heads: int = 4,
+    vocab: int = 256,
+    kind: str = "decoder",
+    encoder_depth: int | None = None,
+    d_ff: int | None = None,
+    norm: Norm | None = None,
+    activation: str | None = None,
+    mlp: bool = True,
+    mlp_branch: float | None = None,
+    alpha_comb: float | None = None,
+    linear: bool = False,
+    merged: bool = False,
+    strength: float | None = None,
+    **settings: Any,
+) -> ModelConfig:
+    """The model description of a named design.
+
+    `d_ff` is 4 dim unless given. `norm` replaces the kind of norm where the design has one. `mlp=False` gives
+    attention-only blocks. `mlp_branch` is the initial weight b_FF of the designs that learn it; `alpha_comb` makes the
+    skip of a parallel block a learned scalar with this start. `linear` and `merged` leave out the softmax and merge
+    W_Q W_K^T. `strength` is rho_L or gamma_L of the SPA designs. `settings` are further fields of `ModelConfig`.
+
+    >>> design("sas", depth=18, dim=768, heads=12, vocab=50_000).blocks[0].value.init
+    'identity'
+    """
+    name = name.replace("_", "-")
+    if name not in DESIGNS:
+        raise UnknownName(
+            f"{name!r} is not a block design.{did_you_mean(name, DESIGNS)} Known designs: {', '.join(DESIGNS)}."
+        )
+    chosen = DESIGNS[name]
+    d_ff = 4 * dim if d_ff is None else d_ff
+    for what, number in (("depth", depth), ("dim", dim), ("d_ff", d_ff)):
+        if not isinstance(number, int) or number < 1:
+            raise InputError(f"{what} is a whole number of at least 1; got {number!r}.")
+    both = kind == "encoder-decoder"
+    if name == "deepnorm" and both:
+        raise InputError("deepnorm's constants here are those of one stack; use kind = encoder or decoder.")
+    if settings.get("embed_norm", "none") != "none" and "norm" in chosen.first:  # already normalised once
+        chosen = replace(chosen, first={k: v for k, v in chosen.first.items() if k != "norm"})
+
+    def changes(block: BlockSpec, cross: bool) -> dict[str, Any]:
+        made: dict[str, Any] = {"mixing": block.mixing}
+        if norm is not None and block.norm != "none":
+            made["norm"] = norm
+        if activation is not None:
+            made["activation"] = activation
+        if mlp_branch is not None and block.mlp is not None and "branch" in block.mlp.learn:
+            made["mlp"] = replace(block.mlp, branch=float(mlp_branch))
+        if not mlp:
+            made |= {"mlp": None, "tie_gains": False}
+        if alpha_comb is not None:
+            if block.layout != "parallel":
+                raise InputError(f"alpha_comb is the skip of a parallel block; {name!r} is {block.layout}.")
+            made["attn"] = replace(block.attn, skip=float(alpha_comb), learn=("skip", *block.attn.learn))
+        if linear:
+            made["mixing"] = replace(made["mixing"], kind="linear")
+        if merged:
+            made["mixing"] = replace(made["mixing"], scores="merged")
+        if strength is not None:
+            if block.mixing.bias is None:
+                raise InputError(f"strength belongs to the designs with an SPA bias (u-spa, e-spa); {name!r} has none.")
+            made["mixing"] = replace(made["mixing"], bias=replace(block.mixing.bias, final=float(strength)))
+        if cross:
+            made["cross"] = Gain(skip=0.0 if block.layout == "parallel" else 1.0)
+        return made
+
+    def stack(depth: int, cross: bool) -> tuple[BlockSpec, ...]:
+        block = chosen.block if chosen.rule is None else chosen.rule(chosen.block, depth, d_ff / dim)
+        block = replace(block, **changes(block, cross))
+        return (replace(block, **chosen.first), *[block] * (depth - 1))
+
+    blocks = stack(depth, both)
+    init = settings.pop("init", chosen.init)
+    final = chosen.final_norm if chosen.final_norm is not None else blocks[-1].norm
+    return ModelConfig(
+        kind=kind,  # type: ignore[arg-type]
+        blocks=blocks,
+        encoder_blocks=stack(encoder_depth or depth, False) if both else (),
+        d_model=dim,
+        heads=heads,
+        d_ff=d_ff,
+        vocab=vocab,
+        init=init,
+        final_norm=settings.pop("final_norm", final),
+        embed_scale=settings.pop("embed_scale", 1.0 if init == "normal" else math.sqrt(dim)),
+        design=name,
+        **settings,
+    )
+
+
+# -------------------------------------------------------------------------------------------------- parameter counts
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every trained tensor of `quadform.nn.Transformer(config)`, without torch."""
+    return dict(_model_shapes(config))
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Number of trained numbers of `quadform.nn.Transformer(config)`; tied weights count once."""
+    return sum(math.prod(shape) for _, shape in _model_shapes(config))
+
+
+Shapes = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def _model_shapes(c: ModelConfig) -> Shapes:
+    d = c.d_model
+    for prefix, vocab in (("embed", c.vocab), ("source_embed", c.source_vocab)):
+        if vocab is None:
+            continue
+        yield f"{prefix}.W_E", (vocab, d)
+        if c.positions == "learned":
+            yield f"{prefix}.W_pos", (c.seq_len, d)
+        if c.positions == "scaled-sinusoidal":
+            yield f"{prefix}.pos_scale", ()
+        yield from _norm_shapes(f"{prefix}.norm", c.embed_norm, d)
+    for stack, norm, blocks in (
+        ("encoder_layers", "encoder_norm", c.encoder_blocks),
+        ("layers", "final_norm", c.blocks),
+    ):
+        for i, block in enumerate(blocks):
+            yield from ((f"{stack}.{i}.{name}", shape) for name, shape in _block_shapes(c, block))
+        if blocks:
+            yield from _norm_shapes(norm, c.final_norm, d)
+    if c.classes:
+        yield "W_C", (d, c.classes)
+        yield "b_C", (c.classes,)
+        return
+    if not c.tied:
+        yield "W_U", (d, c.vocab)
+    if "out" in c.biases:
+        yield "b_U", (c.vocab,)
+
+
+def _norm_shapes(name: str, kind: str, d: int) -> Shapes:
+    if kind != "none":
+        yield f"{name}.weight", (d,)
+    if kind == "layer":
+        yield f"{name}.bias", (d,)
+
+
+def _block_shapes(c: ModelConfig, block: BlockSpec) -> Shapes:
+    for name in block.norms:
+        yield from _norm_shapes(name, block.norm, c.d_model)
+    gains = {"attn": block.attn, "cross": block.cross, "mlp": None if block.tie_gains else block.mlp}
+    for name, gain in gains.items():
+        yield from ((f"{name}_{scalar}", ()) for scalar in (gain.learn if gain else ()))
+    yield from ((f"attn.{n}", s) for n, s in _attention_shapes(c, block.mixing, block.value, block.proj))
+    if block.cross is not None:
+        yield from ((f"cross.{n}", s) for n, s in _attention_shapes(c, Mixing(), Projection(), Projection()))
+    if block.mlp is not None:
+        inner = c.d_ff * (2 if block.activation in GATED else 1)
+        yield "mlp.W_1", (c.d_model, inner)
+        yield "mlp.W_2", (c.d_ff, c.d_model)
+        if "mlp" in c.biases:
+            yield "mlp.b_1", (inner,)
+            yield "mlp.b_2", (c.d_model,)
+
+
+def _attention_shapes(c: ModelConfig, mixing: Mixing, value: Projection | None, proj: Projection | None) -> Shapes:
+    d, narrow = c.d_model, c.key_heads * c.head_width
+    if mixing.scores == "merged":
+        yield "W_QK", (c.heads, d, d)
+    else:
+        for letter, width in (("Q", d), ("K", narrow)):
+            yield f"W_{letter}", (d, width)
+            if letter.lower() in c.biases:
+                yield f"b_{letter}", (width,)
+    for letter, spec, width in (("V", value, narrow), ("O", proj, d)):
+        if spec is not None:
+            yield f"W_{letter}", (d, width)
+            yield from ((f"{letter}_{scalar}", ()) for scalar in spec.learn)
+        if letter.lower() in c.biases and spec is not None:
+            yield f"b_{letter}", (width,)
+    yield from ((name, (c.heads,)) for name in mixing.learn)

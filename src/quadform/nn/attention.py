@@ -1,0 +1,305 @@
+"""Multi-head attention of every design: alpha I + beta softmax(Q K^T / sqrt(d_k) + B) - gamma C, times values.
+
+The mixing is linear in the attention matrix, so the whole family is
+
+    alpha V + beta diag(D) attend(Q, K, V; B) - gamma mean(V)
+
+with one attention kernel, no (tokens x tokens) matrix for C or I, and the mean over the keys a token may see. Weights
+are stored as the papers write them: Q = X W_Q, (d, heads d_k).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from quadform.core.spec import Mixing, ModelConfig, Projection
+from quadform.propagation.mixing import running_mean
+
+from .frame import Frame, LayerCache, Memory
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale Q K^T + bias) V by torch's fused kernels, or by `quadform.kernels` inside a torch.func transform.
+
+    The fused kernels have a first derivative only; under `torch.func` (jvp, vmap, grad of grad) the twice
+    differentiable one is taken. For plain `autograd.grad(create_graph=True)` set `Transformer.attend` to
+    `quadform.kernels.attention`.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        from quadform.kernels import attention
+
+        return attention(q, k, v, causal=causal, mask=mask, bias=bias, scale=scale)
+    if bias is not None and causal and mask is None:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if bias is not None:
+        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    grouped = q.shape[-3] != k.shape[-3]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def linear_attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
+    """scale (Q K^T, zero where masked) V; without any mask as Q (K^T V), no (tokens x tokens) matrix."""
+    groups = q.shape[-3] // k.shape[-3]
+    k, v = repeat_heads(k, groups), repeat_heads(v, groups)
+    if mask is None and not causal:
+        return scale * (q @ (k.mT @ v))
+    A = q @ k.mT
+    return scale * ((A.masked_fill(~mask, 0.0) if mask is not None else A.tril()) @ v)
+
+
+def repeat_heads(x: Tensor, groups: int) -> Tensor:
+    """(batch, key heads, n, width) -> (batch, heads, n, width): each key head serves `groups` query heads."""
+    return x if groups == 1 else x.repeat_interleave(groups, dim=-3)
+
+
+@lru_cache(maxsize=256)
+def spa_bias(
+    family: str, prev: float, next: float, tokens: int, causal: bool, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """B (T, T) and D (T,) of `propagation.shaping.spa_bias`, kept for the next call."""
+    from quadform.propagation import shaping
+
+    B, D = shaping.spa_bias(family, prev, next, tokens, causal=causal, dtype=dtype)  # type: ignore[arg-type]
+    return B.to(device), D.to(device)
+
+
+def spa_strengths(mixing: Mixing, depth: int) -> tuple[float, ...]:
+    """Strength before block 1, after block 1, ..., after the last: depth + 1 numbers."""
+    from quadform.propagation import shaping
+
+    bias = mixing.bias
+    schedule = shaping.u_spa_schedule if bias.family == "u-spa" else shaping.e_spa_schedule
+    return schedule(bias.final, depth) if bias.start is None else schedule(bias.final, depth, bias.start)
+
+
+class Attention(nn.Module):
+    """Attention of one block: self-attention of any `Mixing`, or cross-attention when a memory is given.
+
+    Parameters, d = d_model, H heads, G key heads, k = d / H:
+    W_Q (d, H k), W_K (d, G k) or W_QK (H, d, d); W_V (d, G k); W_O (H k, d); biases b_Q, b_K, b_V, b_O; alpha, beta,
+    gamma (H,). W_V or W_O absent means the identity. Where `Projection.split`, W_V holds dW and the matrix in use is
+    V_skip W_init + V_branch dW.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        mixing: Mixing,
+        value: Projection | None,
+        proj: Projection | None,
+        *,
+        strengths: tuple[float, float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        d, H, G, k = config.d_model, config.heads, config.key_heads, config.head_width
+        self.mixing, self.value, self.proj, self.strengths = mixing, value, proj, strengths
+        self.heads, self.key_heads, self.width, self.scale = H, G, k, k**-0.5
+        self.attend = attend
+
+        def weight(name: str, *shape: int) -> None:
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, **options)))
+
+        if mixing.scores == "merged":
+            weight("W_QK", H, d, d)
+        else:
+            weight("W_Q", d, H * k)
+            weight("W_K", d, G * k)
+        for letter, spec, width in (("V", value, G * k), ("O", proj, d)):
+            if spec is None:
+                continue
+            weight(f"W_{letter}", d, width)
+            for scalar in spec.learn:
+                weight(f"{letter}_{scalar}")
+            if spec.split and spec.init != "identity":
+                self.register_buffer(f"W_{letter}_init", torch.empty(d, width, **options))
+        present = {"q": H * k, "k": G * k, "v": G * k if value else 0, "o": d if proj else 0}
+        for letter, width in present.items():
+            if letter in config.biases and width and mixing.scores == "factored":
+                weight(f"b_{letter.upper()}", width)
+        for name in mixing.learn:
+            weight(name, H)
+
+    def weight(self, letter: str) -> Tensor | None:
+        """W_V or W_O as used: None for the identity, else skip W_init + branch dW."""
+        spec = self.value if letter == "V" else self.proj
+        if spec is None:
+            return None
+        W = getattr(self, f"W_{letter}")
+        if not spec.split:
+            return W
+        skip, branch = (getattr(self, f"{letter}_{s}", getattr(spec, s)) for s in ("skip", "branch"))
+        W = branch * W
+        fixed = getattr(self, f"W_{letter}_init", None)
+        return W + skip * (torch.eye(*W.shape, dtype=W.dtype, device=W.device) if fixed is None else fixed)
+
+    def _bias(self, letter: str) -> Tensor | None:
+        return self._parameters.get(f"b_{letter}")
+
+    def _split(self, X: Tensor, heads: int) -> Tensor:
+        return X.unflatten(-1, (heads, -1)).transpose(-2, -3)
+
+    def queries(self, N: Tensor) -> Tensor:
+        """(batch, H, n, width): width is d_k, or d for a merged W_QK."""
+        if self.mixing.scores == "merged":
+            return N[:, None] @ self.W_QK
+        return self._split(linear(N, self.W_Q, self._bias("Q")), self.heads)
+
+    def keys(self, N: Tensor) -> Tensor:
+        """(batch, G, n, d_k); for a merged W_QK the input itself for every head, (batch, H, n, d)."""
+        if self.mixing.scores == "merged":
+            return N[:, None].expand(-1, self.heads, -1, -1)
+        return self._split(linear(N, self.W_K, self._bias("K")), self.key_heads)
+
+    def values(self, N: Tensor) -> Tensor:
+        """(batch, G, n, d_k); without W_V the column blocks of the input."""
+        W = self.weight("V")
+        return self._split(N if W is None else linear(N, W, self._bias("V")), self.key_heads)
+
+    def forward(self, N: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
+        """Self-attention of N (batch, n, d) -> (batch, n, d); with a cache, N are the tokens after those it holds."""
+        if cache is not None and cache.kind == "x":
+            return self._from_x_cache(N, frame, cache)
+        q, k, v = self.queries(N), self.keys(N), self.values(N)
+        if frame.rotary is not None:
+            q, k = rotate(q, *frame.rotary), rotate(k, *frame.rotary)
+        K, V = (k, v) if cache is None else cache.append(k, v)
+        causal = frame.causal and frame.start == 0
+        if self.mixing.kind == "linear":
+            Y = linear_attend(q, K, V, causal=causal, mask=frame.visible, scale=self.scale)
+        else:
+            B, D = self._spa(frame, V.shape[-2])
+            Y = self.attend(q, K, V, causal=causal, mask=frame.visible, bias=B, scale=self.scale)
+            Y = Y if D is None else D * Y
+        return self._project(self._mix(Y, v, frame, cache))
+
+    def _mix(self, Y: Tensor, v: Tensor, frame: Frame, cache: LayerCache | None) -> Tensor:
+        """alpha v + beta Y - gamma mean(v)."""
+        m = self.mixing
+        if m == Mixing(kind=m.kind, scores=m.scores, bias=m.bias):
+            return Y
+        v = repeat_heads(v, self.heads // self.key_heads)
+        if m.uses("beta"):
+            Y = Y if m.beta == 1 and "beta" not in m.learn else self._scalar("beta") * Y
+        else:
+            Y = torch.zeros_like(Y)
+        if m.uses("alpha"):
+            Y = Y + self._scalar("alpha") * v
+        if m.uses("gamma"):
+            if cache is None:
+                mask = None if frame.mask is None else frame.mask[:, None]
+                mean = running_mean(v, mask, frame.causal)
+            else:
+                mean = cache.running_total(v) / (frame.positions[:, None] + 1)
+            Y = Y - self._scalar("gamma") * mean
+        return Y
+
+    def _scalar(self, name: str) -> Tensor | float:
+        learned = self._parameters.get(name)
+        return getattr(self.mixing, name) if learned is None else learned[:, None, None]
+
+    def _project(self, Y: Tensor) -> Tensor:
+        Y = Y.transpose(-2, -3).flatten(-2)
+        W = self.weight("O")
+        return Y if W is None else linear(Y, W, self._bias("O"))
+
+    def _spa(self, frame: Frame, keys: int) -> tuple[Tensor | None, Tensor | None]:
+        """B, broadcasting to (batch, heads, n, keys), and D (…, n, 1), at the frame's positions."""
+        if self.strengths is None:
+            return None, None
+        like = next(self.parameters())
+
+        def of(tokens: int) -> tuple[Tensor, Tensor]:
+            return spa_bias(self.mixing.bias.family, *self.strengths, tokens, frame.causal, like.dtype, like.device)
+
+        p = frame.positions
+        if frame.mask is None:
+            # row t does not depend on the length when causal: one table serves all lengths up to a power of two
+            B, D = of(1 << (keys - 1).bit_length() if frame.causal else keys)
+            new = slice(frame.start, frame.start + frame.tokens)
+            return B[new, :keys], D[new, None]
+        if frame.causal:
+            B, D = of(keys)
+            return B[p[:, :, None], p[:, None, :]][:, None], D[p][:, None, :, None]
+        B = like.new_zeros(len(p), 1, keys, keys)
+        D = like.new_ones(len(p), 1, keys, 1)
+        lengths = frame.mask.sum(1).clamp_min(1)
+        for n in lengths.unique().tolist():  # the bidirectional matrix is not nested: one for each length
+            rows = (lengths == n).nonzero()[:, 0]
+            B_n, D_n = of(n)
+            P = p[rows]
+            B[rows, 0] = B_n[P[:, :, None], P[:, None, :]]
+            D[rows, 0] = D_n[P][..., None]
+        return B, D
+
+    def _from_x_cache(self, N: Tensor, frame: Frame, cache: LayerCache) -> Tensor:
+        """The same layer from a cache of its inputs alone: q . (W_K^T n + b_K) = (W_K q) . n + q . b_K, values = n.
+
+        Exact, also with biases; d numbers a token in place of 2 d. Source: [own].
+        """
+        (X,) = cache.append(N[:, None])
+        X = X[:, 0]
+        q = self.queries(N)
+        H, n = q.shape[1:3]
+        if self.mixing.scores == "factored":
+            W_K = self.W_K.unflatten(-1, (H, -1)).permute(1, 2, 0)  # (H, d_k, d)
+            folded, offset = q @ W_K, self._bias("K")
+        else:
+            folded, offset = q, None
+        S = (folded.flatten(1, 2) @ X.mT).unflatten(1, (H, n))
+        if offset is not None:
+            S = S + (q @ offset.view(H, -1, 1))
+        S = self.scale * S
+        B, D = self._spa(frame, X.shape[1])
+        visible = frame.visible
+        if visible is None and n > 1:
+            visible = torch.ones(n, n, dtype=torch.bool, device=X.device).tril()
+        if self.mixing.kind == "linear":
+            A = S if visible is None else S.masked_fill(~visible, 0.0)
+        else:
+            S = S if B is None else S + B
+            A = (S if visible is None else S.masked_fill(~visible, float("-inf"))).softmax(-1)
+        Y = A @ self._split(X, H)
+        Y = Y if D is None else D * Y
+        return self._project(self._mix(Y, self._split(N, H), frame, cache))
+
+    def cross(self, N: Tensor, memory: Memory, layer: int) -> Tensor:
+        """Cross-attention of N (rows, n, d) to a memory of (sentences, m, d); rows = sentences x beams."""
+        kept = memory.keys_values
+        if kept is None:
+            k, v = self.keys(memory.X), self.values(memory.X)
+        else:
+            if layer not in kept:
+                kept[layer] = self.keys(memory.X).contiguous(), self.values(memory.X).contiguous()
+            k, v = kept[layer]
+        rows, n, d = N.shape
+        q = self.queries(N.reshape(len(k), -1, d))  # beams of a sentence stand side by side as further queries
+        Y = self.attend(q, k, v, mask=memory.visible, scale=self.scale)
+        return self._project(Y).reshape(rows, n, d)
+
+
+def linear(X: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """X W + b."""
+    return X @ W if b is None else F.linear(X, W.mT, b)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: each pair (x_i, x_{i + width/2}) turned by its angle; x (batch, heads, n, width)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
