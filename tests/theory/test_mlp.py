@@ -51,6 +51,10 @@ def oracle(forward, weights, Y, loss):
     return H, J.T @ Hl @ J, grad(lambda th: value(forward(*unflat(th)), Y, loss))(theta)
 
 
+def by_products(operator):
+    return operator @ torch.eye(operator.shape[1], dtype=operator.dtype)
+
+
 def assembled(model, part):
     names = list(model.weights)
     return torch.cat([torch.cat([getattr(model, part)(a, b) for b in names], 1) for a in names], 0)
@@ -66,6 +70,9 @@ def agree(model, forward, Y, loss):
         (model.hessian().dense(), H),
         (model.outer_operator().dense(), H_o),
         (model.functional_operator().dense(), H - H_o),
+        (by_products(model.hessian()), H),
+        (by_products(model.outer_operator()), H_o),
+        (by_products(model.functional_operator()), H - H_o),
     ]:
         assert float((got - want).abs().max()) <= TOL * size
     got = torch.cat([t.reshape(-1) for t in model.gradients().values()])
@@ -106,7 +113,7 @@ def test_linear_mlp_sees_data_through_sigma_and_omega(widths, seed):
     for part in ("outer", "functional"):
         a, b = assembled(one, part), assembled(two, part)
         assert float((a - b).abs().max()) <= TOL * max(float(a.abs().max()), 1e-3)
-    first = 2 / widths[-1] * torch.kron(one.Sigma, one.after[0] @ one.after[0].T)
+    first = 2 / widths[-1] * torch.kron(one.Sigma, one.B[0] @ one.B[0].T)
     assert float((one.outer("W_1", "W_1") - first).abs().max()) <= TOL * float(first.abs().max())
 
 
@@ -209,10 +216,10 @@ def test_loss_by_its_derivatives():
     """A loss given as (g, Hl) gives the blocks of the loss it came from, and no value."""
     X, Y, W = rand(0, 4, 3), rand(1, 4, 2), [rand(2, 3, 3), rand(3, 3, 2)]
     known = LinearMLP(X, W, Y)
-    other = LinearMLP(X, W, loss=(known.g, known.loss.token_matrices().expand(4, 2, 2)))
+    other = LinearMLP(X, W, loss=(known.g, known.output.token_matrices().expand(4, 2, 2)))
     assert torch.allclose(assembled(known, "block"), assembled(other, "block"), rtol=1e-12, atol=1e-14)
-    with pytest.raises(InputError, match="value is not known"):
-        other.loss_value()
+    assert other.loss is None
+    assert torch.allclose(known.loss, ((known.F - Y) ** 2).mean(), rtol=1e-14)
 
 
 @pytest.mark.parametrize("part", ["hessian", "outer_operator", "functional_operator"])
@@ -229,7 +236,7 @@ def test_operator_contracts(part):
 def test_input_errors():
     """What cannot be used is named."""
     X, W = rand(0, 4, 3), rand(1, 3, 2)
-    with pytest.raises(UnknownName, match="no weight is called 'W_9'"):
+    with pytest.raises(UnknownName, match="no parameter matches 'W_9'"):
         LinearMLP(X, [W], rand(2, 4, 2)).outer("W_1", "W_9")
     with pytest.raises(InputError, match="do not match"):
         LinearMLP(X, [W, W], rand(2, 4, 2))
