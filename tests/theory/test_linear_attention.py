@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch.func import grad, jacfwd
 
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.operator import Dense
+from quadform.core.space import Space
 from quadform.testing import check_operator
 from quadform.theory.linear_attention import LinearAttentionLayer
 
@@ -62,6 +64,10 @@ def oracle(X, W_Q, W_K, W_V, Y, t, context, loss):
     return jacfwd(g)(theta), J.T @ Hl @ J, g(theta)
 
 
+def by_products(operator):
+    return operator @ torch.eye(operator.shape[1], dtype=operator.dtype)
+
+
 def assembled(layer, part):
     return torch.cat([torch.cat([getattr(layer, part)(a, b) for b in NAMES], 1) for a in NAMES], 0)
 
@@ -81,6 +87,9 @@ def test_blocks_are_autograd(drawn):
         (layer.hessian().dense(), H),
         (layer.outer_operator().dense(), H_o),
         (layer.functional_operator().dense(), H - H_o),
+        (by_products(layer.hessian()), H),
+        (by_products(layer.outer_operator()), H_o),
+        (by_products(layer.functional_operator()), H - H_o),
     ]:
         assert float((got - want).abs().max()) <= TOL * size
     got = torch.cat([layer.gradients()[n].reshape(-1) for n in NAMES])
@@ -147,6 +156,29 @@ def test_sigma_form(L, d, d_K, d_V, seed):
     assert float((got - want).abs().max()) <= TOL * max(float(want.abs().max()), 1e-30)
 
 
+@settings(max_examples=20, deadline=None)
+@given(layers())
+def test_norms_without_blocks(drawn):
+    """The exact block norms by token Gram sums are the norms of the dense blocks."""
+    layer, _ = drawn
+    for part, dense in [("total", layer.block), ("outer", layer.outer), ("functional", layer.functional)]:
+        for (a, b), norm in layer.norms(part).items():
+            want = float(dense(a, b).norm())
+            assert abs(norm.value - want) <= 1e-7 * max(want, float(layer.outer(a, b).norm()), 1e-30)
+
+
+def test_loss_that_couples_tokens():
+    """For a network behind the layer, H = J^T [d2(l o D)/dF2] J + H_f, with its middle matrix as an operator."""
+    gen = torch.Generator().manual_seed(4)
+    X, W = rand(gen, 2, 3, 3), [rand(gen, 3, 2), rand(gen, 3, 2), rand(gen, 3, 2)]
+    n = 2 * 3 * 2
+    M = rand(gen, n, n)
+    behind = Dense(M + M.T, Space((("F", (n,)),)), symmetric=True)
+    layer = LinearAttentionLayer(X, *W, loss=(rand(gen, 2, 3, 2), behind))
+    assert layer.check().value <= TOL
+    assert layer.check("functional").value <= TOL
+
+
 @pytest.mark.parametrize("part", ["hessian", "outer_operator", "functional_operator"])
 def test_operator_contract(part):
     """The matrix-free operators keep the contract."""
@@ -167,5 +199,5 @@ def test_input_errors():
         LinearAttentionLayer(X, W, W, rand(gen, 2, 5), rand(gen, 4, 5))
     with pytest.raises(InputError, match="temperature is positive"):
         LinearAttentionLayer(X, W, W, W_V, rand(gen, 4, 5), temperature=0.0)
-    with pytest.raises(UnknownName, match="no weight is called 'W_O'"):
+    with pytest.raises(UnknownName, match="no parameter matches 'W_O'"):
         LinearAttentionLayer(X, W, W, W_V, rand(gen, 4, 5)).outer("W_O", "W_Q")
