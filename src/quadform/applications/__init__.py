@@ -1,0 +1,21 @@
+"""What people ask of the instrument: the exact Hessian of one attention layer, checks, the state of this machine."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "AttentionConfig": ".configs",
+        "DoctorConfig": ".configs",
+        "ReportConfig": ".configs",
+        "Vary": ".configs",
+        "VerifyConfig": ".configs",
+        "Sweep": ".attention",
+        "attention": ".attention:",
+        "attention_hessian": ".attention",
+        "doctor": ".doctor:",
+        "toy": ".attention",
+        "vary": ".attention",
+        "verify": ".verify:",
+    },
+)

@@ -1,0 +1,275 @@
+"""`quadform attention`: the exact Hessian of one attention layer, its spectrum, how its blocks grow with the input."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, did_you_mean
+from ..core.progress import Progress, Report, say
+from ..core.record import Estimate, Provenance, Record
+from .configs import BLOCKS, AttentionConfig, Vary
+from .machine import DTYPES, MATRICES, device_of, guard, size
+from .problem import Problem, toy_problem
+
+PARTS = ("outer", "functional", "total")
+
+#: Exponents of the block norms in the input scale. Source: [ODS25, Thm 3.1 and 3.2], softmax treated as bounded; for
+#: linear attention [own], F homogeneous of degree 3 in X. Blocks that are exactly zero have none.
+PAPER: dict[str, dict[str, dict[str, float]]] = {
+    "softmax": {
+        "outer": dict(zip(BLOCKS, (6, 6, 6, 4, 4, 2), strict=True)),
+        "functional": dict(zip(BLOCKS, (5, 3, 5, 3, 3, 0), strict=True)),
+    },
+    "linear": {
+        "outer": dict.fromkeys(BLOCKS, 6),
+        "functional": dict(zip(BLOCKS, (0, 3, 0, 3, 3, 0), strict=True)),
+    },
+}
+_ZERO = "the block is exactly 0"
+_MIX = "3 (small inputs) and 5 mix"
+
+#: Slopes are fitted at scales up to this one: above it the softmax saturates and the powers mix.
+FIT_UP_TO = 0.1
+#: Above this many parameters the closed form is compared with autodiff on some columns only.
+_FULL_CHECK = 800
+_COLUMNS = 64
+
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+def toy(tokens: int = 8, dim: int = 8, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """X, W_Q, W_K, W_V, Y of a seeded toy problem in float64: X and Y ~ N(0, 1), weights ~ N(0, 1/dim)."""
+    p = toy_problem(tokens=tokens, dim=dim, seed=seed)
+    return p.X, p.W_Q, p.W_K, p.W_V, p.Y
+
+
+def attention_hessian(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, Y: Tensor, **options: Any) -> Any:
+    """The exact Hessian of one attention head: `theory.AttentionLayer(X, W_Q, W_K, W_V, Y, **options)`."""
+    from ..theory.attention import AttentionLayer
+
+    return AttentionLayer(X, W_Q, W_K, W_V, Y, **options)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Block norms along a grid: `norms[part]` (points, 6) in the order of `BLOCKS`, for outer, functional and total."""
+
+    name: str
+    values: Tensor
+    norms: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, name: str, grid: Sequence[float], rows: Sequence[dict[tuple[str, str], float]]) -> Sweep:
+        """From one `block_norms` per grid point."""
+        norms = {part: [[row[part, block] for block in BLOCKS] for row in rows] for part in PARTS}
+        return cls(
+            name,
+            torch.tensor(grid, dtype=torch.float64),
+            {part: torch.tensor(table, dtype=torch.float64) for part, table in norms.items()},
+        )
+
+    def slopes(self, part: str = "outer", fit: tuple[float, float] | None = None) -> dict[tuple[str, str], float]:
+        """Fitted exponent d log ||block|| / d log value of every block that is not exactly zero."""
+        return {tuple(b.split(",")): e.value for b, e in self.fits(part, fit).items()}  # type: ignore[misc]
+
+    def fits(self, part: str = "outer", fit: tuple[float, float] | None = None) -> dict[str, Estimate]:
+        """The exponents with the standard error of the log-log fit."""
+        if part not in self.norms:
+            raise InputError(f"{part!r} is not a part of the Hessian ({', '.join(PARTS)}).{did_you_mean(part, PARTS)}")
+        lo, hi = fit or self.fit_range
+        inside = (self.values >= lo) & (self.values <= hi)
+        found = {}
+        for i, block in enumerate(BLOCKS):
+            norms = self.norms[part][inside, i]
+            if len(norms) >= 2 and bool((norms > 0).all()):
+                found[block] = _log_log_slope(self.values[inside], norms)
+        return found
+
+    @property
+    def fit_range(self) -> tuple[float, float]:
+        """The scales up to 0.1 where the sweep has at least three of them, else the whole sweep."""
+        small = self.values[self.values <= FIT_UP_TO * (1 + 1e-9)]
+        used = small if len(small) >= 3 else self.values
+        return float(used[0]), float(used[-1])
+
+
+def _log_log_slope(x: Tensor, y: Tensor) -> Estimate:
+    """Least squares of log y on log x; the standard error is the residuals' (0 for two points, which fit exactly)."""
+    u, v = x.log(), y.log()
+    u, v = u - u.mean(), v - v.mean()
+    slope = (u * v).sum() / u.square().sum()
+    rest = (v - slope * u).square().sum()
+    stderr = (rest / (len(u) - 2) / u.square().sum()).sqrt() if len(u) > 2 else torch.zeros(())
+    return Estimate(float(slope), stderr=float(stderr), kind="estimate", note=f"fit over {len(u)} points")
+
+
+def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep:
+    """The block norms of an `AttentionLayer` whose tokens are scaled by every factor of a geometric grid, Y fixed."""
+    from ..theory.attention import AttentionLayer
+    from ..theory.loss import MeanSquared
+
+    if not isinstance(layer, AttentionLayer) or not isinstance(layer.output, MeanSquared):
+        raise InputError(f"a sweep needs an AttentionLayer with loss='mse'; got {type(layer).__name__}.")
+    head = layer.head
+    Y = layer.per_token(head.F - layer.output.g / layer.output.curvature)
+    grid = Vary(name, lo, hi, points).grid
+    layers = (
+        AttentionLayer(
+            factor * head.X,
+            *layer.weights.values(),
+            Y,
+            mask=head.bias,
+            temperature=layer.temperature,
+            context=factor * head.Z,
+        )
+        for factor in grid
+    )
+    return Sweep.of(name, grid, [block_norms(each) for each in layers])
+
+
+def block_norms(layer: Any) -> dict[tuple[str, str], float]:
+    """(part, block) -> exact Frobenius norm; by token Gram sums where the layer has them, else from the dense block."""
+    found = {}
+    for part in PARTS:
+        for block in BLOCKS:
+            a, b = block.split(",")
+            if hasattr(layer, "norm"):
+                found[part, block] = layer.norm(a, b, part).value
+            else:
+                found[part, block] = float(getattr(layer, "block" if part == "total" else part)(a, b).norm())
+    return found
+
+
+def entropy(A: Tensor) -> float:
+    """Mean entropy of the rows of A (L, L) over its largest value log L: 1 is uniform, 0 is one-hot (or one token)."""
+    return float(torch.special.entr(A).sum(-1).mean()) / math.log(A.shape[-1]) if A.shape[-1] > 1 else 0.0
+
+
+# --- the verb -------------------------------------------------------------------------------------------------------
+def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
+    """Measure: the Hessian and its parts, their spectra, block norms, and their growth along the sweep."""
+    device, dtype = device_of(config.device), DTYPES[config.dtype]
+    guard(config.parameters, device, dtype)
+    tokens, dim, d_k, d_v = config.shape
+    problem = toy_problem(
+        tokens=tokens,
+        dim=dim,
+        d_k=d_k,
+        d_v=d_v,
+        seed=config.seed,
+        dtype=dtype,
+        device=device,
+        scale=config.scale,
+        attention=config.attention,
+        temperature=config.temperature,
+        mask=config.mask,
+    )
+    _tell_cost(config.parameters, dtype)
+    sweep = config.sweep
+    with Progress(5 + (sweep.points if sweep else 0), "attention", show=progress) as bar:
+        layer = problem.layer()
+        H_o, H_f = layer.outer_operator().dense(), layer.functional_operator().dense()
+        bar.step(text="Hessian")
+        scalars = {"loss": Estimate(float(problem.loss(problem.weights)))}
+        spectra = {}
+        for name, matrix in (("", H_o + H_f), ("_outer", H_o), ("_functional", H_f)):
+            spectra[f"eigenvalues{name}"] = torch.linalg.eigvalsh(matrix)
+            bar.step(text="eigenvalues")
+        scalars |= _spectrum_scalars(spectra["eigenvalues"], H_o + H_f)
+        scalars["autodiff_error"] = _autodiff_error(problem, H_o + H_f)
+        scalars["seconds"] = _seconds(problem)
+        bar.step(text="checked against autodiff")
+        scalars |= {f"norm/{part}/{b}": Estimate(v) for (part, b), v in block_norms(layer).items()}
+        tensors = {"H_o": H_o, "H_f": H_f, **spectra, "A": problem.pattern(problem.weights)}
+        if config.attention == "softmax":
+            scalars["entropy"] = Estimate(entropy(tensors["A"]))
+        inputs = config.inputs()
+        if sweep:
+            grown, entropies = _grow(problem, sweep, bar)
+            inputs["fit_range"] = list(grown.fit_range)
+            scalars |= {f"slope/{part}/{b}": e for part in PARTS[:2] for b, e in grown.fits(part).items()}
+            scalars |= _paper_scalars(config.attention)
+            tensors |= {"scales": grown.values} | {f"growth_{part}": grown.norms[part] for part in PARTS}
+            if config.attention == "softmax":
+                tensors["growth_entropy"] = torch.tensor(entropies)
+    return Record(
+        kind="attention",
+        inputs=inputs,
+        scalars=scalars,
+        tensors={name: t.detach().to("cpu", torch.float64) for name, t in tensors.items()},
+        made=Provenance.collect(seed=config.seed, dtype=dtype, device=device),
+    )
+
+
+def _tell_cost(parameters: int, dtype: torch.dtype) -> None:
+    """Memory and work before a long computation starts."""
+    if parameters >= 2000:
+        memory = size(MATRICES * dtype.itemsize * parameters**2)
+        say(f"exact Hessian of {parameters:,} parameters: about {memory}, three dense eigenvalue problems of that size")
+
+
+def _spectrum_scalars(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:
+    low, high = float(eigenvalues[0]), float(eigenvalues[-1])
+    tolerance = 1e-10 if eigenvalues.dtype == torch.float64 else 1e-4
+    negative = eigenvalues < -tolerance * max(abs(low), abs(high))
+    return {
+        "lambda_max": Estimate(high),
+        "lambda_min": Estimate(low),
+        "negative_share": Estimate(
+            float(negative.double().mean()), note=f"eigenvalues below -{tolerance:g} |lambda|max"
+        ),
+        "trace": Estimate(float(H.diagonal().sum())),
+        "ceiling_sgd": Estimate(2 / high if high > 0 else math.inf, note="2 / lambda_max; a ceiling, no advice"),
+    }
+
+
+def _autodiff_error(problem: Problem, H: Tensor) -> Estimate:
+    """max |closed form - autodiff| / max |H|, on every column or, for a large H, on some of them."""
+    P = len(H)
+    columns = None
+    if P > _FULL_CHECK:
+        columns = torch.linspace(0, P - 1, _COLUMNS, device=H.device).round().long()
+    closed = H if columns is None else H[:, columns]
+    error = float((closed - problem.autodiff(columns)).abs().max() / H.abs().max().clamp_min(1e-300))
+    return Estimate(error, note="all columns" if columns is None else f"{_COLUMNS} of {P:,} columns")
+
+
+def _seconds(problem: Problem) -> Estimate:
+    """Time of one exact Hessian, from the tensors to the dense matrix: median of the runs of half a second."""
+    problem.layer().hessian().dense()
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < 0.5 and len(times) < 20):
+        start = time.perf_counter()
+        problem.layer().hessian().dense()
+        if problem.X.is_cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    runs = torch.tensor(times, dtype=torch.float64)
+    return Estimate(
+        float(runs.median()), stderr=float(runs.std() / len(times) ** 0.5), kind="estimate", note=f"{len(times)} runs"
+    )
+
+
+def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, list[float]]:
+    rows, entropies = [], []
+    for scale in sweep.grid:
+        at = problem.at(scale)
+        rows.append(block_norms(at.layer()))
+        entropies.append(entropy(at.pattern(at.weights)))
+        bar.step(text=f"scale {scale:.3g}")
+    return Sweep.of(sweep.name, sweep.grid, rows), entropies
+
+
+def _paper_scalars(attention: str) -> dict[str, Estimate]:
+    notes = {("functional", "W_Q,W_K"): _MIX} if attention == "softmax" else {}
+    return {
+        f"paper/{part}/{block}": Estimate(power, note=notes.get((part, block), "" if power else _ZERO))
+        for part, table in PAPER[attention].items()
+        for block, power in table.items()
+    }

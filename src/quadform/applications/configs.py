@@ -1,0 +1,201 @@
+"""What can be asked: one frozen value per verb. Torch-free, so the command line reads its flags from here at no cost.
+
+A config holds the question only; where the answer goes (`--out`, `--json`, ...) is the command line's business. Every
+config checks itself when it is made, so Python and the command line refuse the same values with the same text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, arg
+
+from ..core.errors import InputError, did_you_mean
+
+#: The six unique blocks of the Hessian of one head, row then column, in the order used everywhere.
+BLOCKS = ("W_Q,W_Q", "W_Q,W_K", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")
+
+#: What a sweep can vary.
+VARIED = ("scale",)
+
+
+@dataclass(frozen=True)
+class Vary:
+    """A geometric grid of one quantity: `name=lo:hi` or `name=lo:hi:points`."""
+
+    name: str
+    lo: float
+    hi: float
+    points: int = 25
+
+    def __post_init__(self) -> None:
+        if self.name not in VARIED:
+            raise InputError(
+                f"`--vary {self.name}` is not something a sweep can vary ({', '.join(VARIED)})."
+                f"{did_you_mean(self.name, VARIED)}"
+            )
+        if not (0 < self.lo < self.hi < math.inf):
+            raise InputError(
+                f"a sweep runs from a positive number to a larger one; got {self.lo:g}:{self.hi:g}."
+                f" Write `--vary {self.name}=0.01:30`."
+            )
+        if self.points < 2:
+            raise InputError(f"a sweep has at least 2 points; got {self.points}.")
+
+    @classmethod
+    def parse(cls, text: str) -> Vary | None:
+        """The sweep written `scale=0.01:30`, or None for `none`."""
+        if text == "none":
+            return None
+        name, _, span = text.partition("=")
+        try:
+            lo, hi, *more = span.split(":")
+            points = [int(p) for p in more]
+            if len(points) > 1:
+                raise ValueError
+            return cls(name.strip(), float(lo), float(hi), *points)
+        except InputError:
+            raise
+        except ValueError as error:
+            raise InputError(
+                f"`--vary {text}` is not a sweep. Write `--vary scale=0.01:30` or `--vary scale=0.01:30:25`"
+                f" (from, to, points), or `--vary none`; what can be varied: {', '.join(VARIED)}."
+            ) from error
+
+    @property
+    def grid(self) -> list[float]:
+        """The points, equally spaced in the logarithm; both ends exact."""
+        step = math.log(self.hi / self.lo) / (self.points - 1)
+        return [self.lo, *(self.lo * math.exp(step * i) for i in range(1, self.points - 1)), self.hi]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """Where and how the numbers are made."""
+
+    seed: int = 0
+    """Seed of everything that is drawn."""
+    dtype: Literal["float64", "float32"] = "float64"
+    """Number format of the computation; half precision is refused, it underflows."""
+    device: str = "cpu"
+    """Where to compute: cpu, cuda, cuda:0, ..."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Numerics):
+    """The exact Hessian of one attention layer with mean squared loss, on a seeded toy problem.
+
+    Tokens X ~ scale N(0, 1), targets Y ~ N(0, 1), weights ~ N(0, 1/dim). The layer is softmax(Q K^T / (t sqrt(d_k))) V,
+    or the same without the softmax. Every number is exact; the slopes are fits and carry their standard error.
+    """
+
+    tokens: int = 8
+    """Tokens in the sequence."""
+    dim: int = 8
+    """Width of a token."""
+    d_k: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: dim)")] = None
+    """Width of queries and keys."""
+    d_v: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: dim)")] = None
+    """Width of values."""
+    attention: Literal["softmax", "linear"] = "softmax"
+    """Softmax attention, or the same layer without the softmax."""
+    scale: float = 1.0
+    """Standard deviation of the tokens."""
+    temperature: float = 1.0
+    """Scores are divided by this (besides sqrt(d_k))."""
+    mask: Literal["none", "causal"] = "none"
+    """Which tokens a token sees."""
+    vary: str = "scale=0.01:30:25"
+    """Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "dim", "d_k", "d_v"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"`--{name.replace('_', '-')} {value}`: a layer has at least 1. Give 1 or more.")
+        for name in ("scale", "temperature"):
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise InputError(f"`--{name} {value:g}`: a {name} is a positive finite number.")
+        if self.attention == "linear" and self.mask != "none":
+            raise InputError("linear attention has no masked closed form. Use `--mask none` or `--attention softmax`.")
+        _ = self.sweep
+
+    @property
+    def sweep(self) -> Vary | None:
+        return Vary.parse(self.vary)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """tokens, dim, d_k, d_v."""
+        return self.tokens, self.dim, self.d_k or self.dim, self.d_v or self.dim
+
+    @property
+    def parameters(self) -> int:
+        _, d, d_k, d_v = self.shape
+        return d * (2 * d_k + d_v)
+
+    def inputs(self) -> dict[str, Any]:
+        """The question as plain JSON, every default spelled out."""
+        _, d, d_k, d_v = self.shape
+        sweep = self.sweep
+        return dataclasses.asdict(self) | {
+            "d_k": d_k,
+            "d_v": d_v,
+            "factor": "qk",
+            "vary": {sweep.name: [sweep.lo, sweep.hi, sweep.points]} if sweep else None,
+            "space": [["W_Q", [d, d_k]], ["W_K", [d, d_k]], ["W_V", [d, d_v]]],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig(Numerics):
+    """One self-contained HTML file. With no RUN it measures the built-in default first: a seeded toy attention layer.
+
+    With RUN folders it redraws from what they hold and computes nothing.
+    """
+
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[RUN ...]", help_behavior_hint="")] = ()
+    """Folders that hold a saved record (made by `quadform attention --out DIR` or an earlier report)."""
+    open: bool = False
+    """Show the file in the browser when it is written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyConfig(Numerics):
+    """Is the mathematics right on this machine? Closed form against autodiff and finite differences, random shapes."""
+
+    shapes: int = 12
+    """How many random layers to try."""
+    largest: int = 6
+    """No width or number of tokens is drawn above this."""
+
+    def __post_init__(self) -> None:
+        if self.shapes < 1 or self.largest < 1:
+            raise InputError(f"`--shapes {self.shapes} --largest {self.largest}`: give at least 1 for both.")
+        if self.dtype != "float64":
+            raise InputError(f"`--dtype {self.dtype}`: the checks are about formulas, so they run in float64 only.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig(Numerics):
+    """Will it run here, and how large may I go: versions, devices, memory, optional parts, known traps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Where the answer goes."""
+
+    out: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Folder that keeps the results; made if it is missing."""
+    json: bool = False
+    """Print strict JSON and nothing else on stdout."""
+    quiet: bool = False
+    """No progress on stderr."""
+    lang: Literal["en", "ko"] = "en"
+    """Language of the report."""
+    debug: bool = False
+    """Show the whole traceback of an error."""

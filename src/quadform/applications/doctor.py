@@ -1,0 +1,154 @@
+"""`quadform doctor`: will it run here, and how large may I go. Looks, changes nothing, needs no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+
+import torch
+
+from ..core.rng import stream
+from .configs import DoctorConfig
+from .machine import DTYPES, device_of, free_bytes, largest_hessian, size
+
+#: Packages that quadform runs on, and those that open further doors (package, what it is for, how to get it).
+REQUIRED = ("torch", "numpy", "scipy", "safetensors", "altair", "vl-convert-python", "jinja2", "tyro", "rich")
+OPTIONAL = (
+    ("triton", "fused attention kernels on a GPU", "kernels"),
+    ("transformers", "models in the Hugging Face format", "hf"),
+    ("curvlinops-for-pytorch", "K-FAC and a second opinion on operators", "kfac"),
+    ("lightning", "callbacks for Lightning", "lightning"),
+)
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing looked at: its group, name, what was found, whether that is ok (None: optional and absent), advice."""
+
+    group: str
+    name: str
+    found: str
+    ok: bool | None = True
+    advice: str = ""
+
+
+def examine(config: DoctorConfig) -> list[Line]:
+    """Everything worth knowing about this machine."""
+    device, dtype = device_of(config.device), DTYPES[config.dtype]
+    return [*_packages(), *_machine(), *_size(device, dtype), *_tools(), *_traps(config.seed)]
+
+
+def _packages() -> list[Line]:
+    lines = [Line("packages", "python", platform.python_version()), Line("packages", "quadform", _version("quadform"))]
+    for name in REQUIRED:
+        version = _version(name)
+        lines.append(
+            Line("packages", name, version or "missing", bool(version), "" if version else "pip install quadform")
+        )
+    for name, purpose, extra in OPTIONAL:
+        version = _version(name)
+        advice = "" if version else f'{purpose}: pip install "quadform[{extra}]"'
+        lines.append(Line("optional", name, version or "not installed", True if version else None, advice))
+    return lines
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _machine() -> list[Line]:
+    cpu = torch.device("cpu")
+    lines = [
+        Line("machine", "processor", f"{platform.machine()}, {os.cpu_count()} cores"),
+        Line("machine", "torch threads", str(torch.get_num_threads())),
+        Line("machine", "free memory", size(free_bytes(cpu))),
+    ]
+    if not torch.cuda.is_available():
+        build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+        return [*lines, Line("machine", "GPU", f"none seen (torch is {build})", None, "everything runs on the CPU")]
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        free, total = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
+        lines.append(Line("machine", f"GPU cuda:{index}", f"{name}, {size(free)} of {size(total)} free"))
+    return lines
+
+
+def _size(device: torch.device, dtype: torch.dtype) -> list[Line]:
+    most = largest_hessian(device, dtype)
+    width = int((most / 3) ** 0.5)
+    kind = str(dtype).removeprefix("torch.")
+    return [
+        Line(
+            "size",
+            f"exact Hessian, {kind}, {device}",
+            f"up to {most:,} parameters",
+            advice=f"one attention layer up to --dim {width} (d_k = d_v = dim)",
+        )
+    ]
+
+
+def _tools() -> list[Line]:
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    return [
+        Line(
+            "tools",
+            "Chromium",
+            browser or "not found",
+            bool(browser) or None,
+            "" if browser else "only the browser tests need it",
+        ),
+        Line(
+            "tools",
+            "C++ compiler",
+            compiler or "not found",
+            bool(compiler) or None,
+            "" if compiler else "torch.compile on the CPU needs one",
+        ),
+    ]
+
+
+def _traps(seed: int) -> list[Line]:
+    """Known traps of this torch build, tried here and now."""
+    wrong = layernorm_trap(seed)
+    found = f"torch.func.hessian is {wrong:.0%} off" if wrong > 1e-6 else "torch.func.hessian is right"
+    advice = "quadform uses jvp(grad) and double backward, which are right; do not trust `torch.func.hessian` here"
+    lines = [Line("traps", "LayerNorm weight", found, None if wrong > 1e-6 else True, advice if wrong > 1e-6 else "")]
+    if importlib.util.find_spec("triton") is None and torch.cuda.is_available():
+        lines.append(
+            Line(
+                "traps",
+                "fused attention",
+                "triton is missing",
+                None,
+                "attention runs in plain torch, with O(L^2) memory",
+            )
+        )
+    return lines
+
+
+def layernorm_trap(seed: int = 0) -> float:
+    """How far `torch.func.hessian` is from the truth through `F.layer_norm` with a weight (relative, Frobenius).
+
+    The truth is `jacfwd(grad)`. Upstream: pytorch/pytorch#196700.
+    """
+    generator = stream(seed, "doctor/layernorm")
+    X = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    W = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+    w = torch.randn(20, generator=generator, dtype=torch.float64)
+
+    def f(flat: torch.Tensor) -> torch.Tensor:
+        weight, V = flat[:4], flat[4:].reshape(4, 4)
+        return (torch.nn.functional.layer_norm(X @ V, (4,), weight=weight) @ W).square().mean()
+
+    truth = torch.func.jacfwd(torch.func.grad(f))(w)
+    return float((torch.func.hessian(f)(w) - truth).norm() / truth.norm())

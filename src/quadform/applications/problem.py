@@ -1,0 +1,139 @@
+"""A layer written out in plain torch: the problem the closed forms answer, and the independent way to the same answer.
+
+Nothing here uses a closed form. The Hessian comes from `jvp(grad)`, never from `torch.func.hessian` (wrong through a
+LayerNorm weight on current torch), and from central differences of the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.rng import stream
+from ..core.space import Space
+
+NAMES = ("W_Q", "W_K", "W_V")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """F = softmax(scale^2 X W_Q W_K^T X^T / (t sqrt(d_K))) (scale X) W_V and its mean squared error against Y.
+
+    X (L, d), W_Q and W_K (d, d_K), W_V (d, d_V), Y (L, d_V); `attention="linear"` leaves out the softmax.
+    Source: [ODS25, section 2].
+    """
+
+    X: Tensor
+    W_Q: Tensor
+    W_K: Tensor
+    W_V: Tensor
+    Y: Tensor
+    scale: float = 1.0
+    attention: str = "softmax"
+    temperature: float = 1.0
+    mask: str = "none"
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in NAMES}
+
+    @property
+    def space(self) -> Space:
+        return Space.of(self.weights)
+
+    def at(self, scale: float) -> Problem:
+        """The same problem with tokens of another scale."""
+        return replace(self, scale=scale)
+
+    def layer(self) -> Any:
+        """The closed form: `theory.AttentionLayer` or `theory.LinearAttentionLayer`."""
+        arguments = (self.scale * self.X, self.W_Q, self.W_K, self.W_V, self.Y)
+        if self.attention == "linear":
+            from ..theory.linear_attention import LinearAttentionLayer
+
+            return LinearAttentionLayer(*arguments, temperature=self.temperature)
+        from ..theory.attention import AttentionLayer
+
+        return AttentionLayer(*arguments, temperature=self.temperature, mask=None if self.mask == "none" else self.mask)
+
+    def pattern(self, W: dict[str, Tensor]) -> Tensor:
+        """The attention matrix A (L, L)."""
+        X = self.scale * self.X
+        T = (X @ W["W_Q"]) @ (X @ W["W_K"]).T / (self.temperature * math.sqrt(self.W_Q.shape[1]))
+        if self.attention == "linear":
+            return T
+        if self.mask == "causal":
+            unseen = torch.ones_like(T, dtype=torch.bool).triu(1)
+            T = T.masked_fill(unseen, -math.inf)
+        return T.softmax(dim=-1)
+
+    def output(self, W: dict[str, Tensor]) -> Tensor:
+        """F (L, d_V)."""
+        return self.pattern(W) @ (self.scale * self.X) @ W["W_V"]
+
+    def loss(self, W: dict[str, Tensor]) -> Tensor:
+        """||F - Y||^2 / (L d_V)."""
+        return (self.output(W) - self.Y).square().mean()
+
+    # --- the independent way ----------------------------------------------------------------------------------------
+    def gradient(self, w: Tensor) -> Tensor:
+        """dL/dw at the flat weights w (P,)."""
+        return torch.func.grad(lambda flat: self.loss(self.space.unflatten(flat)))(w)
+
+    def autodiff(self, columns: Tensor | None = None) -> Tensor:
+        """Columns of H (all of them by default), (P, k): `jvp(grad)` at unit vectors."""
+        w = self.space.flatten(self.weights)
+        units = torch.eye(len(w), dtype=w.dtype, device=w.device)
+        return self._products(self.gradient, w, units if columns is None else units[columns])
+
+    def autodiff_functional(self) -> Tensor:
+        """H_f (P, P): the second derivative of <dl/dF, F> with dl/dF held fixed, by `jvp(grad)`."""
+        w = self.space.flatten(self.weights)
+        F = self.output(self.weights)
+        g = 2 * (F - self.Y) / F.numel()
+        gradient = torch.func.grad(lambda flat: (g * self.output(self.space.unflatten(flat))).sum())
+        return self._products(gradient, w, torch.eye(len(w), dtype=w.dtype, device=w.device))
+
+    @staticmethod
+    def _products(gradient: Any, w: Tensor, directions: Tensor) -> Tensor:
+        product = torch.func.vmap(lambda v: torch.func.jvp(gradient, (w,), (v,))[1], chunk_size=256)
+        return product(directions).T
+
+    def difference(self, direction: Tensor, step: float = 1e-5) -> Tensor:
+        """H v (P,) by central differences of the gradient; accurate to about step^2."""
+        w = self.space.flatten(self.weights)
+        return (self.gradient(w + step * direction) - self.gradient(w - step * direction)) / (2 * step)
+
+
+def toy_problem(
+    *,
+    tokens: int,
+    dim: int,
+    d_k: int | None = None,
+    d_v: int | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Problem:
+    """A seeded problem: X and Y ~ N(0, 1), weights ~ N(0, 1/dim). Drawn on the CPU in float64, so every device and
+    number format gets the same one; each tensor has its own stream, so changing d_v moves only W_V and Y."""
+    d_k, d_v = d_k or dim, d_v or dim
+
+    def draw(name: str, *shape: int, std: float = 1.0) -> Tensor:
+        t = torch.randn(shape, generator=stream(seed, f"toy/{name}"), dtype=torch.float64)
+        return (std * t).to(device=device, dtype=dtype)
+
+    std = dim**-0.5
+    return Problem(
+        X=draw("X", tokens, dim),
+        W_Q=draw("W_Q", dim, d_k, std=std),
+        W_K=draw("W_K", dim, d_k, std=std),
+        W_V=draw("W_V", dim, d_v, std=std),
+        Y=draw("Y", tokens, d_v),
+        **options,
+    )

@@ -1,0 +1,104 @@
+"""`main`: find the verb, read its flags, answer, leave with the right exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core import progress
+from ..core.errors import QuadformError, UnknownName, did_you_mean
+from .parse import parse
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb: the question it answers, the config that holds it, and the function in `answer` that answers it."""
+
+    question: str
+    config: str
+    answer: str
+
+
+VERBS = {
+    "attention": Verb("the exact Hessian of one attention layer", "AttentionConfig", "attention"),
+    "report": Verb("one self-contained HTML file of it", "ReportConfig", "report"),
+    "verify": Verb("is the mathematics right on this machine?", "VerifyConfig", "verify"),
+    "doctor": Verb("will it run here, and how large may I go?", "DoctorConfig", "doctor"),
+}
+
+_HELP = """\
+usage: quadform VERB [flags]
+
+The second-order shape of a Transformer's loss.
+
+{verbs}
+
+Every verb takes --device --dtype --seed --out DIR --json --quiet --lang en|ko --debug.
+`quadform VERB --help` tells more; `quadform --version` tells the version.
+First time here: `quadform report`.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return _told("interrupted; what was already saved is kept.", 130, words)
+    except BrokenPipeError:  # the reader (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except QuadformError as error:
+        return _told(str(error), error.exit_code, words)
+    except Exception as error:
+        text = f"an error nobody expected: {type(error).__name__}: {error}. Run again with `--debug` and report it."
+        return _told(text, 1, words)
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h", "help"):
+        width = max(map(len, VERBS))
+        print(
+            _HELP.format(verbs="\n".join(f"  {name:{width}}  {verb.question}" for name, verb in VERBS.items())), end=""
+        )
+        return 0
+    if words[0] == "--version":
+        from .. import __version__
+
+        print(f"quadform {__version__}")
+        return 0
+    name, *rest = words
+    if name not in VERBS:
+        if name.startswith("-"):
+            raise UnknownName(
+                f"`{name}`: flags come after the verb (`quadform attention {name}`). See `quadform --help`."
+            )
+        raise UnknownName(f"`{name}` is not a verb of quadform.{did_you_mean(name, VERBS)} See `quadform --help`.")
+    verb = VERBS[name]
+    configs = importlib.import_module("quadform.applications.configs")
+    try:
+        config, output = parse(name, getattr(configs, verb.config), rest)
+    except SystemExit:  # --help was answered
+        return 0
+    progress.quiet = output.quiet
+    answer = getattr(importlib.import_module(".answer", __package__), verb.answer)
+    return int(answer(config, output))
+
+
+def _told(text: str, code: int, words: Sequence[str]) -> int:
+    if "--debug" in words:
+        import traceback
+
+        traceback.print_exc()
+    print(f"quadform: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""From words to a question: tyro builds the config, this module makes the refusals readable.
+
+tyro explains a bad flag in a box of many lines; people get one line instead, with the nearest name that exists. The
+flags and their types are read from the config dataclasses, so there is no second list of them here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import re
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
+
+from ..applications.configs import Output
+from ..core.errors import InputError, QuadformError, UnknownName, did_you_mean
+
+Config = TypeVar("Config")
+
+_WORDS = {int: "a whole number", float: "a number", str: "a word"}
+
+
+def parse(verb: str, config: type[Config], words: Sequence[str]) -> tuple[Config, Output]:
+    """The question and where its answer goes; `--help` prints and leaves with 0."""
+    import tyro
+
+    check_words(verb, config, words)
+    call = dataclasses.make_dataclass(verb, [], bases=(Output, config), frozen=True, kw_only=True)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            got: Any = tyro.cli(
+                call,
+                prog=f"quadform {verb}",
+                description=inspect.getdoc(config),
+                args=list(words),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise _our_error(stop) or InputError(f"{_one_line(said.getvalue())} See `quadform {verb} --help`.") from None
+    return _part(config, got), _part(Output, got)
+
+
+def _part(cls: Any, whole: Any) -> Any:
+    return cls(**{f.name: getattr(whole, f.name) for f in dataclasses.fields(cls)})
+
+
+def check_words(verb: str, config: type, words: Sequence[str]) -> None:
+    """Refuse what tyro would refuse, in one line: unknown flags, flags without a value, values of the wrong kind."""
+    flags = {**_flags(config), **_flags(Output)}
+    positional = {name for name, hint in _hints(config).items() if typing.get_origin(_bare(hint)) is tuple}
+    help_line = f"See `quadform {verb} --help`."
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        name, equals, value = word.partition("=")
+        flag = name.replace("_", "-")
+        if flag in ("--help", "-h"):
+            return
+        if not word.startswith("-") or _is_number(word):
+            if not positional:
+                raise InputError(f"`{word}` is not understood: `quadform {verb}` takes flags only. {help_line}")
+        elif flag not in flags:
+            near = did_you_mean(flag, flags)
+            raise UnknownName(f"`{name}` is not a flag of `quadform {verb}`.{near} {help_line}")
+        elif flags[flag] is bool:
+            if equals:
+                raise InputError(f"`{flag}` is a switch and takes no value; got `{word}`. {help_line}")
+        else:
+            if not equals:
+                if not queue or (queue[0].startswith("--") and not _is_number(queue[0])):
+                    raise InputError(f"`{flag}` needs a value: {_wanted(flags[flag])}. {help_line}")
+                value = queue.pop(0)
+            _check_value(flag, value, flags[flag], help_line)
+
+
+def _check_value(flag: str, value: str, hint: Any, help_line: str) -> None:
+    if typing.get_origin(hint) is Literal:
+        choices = [str(c) for c in typing.get_args(hint)]
+        if value not in choices:
+            listed = ", ".join(f"`{c}`" for c in choices)
+            raise UnknownName(f"`{flag} {value}` is not one of {listed}.{did_you_mean(value, choices)} {help_line}")
+    elif hint in (int, float):
+        try:
+            hint(value)
+        except ValueError:
+            raise InputError(f"`{flag} {value}`: `{flag}` takes {_WORDS[hint]}. {help_line}") from None
+
+
+def _wanted(hint: Any) -> str:
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(f"`{c}`" for c in typing.get_args(hint))
+    return _WORDS.get(hint, "a value")
+
+
+def _hints(config: type) -> dict[str, Any]:
+    return typing.get_type_hints(config, include_extras=True)
+
+
+def _flags(config: type) -> dict[str, Any]:
+    """`--flag` -> type, optional types without their None; positional words left out."""
+    bare = {name: _bare(hint) for name, hint in _hints(config).items()}
+    return {f"--{name.replace('_', '-')}": hint for name, hint in bare.items() if typing.get_origin(hint) is not tuple}
+
+
+def _bare(hint: Any) -> Any:
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
+    if isinstance(hint, types.UnionType):
+        (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
+    return hint
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _our_error(stop: BaseException) -> QuadformError | None:
+    """The text a config gave when it refused its values; tyro keeps it as the context of its exit."""
+    error: BaseException | None = stop
+    while error is not None and not isinstance(error, QuadformError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _one_line(box: str) -> str:
+    """tyro's boxed text without frame, rulers and help footer."""
+    lines = (re.sub(r"[\u2500-\u257f]+", " ", line).strip() for line in box.splitlines())
+    kept = [line for line in lines if line and not line.startswith("For full helptext")]
+    return " ".join(kept)
