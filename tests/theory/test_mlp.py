@@ -167,6 +167,22 @@ def test_linear_cnn(c_in, c_out, k, padding, stride, loss, seed):
     agree(LinearMLP(X, [layer, W], Y, loss=loss), forward, Y, loss)
 
 
+@settings(max_examples=10, deadline=None)
+@given(losses, seeds)
+def test_deep_linear_cnn(loss, seed):
+    """Convolution, dense, convolution, dense: every pair of structured and plain weights."""
+    N = 3
+    kernels, Ws = [rand(seed, 2, 1, 2), rand(seed + 1, 1, 2, 2)], [rand(seed + 2, 4, 6), rand(seed + 3, 2, 2)]
+    X, Y = rand(seed + 4, N, 3), targets(seed + 5, (N, 2), loss)
+    layers = [convolution(kernels[0], 3), Ws[0], convolution(kernels[1], 3), Ws[1]]
+
+    def forward(w, W, v, V):
+        F = torch.nn.functional.conv1d(X[:, None], w).reshape(N, -1) @ W
+        return torch.nn.functional.conv1d(F.reshape(N, 2, 3), v).reshape(N, -1) @ V
+
+    agree(LinearMLP(X, layers, Y, loss=loss), forward, Y, loss)
+
+
 @pytest.mark.parametrize(("size", "kernel"), [((3, 4), (2, 1, 2, 3)), ((2, 3, 2), (1, 2, 2, 2, 1))])
 def test_convolution_is_torch(size, kernel):
     """`x @ W` with the structured W is torch's conv2d, conv3d."""
