@@ -2,7 +2,7 @@
 
 A record is a folder with `record.json` (strict JSON) and one safetensors file that the JSON names with its SHA-256. The
 tensors are written first and the JSON is renamed into place last, so a reader sees the old record or the new one, never
-a mixture. Nothing that is loaded can execute code.
+a mixture; writers of one folder wait for each other. Nothing that is loaded can execute code.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import json
 import math
 import os
 import platform
+import re
+import secrets
+import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -32,6 +34,10 @@ from .errors import FileError, InputError
 SCHEMA = 1
 JSON_NAME = "record.json"
 _FORMAT = "quadform-record"
+#: Tensor files, and the temporary files of a writer that was killed.
+_LITTER = re.compile(
+    r"tensors-[0-9a-f]{12}\.safetensors|\.(tensors-[0-9a-f]{12}\.safetensors|record\.json)\.[0-9a-f]{8}"
+)
 
 Kind = Literal["exact", "estimate", "bound"]
 
@@ -59,6 +65,8 @@ class Estimate:
         if self.kind == "exact" and self.stderr:
             raise InputError(f"an exact value has no standard error; got {self.stderr}.")
         if self.stderr is not None:
+            if self.stderr < 0:
+                raise InputError(f"a standard error is not negative; got {self.stderr}.")
             object.__setattr__(self, "stderr", float(self.stderr))
 
     def __float__(self) -> float:
@@ -99,7 +107,7 @@ class Provenance:
             versions=versions,
             machine=f"{platform.system()} {name}, {os.cpu_count()} cores",
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]).strip(),
+            command=shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             seed=seed,
             dtype=str(dtype).removeprefix("torch.") if dtype is not None else "",
             device=str(device),
@@ -126,7 +134,7 @@ def _git_state() -> str:
         return ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Record:
     """One finished measurement: what was asked (`inputs`), numbers with tags, tensors, and where it comes from."""
 
@@ -139,30 +147,28 @@ class Record:
 
     def save(self, folder: str | Path) -> Path:
         """Write into `folder` (made if missing) and return it. A crash leaves the previous record readable."""
-        from safetensors.torch import save
-
         folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:
-            raise FileError(f"cannot write a record to {folder}: {error}. Choose another folder.") from error
-        blob = save({name: t.detach().cpu().contiguous() for name, t in self.tensors.items()})
+        blob = _tensor_bytes(self.tensors)
         digest = hashlib.sha256(blob).hexdigest()
         tensor_file = f"tensors-{digest[:12]}.safetensors"
-        write_atomically(folder / tensor_file, blob)
-        body = {
-            "format": _FORMAT,
-            "schema": self.schema,
-            "kind": self.kind,
-            "inputs": _to_json(self.inputs),
-            "scalars": {name: _to_json(asdict(e)) for name, e in self.scalars.items()},
-            "tensors": {"file": tensor_file, "sha256": digest},
-            "made": _to_json(asdict(self.made)),
-        }
-        write_atomically(folder / JSON_NAME, strict_json(body).encode())
-        for old in folder.glob("tensors-*.safetensors"):
-            if old.name != tensor_file:
-                old.unlink(missing_ok=True)
+        text = strict_json(
+            {
+                "format": _FORMAT,
+                "schema": self.schema,
+                "kind": self.kind,
+                "inputs": self.inputs,
+                "scalars": {name: asdict(e) for name, e in self.scalars.items()},
+                "tensors": {"file": tensor_file, "sha256": digest},
+                "made": asdict(self.made),
+            }
+        )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with _only_writer(folder):
+                write_atomically(folder / tensor_file, blob)
+                write_atomically(folder / JSON_NAME, text.encode(errors="backslashreplace"))
+        except (OSError, ValueError) as error:
+            raise FileError(f"cannot write a record to {folder}: {error}. Choose another folder.") from error
         return folder
 
     @classmethod
@@ -176,12 +182,16 @@ class Record:
         body = _read_json(path)
         try:
             named, wanted = str(body["tensors"]["file"]), str(body["tensors"]["sha256"])
+            if not isinstance(body["inputs"], dict):
+                raise FileError(f"{path} is not a complete quadform record (its inputs are no mapping).")
             if Path(named).name != named:
                 raise FileError(f"{path} names a tensor file outside its folder ({named!r}); it was not read.")
             tensor_path = path.parent / named
             try:
                 blob = tensor_path.read_bytes()
             except OSError as error:
+                if _read_json(path).get("tensors") != body["tensors"]:  # replaced between the two reads
+                    return cls.load(path)
                 raise FileError(f"{path} needs {tensor_path.name}, which cannot be read: {error.strerror}.") from error
             if hashlib.sha256(blob).hexdigest() != wanted:
                 raise FileError(f"{tensor_path} is damaged or truncated (its checksum differs). Make the record again.")
@@ -204,34 +214,42 @@ def _read_json(path: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise FileError(f"there is no record at {path}. Give the folder a record was saved to.") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read as a record: {error}.") from error
     try:
-        body = json.loads(text)
-    except ValueError as error:
+        body = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is truncated or not JSON ({error}). Make the record again.") from error
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
         raise FileError(f"{path} is not a quadform record (no `format: {_FORMAT}` in it).")
     schema = body.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA:
+    if type(schema) is not int or schema < 1:
+        raise FileError(f"{path} is not a complete quadform record (schema {schema!r}). Make the record again.")
+    if schema > SCHEMA:
         raise FileError(
             f"{path} was written by a newer quadform (schema {schema}; this one reads up to {SCHEMA}). Upgrade."
         )
     return body
 
 
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not strict JSON")
+
+
 def strict_json(body: Any) -> str:
-    """JSON that every parser reads: no NaN or Infinity (they are written as strings), keys in their order."""
+    """JSON that every parser reads, keys in their order; NaN and infinity are written `{"float": "nan"}`."""
     return json.dumps(_to_json(body), allow_nan=False, indent=1, ensure_ascii=False) + "\n"
 
 
 def _to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
+        if _stands_for_float(value):
+            raise InputError(f"{dict(value)} stands for a number in a record; give the number, or use another key.")
         return {str(k): _to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_to_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
+        return {"float": repr(float(value))}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise InputError(f"a record holds numbers, texts, lists and mappings; got {type(value).__name__}.")
@@ -239,19 +257,56 @@ def _to_json(value: Any) -> Any:
 
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return float(value["float"]) if set(value) == {"float"} else {k: _from_json(v) for k, v in value.items()}
+        return float(value["float"]) if _stands_for_float(value) else {k: _from_json(v) for k, v in value.items()}
     return [_from_json(v) for v in value] if isinstance(value, list) else value
+
+
+def _stands_for_float(value: Mapping[Any, Any]) -> bool:
+    return set(value) == {"float"} and value["float"] in ("nan", "inf", "-inf")
+
+
+def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    from safetensors import SafetensorError
+    from safetensors.torch import save
+
+    if "__metadata__" in tensors:
+        raise InputError("safetensors keeps the name '__metadata__' for itself; give the tensor another one.")
+    try:  # copies, because safetensors refuses tensors that share memory
+        own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
+        return save(own)
+    except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        kinds = ", ".join(f"{n}: {t.dtype} {t.layout}" for n, t in tensors.items())
+        raise InputError(f"these tensors cannot be stored in a record ({kinds}): {error}.") from error
+
+
+@contextlib.contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Wait for other writers of `folder`; at the end remove the files that its record does not name."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # where the system and the file system have such locks
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                named = (folder / JSON_NAME).read_text(encoding="utf-8") if (folder / JSON_NAME).exists() else ""
+                for litter in filter(_LITTER.fullmatch, os.listdir(folder)):
+                    if litter not in named:
+                        (folder / litter).unlink()
 
 
 def write_atomically(path: Path, blob: bytes) -> None:
     """Write, fsync, rename: `path` holds the old bytes or the new ones, never a part."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as f:
+        with open(temporary, "xb") as f:
             f.write(blob)
             f.flush()
             os.fsync(f.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -263,9 +318,3 @@ def write_atomically(path: Path, blob: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
