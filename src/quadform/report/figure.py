@@ -1,0 +1,98 @@
+"""Figure: one picture with the words that belong to it.
+
+A figure is a value: the chart, a headline written from the data, how to read it, what it does not mean, the numbers
+behind it, and the Python that draws it again. The report, a notebook and an exported file show the same value.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .numbers import power
+from .texts import Texts
+
+
+@dataclass(frozen=True)
+class Table:
+    """Named columns of plain values: numbers stay numbers, so a CSV of it loses nothing."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def csv(self) -> str:
+        """The table as comma-separated text, full precision."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.columns)
+        writer.writerows(["" if cell is None else cell for cell in row] for row in self.rows)
+        return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart and its words, in the language of `texts`. `tags` say what kind of numbers it shows."""
+
+    name: str
+    title: str
+    chart: Any
+    headline: str
+    reading: str
+    not_meaning: str
+    table: Table
+    python: str
+    texts: Texts
+    tags: tuple[str, ...] = ("exact",)
+    caption: str = ""
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The Vega-Lite specification, with nothing to fetch in it."""
+        return self.chart.to_dict()
+
+    def svg(self) -> str:
+        """The picture as SVG text, drawn without a browser and without a network."""
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(self.spec, allowed_base_urls=[])
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """What a notebook shows: the live chart, or the picture with its words where charts are not drawn."""
+        versions = self.spec["$schema"].rsplit("/v", 1)[-1].split(".", 1)[0]
+        return {
+            f"application/vnd.vegalite.v{versions}+json": self.spec,
+            "text/html": self._repr_html_(),
+            "text/plain": f"{self.title}: {self.headline}",
+        }
+
+    def _repr_html_(self) -> str:
+        words = [
+            (None, self.headline),
+            (self.texts("read_like_this"), self.reading),
+            (self.texts("does_not_mean"), self.not_meaning),
+        ]
+        lines = [
+            f"<p>{f'<b>{html.escape(label)}</b> ' if label else ''}{html.escape(text)}</p>" for label, text in words
+        ]
+        return f"<figure><figcaption>{lines[0]}</figcaption>{self.svg()}{lines[1]}{lines[2]}</figure>"
+
+
+def redraw(function: str) -> str:
+    """The Python that draws a figure again from its saved record."""
+    return (
+        f"from quadform import Record\nfrom quadform.report import {function}\n\n"
+        f'record = Record.load("RUN")  # the folder the record was saved to\n{function}(record).chart\n'
+    )
+
+
+def decades(low: float, high: float) -> dict[str, Any]:
+    """Axis settings with ticks at powers of ten, at most eight of them, written as powers."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    step = max(1, -(-(last - first) // 7))
+    marks = [m for m in range(first, last + 1) if m % step == 0]
+    label = "".join(f"abs(log(datum.value) / LN10 - ({m})) < 0.01 ? '{power(m) if m else 1}' : " for m in marks) + "''"
+    return {"values": [10.0**m for m in marks], "labelExpr": label}

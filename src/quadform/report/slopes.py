@@ -1,0 +1,234 @@
+"""Growth of the blocks with the input scale, log-log, fitted slopes beside the paper's exponents."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..core.record import Record
+from .figure import Figure, Table, decades, redraw
+from .numbers import number, times
+from .reading import PARTS, Reading
+from .style import LIGHT, Style
+from .texts import EN, Texts
+
+#: A fitted slope agrees with the paper's exponent when it is this close.
+SLOPE_TOLERANCE = 0.05
+
+
+def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """Norm of every block against the input scale, log-log, with the fitted slopes beside the paper's exponents.
+
+    Source of the exponents: [ODS25]. Grey lines continue the paper's exponent from the start of the fit.
+    """
+    import altair as alt
+
+    read = Reading(record)
+    scales = read.tensor("scales").double().tolist()
+    y_domain = _y_domain(read, scales)
+    panels = [_growth_panel(read, part, scales, y_domain, texts, style) for part in PARTS[1:]]
+    chart = (
+        alt.concat(*panels, columns=2)
+        .properties(usermeta={"chrome": 250, "chrome_narrow": 70, "columns": 2, "narrow": 760})
+        .configure(**style.config())
+    )
+    lo, hi = read.record.inputs["fit_range"]
+    notes = [texts("growth_caption", low=number(lo), high=number(hi))]
+    saturated = read.saturates_at()
+    notes.append(texts("growth_saturated", scale=number(saturated)) if saturated else texts("growth_unsaturated"))
+    if any(e.note for name, e in record.scalars.items() if name.startswith("paper/functional")):
+        notes.append(texts("growth_mix", block=texts.block("W_Q,W_K")))
+    rows = []
+    for part in PARTS[1:]:
+        norms = read.tensor(f"growth_{part}").double().tolist()
+        for j, block in enumerate(read.blocks):
+            slope, paper = record.scalars.get(f"slope/{part}/{block}"), record.scalars.get(f"paper/{part}/{block}")
+            head = (
+                texts(f"part_{part}"),
+                texts.block(block),
+                *((slope.value, slope.stderr) if slope else (None, None)),
+            )
+            rows.append((*head, paper.value if paper else None, *(row[j] for row in norms)))
+    keys = ("col_part", "col_block", "col_slope", "col_stderr", "col_paper")
+    columns = tuple(texts(k) for k in keys) + tuple(texts("col_at_scale", scale=number(s)) for s in scales)
+    return Figure(
+        name="growth",
+        title=texts("growth_title"),
+        chart=chart,
+        headline=_growth_headline(read, texts),
+        reading=texts("growth_reading"),
+        not_meaning=texts("growth_not"),
+        table=Table(columns, tuple(rows)),
+        python=redraw("growth"),
+        texts=texts,
+        tags=("exact", "estimate"),
+        caption=" ".join(notes),
+    )
+
+
+def _y_domain(read: Reading, scales: list[float]) -> list[float]:
+    """Powers of ten around every norm below saturation; lines that fall further leave the picture."""
+    end = read.saturates_at() or math.inf
+    seen = []
+    for part in PARTS[1:]:
+        for scale, row in zip(scales, read.tensor(f"growth_{part}").double().tolist(), strict=True):
+            seen += [v for v in row if v > 0 and (scale <= end or v >= 1)]
+    low, high = min(seen, default=0.1), max(seen, default=1.0)
+    return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 0.1)]
+
+
+def _growth_panel(
+    read: Reading, part: str, scales: list[float], y_domain: list[float], texts: Texts, style: Style
+) -> Any:
+    import altair as alt
+
+    norms = read.tensor(f"growth_{part}").double().tolist()
+    fit_low, fit_high = read.record.inputs["fit_range"]
+    x_domain = [scales[0], scales[-1]]
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(type="log", domain=x_domain, nice=False),
+        axis=alt.Axis(title=texts("input_scale"), grid=False, labelOverlap="greedy", **decades(*x_domain)),
+    )
+    y = alt.Y(
+        "y:Q",
+        scale=alt.Scale(type="log", domain=y_domain, nice=False),
+        axis=alt.Axis(title=texts("block_norm"), **decades(*y_domain)),
+    )
+    lines, guides, samples = [], [], []
+    for j, block in sorted(enumerate(read.blocks), key=lambda e: len(set(e[1].split(",")))):
+        look = _look(block, style)
+        points = [(s, row[j]) for s, row in zip(scales, norms, strict=True) if row[j] > 0]
+        paper = read.record.scalars.get(f"paper/{part}/{block}")
+        slope = read.record.scalars.get(f"slope/{part}/{block}")
+        tip = {texts("col_block"): texts.block(block)}
+        lines += [{"x": s, "y": v, "block": block, texts("col_norm"): number(v), **look, **tip} for s, v in points]
+        start = next(((s, v) for s, v in points if s >= fit_low * 0.999), None)
+        if paper and start:
+            for s in (start[0], x_domain[1]):
+                guides.append({"x": s, "y": start[1] * (s / start[0]) ** paper.value, "block": block})
+        if points:
+            fitted = f"{slope.value:.2f}" if slope else "–"
+            bracket = f" [{number(paper.value)}]" if paper else ""
+            samples.append({"row": j, "text": texts.block(block), "slope": fitted + bracket, **look})
+        else:
+            samples.append({"row": j, "text": texts.block(block), "slope": texts("exactly_zero"), **look})
+    colour = alt.Color("colour:N", scale=None)
+    dash = alt.StrokeDash(
+        "dash:N", scale=alt.Scale(domain=["own", "query", "key"], range=[[1, 0], [7, 3], [2, 2]]), legend=None
+    )
+    shape = alt.Shape("shape:N", scale=None)
+    bands = [
+        {
+            "x": max(fit_low, x_domain[0]),
+            "x2": min(fit_high, x_domain[1]),
+            "colour": style.grid,
+            "text": texts("band_fit"),
+        }
+    ]
+    saturated = read.saturates_at()
+    if saturated and saturated < x_domain[1]:
+        bands.append(
+            {
+                "x": max(saturated, x_domain[0]),
+                "x2": x_domain[1],
+                "colour": style.shade,
+                "text": texts("band_saturated"),
+            }
+        )
+    band = alt.Chart(alt.Data(values=[b for b in bands if b["x2"] > b["x"]]))
+    data = alt.Chart(alt.Data(values=lines))
+    view = alt.layer(
+        band.mark_rect(opacity=0.6).encode(x=x, x2="x2:Q", color=colour),
+        alt.Chart(alt.Data(values=guides))
+        .mark_line(color=style.muted, strokeWidth=1, opacity=0.6, clip=True)
+        .encode(x=x, y=y, detail="block:N"),
+        data.mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=colour, strokeDash=dash, detail="block:N"),
+        data.mark_point(filled=True, size=26, opacity=1, clip=True).encode(
+            x=x,
+            y=y,
+            color=colour,
+            shape=shape,
+            tooltip=[
+                alt.Tooltip(f"{texts('col_block')}:N"),
+                alt.Tooltip("x:Q", title=texts("input_scale"), format=".3g"),
+                alt.Tooltip(f"{texts('col_norm')}:N"),
+            ],
+        ),
+        band.mark_text(align="left", baseline="top", dx=3, dy=3, fontSize=11).encode(
+            x=x, y=alt.value(0), text="text:N"
+        ),
+    ).properties(name=f"fluid_{part}", width=300, height=320)
+    key = alt.Chart(alt.Data(values=samples)).encode(
+        y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[len(samples) - 0.5, -0.5], nice=False))
+    )
+    at = alt.Scale(domain=[0, 170], nice=False, zero=False)
+    legend = alt.layer(
+        key.mark_rule(strokeWidth=2).encode(
+            x=alt.XDatum(0, axis=None, scale=at), x2=alt.X2Datum(26), color=colour, strokeDash=dash
+        ),
+        key.mark_point(filled=True, size=36, opacity=1).encode(x=alt.XDatum(13), color=colour, shape=shape),
+        key.mark_text(align="left").encode(x=alt.XDatum(33), text="text:N"),
+        key.mark_text(align="right", fontWeight="bold").encode(x=alt.XDatum(168), text="slope:N"),
+    ).properties(
+        width=170, height=22 * len(samples), title=alt.TitleParams(texts("slope_key"), fontSize=12, fontWeight="normal")
+    )
+    return alt.concat(view, legend, columns=2, spacing=12).properties(title=texts(f"part_{part}_title"))
+
+
+def _look(block: str, style: Style) -> dict[str, str]:
+    """Colour of the row's parameter; dash and symbol tell the column's."""
+    row, col = block.split(",")
+    way = "own" if row == col else "key" if col.endswith("K") and not col.endswith("QK") else "query"
+    return {
+        "colour": style.of(row),
+        "dash": way,
+        "shape": {"own": "circle", "key": "triangle-up", "query": "square"}[way],
+    }
+
+
+def _growth_headline(read: Reading, texts: Texts) -> str:
+    slopes = {
+        key.removeprefix("slope/"): e.value for key, e in read.record.scalars.items() if key.startswith("slope/outer/")
+    }
+    if not slopes:
+        return texts("growth_head_none")
+    steep, flat = max(slopes, key=slopes.__getitem__), min(slopes, key=slopes.__getitem__)
+    said = texts(
+        "growth_head",
+        steep=texts.block(steep.split("/", 1)[1]),
+        flat=texts.block(flat.split("/", 1)[1]),
+        more=times(2 ** slopes[steep]),
+        less=times(2 ** slopes[flat]),
+    )
+    gaps = slope_gaps(read)
+    if not gaps:
+        return said
+    worst = max(gaps, key=gaps.__getitem__)
+    if gaps[worst] <= SLOPE_TOLERANCE:
+        return said + " " + texts("growth_head_agree", count=len(gaps), gap=number(gaps[worst], 1))
+    part, block = worst.split("/", 1)
+    off = sum(g > SLOPE_TOLERANCE for g in gaps.values())
+    return (
+        said
+        + " "
+        + texts(
+            "growth_head_differ",
+            count=off,
+            all=len(gaps),
+            tolerance=SLOPE_TOLERANCE,
+            block=f"{texts.block(block)} ({texts('part_' + part)})",
+            gap=number(gaps[worst], 2),
+        )
+    )
+
+
+def slope_gaps(read: Reading) -> dict[str, float]:
+    """`"outer/W_Q,W_Q"` -> |fitted slope - paper's exponent|, for every block that has both."""
+    scalars = read.record.scalars
+    out = {}
+    for key, fitted in scalars.items():
+        name = key.removeprefix("slope/")
+        if name != key and f"paper/{name}" in scalars:
+            out[name] = abs(fitted.value - scalars[f"paper/{name}"].value)
+    return out

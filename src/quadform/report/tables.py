@@ -1,0 +1,112 @@
+"""What was measured: the setting, the coverage, the numbers with their tags, and the checks, as rows of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.record import Estimate, Record
+from .numbers import number, percent
+from .reading import Reading
+from .slopes import SLOPE_TOLERANCE, slope_gaps
+from .texts import EN, Texts
+from .verdict import AUTODIFF, Status, grade
+
+#: Inputs that have a row of their own or are no setting.
+_TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device")
+#: Round-off of a symmetric eigenvalue problem, relative to the largest number in it.
+ROUND_OFF = 1e-10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: what, its value as text, its tag (`given` for a setting), and for a check whether it passed."""
+
+    group: str
+    label: str
+    value: str
+    tag: str = "given"
+    status: Status | None = None
+    note: str = ""
+
+
+def measured(record: Record, texts: Texts = EN) -> tuple[Row, ...]:
+    """The rows of "What was measured", group by group."""
+    read = Reading(record)
+    return (*_setting(record, texts), *_coverage(read, texts), *_numbers(record, texts), *_checks(read, texts))
+
+
+def _setting(record: Record, texts: Texts) -> Iterator[Row]:
+    group, given = texts("group_setting"), record.inputs
+    kinds = {"softmax": "attention_softmax", "linear": "attention_linear"}
+    kind = str(given.get("attention", ""))
+    yield Row(group, texts("row_layer"), texts(kinds[kind]) if kind in kinds else kind)
+    shape = ", ".join(f"{name} {given[name]}" for name in ("tokens", "dim", "d_k", "d_v") if name in given)
+    yield Row(group, texts("row_shape"), shape)
+    masks = {"none": "mask_none", "causal": "mask_causal"}
+    mask = str(given.get("mask", ""))
+    yield Row(group, texts("row_mask"), texts(masks[mask]) if mask in masks else mask)
+    for name, value in given.items():
+        if name not in _TOLD and value is not None:
+            yield Row(group, texts.sentences.get(f"row_{name}", name), _plain(value))
+    where = " · ".join(w for w in (record.made.dtype or str(given.get("dtype", "")), record.made.device) if w)
+    yield Row(group, texts("row_precision"), where)
+
+
+def _coverage(read: Reading, texts: Texts) -> Iterator[Row]:
+    group = texts("group_coverage")
+    shapes = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in read.space)
+    size = f"{read.space.size:,}"
+    yield Row(group, texts("row_parameters"), texts("of_parameters", size=size, shapes=shapes), "exact", "good")
+    if read.varied:
+        scales = read.tensor("scales")
+        said = texts("of_scales", count=len(scales), low=number(float(scales[0])), high=number(float(scales[-1])))
+        yield Row(group, texts("row_sweep"), said)
+
+
+def _numbers(record: Record, texts: Texts) -> Iterator[Row]:
+    for name, e in record.scalars.items():
+        if "/" not in name and name != "autodiff_error":
+            label = texts.sentences.get(f"scalar_{name}", name)
+            yield Row(texts("group_numbers"), label, estimate(name, e), tag(e), None, e.note)
+
+
+def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
+    group = texts("group_checks")
+    e = read.scalar("autodiff_error")
+    yield Row(group, texts("check_autodiff"), estimate("autodiff_error", e), tag(e), grade(e.value, AUTODIFF))
+    H = read.matrix("total").double()
+    largest = float(H.abs().max()) or 1.0
+    for name, error in (
+        ("check_symmetric", float((H - H.T).abs().max()) / largest),
+        ("check_trace", abs(float(read.eigenvalues("total").sum() - H.trace())) / (largest * len(H))),
+        ("check_outer", max(0.0, -float(read.eigenvalues("outer")[0])) / largest),
+    ):
+        yield Row(group, texts(name), number(error, 2), "exact", "good" if error <= ROUND_OFF else "poor")
+    finite = all(bool(torch.isfinite(t).all()) for t in read.record.tensors.values())
+    yield Row(group, texts("check_finite"), texts("yes" if finite else "no"), "exact", "good" if finite else "poor")
+    gaps = slope_gaps(read)
+    if gaps:
+        close = sum(gap <= SLOPE_TOLERANCE for gap in gaps.values())
+        said = texts("of_slopes", close=close, all=len(gaps), worst=number(max(gaps.values()), 2))
+        yield Row(group, texts("check_slopes"), said, "estimate", "good" if close == len(gaps) else "fair")
+
+
+def tag(e: Estimate) -> str:
+    return e.kind if e.converged else "unconverged"
+
+
+def estimate(name: str, e: Estimate) -> str:
+    """The value with its standard error, in the unit people read it in."""
+    if name in ("negative_share", "entropy") and math.isfinite(e.value):
+        return percent(e.value)
+    spread = f" ± {number(e.stderr, 2)}" if e.stderr else ""
+    return number(e.value, 4) + spread + (" s" if name == "seconds" else "")
+
+
+def _plain(value: Any) -> str:
+    return number(value, 6) if isinstance(value, float) else str(value)

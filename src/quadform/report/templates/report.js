@@ -1,0 +1,118 @@
+"use strict";
+(() => {
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const charts = read("charts"), words = read("words"), root = document.documentElement;
+  const views = new Map();
+
+  // A figure fits the room it has: fluid views take the width, grids become one column on a narrow page.
+  function fit(spec, room) {
+    spec = structuredClone(spec);
+    const meta = spec.usermeta || {}, narrow = room < (meta.narrow || 0);
+    const chrome = narrow ? meta.chrome_narrow || meta.chrome || 0 : meta.chrome || 0;
+    const width = Math.max(120, Math.floor(room / (narrow ? 1 : meta.columns || 1)) - chrome);
+    (function walk(node) {
+      if (narrow && node.columns) node.columns = 1;
+      if (node.name && node.name.startsWith("fluid")) node.width = width;
+      for (const key of ["concat", "vconcat", "hconcat"]) for (const child of node[key] || []) walk(child);
+    })(spec);
+    return spec;
+  }
+
+  async function draw(place) {
+    const id = place.dataset.chart, data = charts[id], room = Math.floor(place.clientWidth);
+    const controls = place.parentElement.querySelector(".controls");
+    const kept = views.get(id);
+    const sign = kept && kept.signs ? kept.view.signal("sign") : null;
+    if (kept) kept.finalize();
+    controls.replaceChildren();
+    const made = await vegaEmbed(place, fit(data[root.dataset.theme], room), {
+      renderer: "svg", actions: false, bind: controls,
+    });
+    const signs = controls.querySelector("input") !== null;
+    views.set(id, { view: made.view, finalize: made.finalize, room, signs });
+    if (sign) await made.view.signal("sign", sign).runAsync();
+    place.dataset.drawn = root.dataset.theme;
+  }
+
+  // One drawing at a time: a later wish waits for the earlier one and then draws what is wanted by then.
+  let chain = Promise.resolve();
+  const drawAll = () => (chain = chain.then(async () => {
+    for (const place of document.querySelectorAll("[data-chart]")) await draw(place);
+    root.dataset.ready = root.dataset.theme;
+  }));
+
+  const button = document.getElementById("theme");
+  const wanted = matchMedia("(prefers-color-scheme: dark)");
+  function paint(theme) {
+    root.dataset.theme = theme;
+    button.textContent = theme === "dark" ? words.to_light : words.to_dark;
+    return drawAll();
+  }
+  button.hidden = false;
+  button.addEventListener("click", () => paint(root.dataset.theme === "dark" ? "light" : "dark"));
+  wanted.addEventListener("change", () => paint(wanted.matches ? "dark" : "light"));
+
+  let waiting;
+  addEventListener("resize", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      const moved = [...document.querySelectorAll("[data-chart]")].some(
+        (place) => views.has(place.dataset.chart) && views.get(place.dataset.chart).room !== Math.floor(place.clientWidth));
+      if (moved) drawAll();
+    }, 150);
+  });
+
+  // Paper is white and narrow: figures are drawn again for it, at once, because printing does not wait.
+  addEventListener("beforeprint", () => {
+    for (const place of document.querySelectorAll("[data-chart]")) {
+      const vg = vegaLite.compile(fit(charts[place.dataset.chart].light, 660)).spec;
+      const container = place.parentElement.querySelector(".print");
+      new vega.View(vega.parse(vg), { renderer: "svg", container }).run();
+      for (const form of container.querySelectorAll(".vega-bindings, form")) form.remove();
+    }
+    root.classList.add("printing");
+  });
+  addEventListener("afterprint", () => {
+    root.classList.remove("printing");
+    for (const place of document.querySelectorAll(".print")) place.replaceChildren();
+  });
+
+  function save(name, type, text) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const area = document.createElement("textarea");
+      area.value = text;
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+  }
+  const actions = {
+    csv: (id) => save(`${id}.csv`, "text/csv", "\ufeff" + charts[id].csv),
+    svg: async (id) => save(`${id}.svg`, "image/svg+xml", await views.get(id).view.toSVG()),
+    python: (id) => copy(charts[id].python),
+    json: (id) => save(`${id}.json`, "application/json", document.getElementById(id).textContent),
+  };
+  for (const line of document.querySelectorAll(".buttons")) line.hidden = false;
+  for (const pressed of document.querySelectorAll("button[data-action]")) {
+    pressed.addEventListener("click", async () => {
+      await actions[pressed.dataset.action](pressed.dataset.for);
+      const said = pressed.parentElement.querySelector(".said");
+      if (said && pressed.dataset.action === "python") {
+        said.textContent = words.copied;
+        setTimeout(() => (said.textContent = ""), 3000);
+      }
+    });
+  }
+
+  paint(wanted.matches ? "dark" : "light");
+})();
