@@ -65,6 +65,19 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+def _differentiated(t: Tensor) -> bool:
+    """Whether a gradient or a tangent of `t` is asked for, at any level of torch.func."""
+    inside = torch._C._functorch
+    while True:
+        if t.requires_grad:
+            return True
+        if not inside.is_batchedtensor(t) and torch._unpack_dual(t, level=0)[1] is not None:
+            return True
+        if not inside.is_functorch_wrapped_tensor(t):
+            return False
+        t = inside.get_unwrapped(t)
+
+
 def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None) -> str | None:
     """Why the Triton twin cannot take these inputs, or None."""
     if not (q.is_cuda or interpreted()):
@@ -73,14 +86,14 @@ def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None) -> str | None:
         return f"type {q.dtype}"
     if max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
         return f"width over {MAX_WIDTH}"
-    if bias is not None and (bias.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(bias)):
+    if bias is not None and _differentiated(bias):
         return "the bias is differentiated"
     if q.numel() == 0 or v.numel() == 0:
         return "empty input"
     return None
 
 
-def choose(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
+def choose(q: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
     """The choice for these inputs, recorded for `last_choice`."""
     backend, precision = _forced.get()
     if precision is None:

@@ -1,12 +1,12 @@
 """`attention`: softmax attention that can be differentiated twice, in either mode, at memory linear in the tokens.
 
-Two autograd rules carry everything. `_Attend` is the value; its reverse rule is `_AttendGrad`, whose own reverse rule is
-the second derivative. Both have a forward rule, so `jvp(grad(f))` and double backward meet the same four functions of
-`reference` (any device, any type) or `fused` (Triton): forward, backward, forward_tangent, backward_tangent.
+Two autograd rules carry everything. `_Attend` is the value; its reverse rule is `_AttendGrad`, whose own reverse rule
+is the second derivative. Both have a forward rule, so `jvp(grad(f))` and double backward meet the same four functions
+of `reference` (any device, any type) or `ops` (Triton): forward, backward, forward_tangent, backward_tangent.
 
 The log-sum-exp ℓ is an output of `_Attend` (kept inside this module) and Δ = rowsum(dO ∘ O) − dℓ an ordinary torch
-expression, so their tangents ℓ̇ and Δ̇ arrive at `_AttendGrad` by the chain rule and nothing is computed twice.
-For reverse over reverse the gradient of ⟨dO, O(Q, K, V, B)⟩ has a symmetric Jacobian, so the tangent functions serve again
+expression, so their tangents ℓ̇ and Δ̇ arrive at `_AttendGrad` by the chain rule and nothing is computed twice. For
+reverse over reverse, the gradient of ⟨dO, O(Q, K, V, B)⟩ has a symmetric Jacobian, so the tangent functions serve again
 with the cotangents as tangents and dȮ = 0; the cotangent of dO is Ȯ. Source: [own]; pytorch/pytorch#116350 is the gap.
 """
 
@@ -24,9 +24,9 @@ from .choice import Choice, choose
 def _backend(choice: Choice):
     if choice.backend == "reference":
         return reference
-    from . import fused
+    from . import ops
 
-    return fused
+    return ops
 
 
 def _options(choice: Choice, causal: bool, scale: float) -> tuple:
@@ -105,7 +105,7 @@ class _AttendGrad(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, tq, tk, tv, tbias, tmask, tO, tlse, tdelta, tdO, *_):
-        q, k, v, bias, mask, O, lse, delta, dO = ctx.saved_tensors
+        q, k, v, bias, mask, _, lse, delta, dO = ctx.saved_tensors
         tangents = ((tq, q), (tk, k), (tv, v), (tbias, bias), (tlse, lse), (tdelta, delta), (tdO, dO))
         tq, tk, tv, tbias, tlse, tdelta, tdO = (_zeros_if_none(t, x) for t, x in tangents)
         options = _options(ctx.choice, ctx.causal, ctx.scale)
@@ -148,7 +148,7 @@ def attention(
     """
     batch, q4, k4, v4, bias4, mask4 = _shapes(q, k, v, bias, mask, alpha, gamma)
     groups = q4.shape[1] // k4.shape[1]
-    choice = choose(q4, k4, v4, bias4)
+    choice = choose(q4, v4, bias)
     if groups > 1 and choice.backend == "reference":
         k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
     else:
