@@ -50,6 +50,10 @@ class MissingExtra(QuadformError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f'{what} needs `pip install "quadform[{extra}]"`.')
+        self.what, self.extra = what, extra
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:  # so that it crosses a process boundary
+        return type(self), (self.what, self.extra)
 
 
 def closest(word: str, candidates: Iterable[str], most: int = 3) -> list[str]:

@@ -51,7 +51,7 @@ def khatri_rao(*stacks: Tensor) -> Tensor:
     Each operand is `(N, p, q)`, its blocks along the first axis; the result is the stacked `(N p p' ..., q q' ...)`.
     The paper's `X * M2` is `khatri_rao(X[:, None, :], M2)`.
     """
-    if len({s.shape[0] for s in stacks}) != 1 or any(s.dim() != 3 for s in stacks):
+    if any(s.dim() != 3 for s in stacks) or len({s.shape[0] for s in stacks}) != 1:
         raise InputError(
             f"row-block Khatri-Rao needs (N, p, q) stacks with one N; got {[tuple(s.shape) for s in stacks]}."
         )

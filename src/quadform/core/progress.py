@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, one line per 10 % (or per minute) in a log, silence with `--quiet`.
+"""Progress: a bar on a terminal or in a notebook, a line per 10 % (or per minute) in a log, silence with `--quiet`.
 
 Progress goes to stderr, results to stdout. `progress=` of the Python API takes `True`, `False`, or a callable
 `(done, total, seconds_left, text)`.
@@ -6,6 +6,7 @@ Progress goes to stderr, results to stdout. `progress=` of the Python API takes 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +32,7 @@ class Progress:
         self._told = 0
 
     def __enter__(self) -> Progress:
-        if self._shown and self._stream.isatty():
+        if self._shown and _redraws(self._stream):
             from tqdm.auto import tqdm
 
             self._bar = tqdm(total=self.total, desc=self.what, file=self._stream, leave=False, dynamic_ncols=True)
@@ -42,7 +43,8 @@ class Progress:
         self.done += count
         self.text = text or self.text
         now = time.monotonic()
-        left = (now - self._started) / self.done * (self.total - self.done) if self.done else float("inf")
+        to_do = max(self.total - self.done, 0)
+        left = (now - self._started) / self.done * to_do if self.done else float("inf")
         if self._callable is not None:
             self._callable(self.done, self.total, left, self.text)
         elif self._bar is not None:
@@ -63,6 +65,11 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _redraws(stream: TextIO) -> bool:
+    """Whether a line can be drawn again in place: a terminal outside CI, or a notebook."""
+    return (stream.isatty() and not os.environ.get("CI")) or "ipykernel" in sys.modules
 
 
 def say(text: str) -> None:
