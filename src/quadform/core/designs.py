@@ -41,6 +41,18 @@ def small_mlp_branch(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
     return replace(block, mlp=replace(gain, branch=0.1 * math.sqrt(18 / depth) * 4 / ratio))
 
 
+def unit_weights(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
+    """Skips without norms: every branch weighs 1/sqrt(2 depth), and the squared weights of each sum add up to 1.
+
+    The rule of squares is [HMZ23]'s, the branch weight [own]; unit weights would grow like 3^(depth/2).
+    """
+    b = (2 * depth) ** -0.5
+    if block.layout == "parallel":
+        return replace(block, attn=Gain(skip=math.sqrt(1 - 2 * b * b), branch=b), mlp=Gain(skip=0.0, branch=b))
+    gain = Gain(skip=math.sqrt(1 - b * b), branch=b)
+    return replace(block, attn=gain, mlp=gain)
+
+
 def tat_leaky(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
     """The leaky slope that Tailored Activation Transformation gives for `depth` nonlinear layers and eta = 0.9."""
     return replace(block, slope=tat_slope(depth))
@@ -177,11 +189,14 @@ _SIMPLIFIED = ("shaped", "sas", "sas-p")
 
 
 def _without_norm(name: str) -> Design:
-    """The same design with no norm in its blocks; the simplified ones keep a LayerNorm in block 1 and at the end [HH24]."""
-    base = _BASE[name]
-    kept: dict[str, Any] = (
-        {"first": {**base.first, "norm": "layer"}, "final_norm": "layer"} if name in _SIMPLIFIED else {}
-    )
+    """The design made to run without norms in its blocks: the simplified ones keep a LayerNorm in block 1 and at the
+    end [HH24], those with skips get weights whose squares add up to 1."""
+    base: Design = _BASE[name]
+    kept: dict[str, Any] = {}
+    if name in _SIMPLIFIED:
+        kept = {"first": {**base.first, "norm": "layer"}, "final_norm": "layer"}
+    elif name in ("pre-ln", "parallel"):
+        kept = {"rule": unit_weights}
     return replace(base, title=f"{base.title}, no norm", block=replace(base.block, norm="none"), **kept)
 
 
@@ -247,7 +262,8 @@ def design(
 ) -> ModelConfig:
     """The model description of a named design.
 
-    `d_ff` is 4 dim unless given. `norm` replaces the kind of norm where the design has one. `mlp=False` gives
+    `d_ff` is 4 dim unless given. `norm` replaces the kind of norm where the design has one ("none" takes the norms away
+    and changes nothing else; the designs named `...-no-norm` are made to run without). `mlp=False` gives
     attention-only blocks. `mlp_branch` is the initial weight b_FF of the designs that learn it; `alpha_comb` makes the
     skip of a parallel block a learned scalar with this start. `linear` and `merged` leave out the softmax and merge
     W_Q W_K^T. `strength` is rho_L or gamma_L of the SPA designs. `settings` are further fields of `ModelConfig`.

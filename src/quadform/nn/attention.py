@@ -248,6 +248,31 @@ class Attention(nn.Module):
             D[rows, 0] = D_n[P][..., None]
         return B, D
 
+    def matrix(self, N: Tensor, frame: Frame) -> Tensor:
+        """The mixing matrix diag(D) (...) itself, alpha I + beta A - gamma C: (batch, heads, n, n); for looking at it.
+
+        `forward` never builds it. Rows of padded tokens mean nothing.
+        """
+        q, k = self.queries(N), self.keys(N)
+        if frame.rotary is not None:
+            q, k = rotate(q, *frame.rotary), rotate(k, *frame.rotary)
+        S = self.scale * (q @ repeat_heads(k, self.heads // k.shape[1]).mT)
+        n = S.shape[-1]
+        visible = frame.visible
+        if visible is None:
+            visible = torch.ones(n, n, dtype=torch.bool, device=S.device)
+            visible = visible.tril() if frame.causal else visible
+        if self.mixing.kind == "linear":
+            A = S.masked_fill(~visible, 0.0)
+        else:
+            B, D = self._spa(frame, n)
+            S = S if B is None else S + B
+            A = S.masked_fill(~visible, float("-inf")).softmax(-1)
+            A = A if D is None else D * A
+        C = visible.to(S.dtype) / visible.sum(-1, keepdim=True)
+        alpha, beta, gamma = (self._scalar(name) for name in ("alpha", "beta", "gamma"))
+        return alpha * torch.eye(n, dtype=S.dtype, device=S.device) + beta * A - gamma * C
+
     def _from_x_cache(self, N: Tensor, frame: Frame, cache: LayerCache) -> Tensor:
         """The same layer from a cache of its inputs alone: q . (W_K^T n + b_K) = (W_K q) . n + q . b_K, values = n.
 

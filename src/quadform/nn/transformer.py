@@ -246,7 +246,7 @@ class Transformer(nn.Module):
 
     # ----------------------------------------------------------------------------------------------------- files
     def save(self, folder: str | Path) -> Path:
-        """Write weights (safetensors) and description (JSON) to `folder`; a crash leaves the previous model readable."""
+        """Write weights (safetensors) and description (JSON) to `folder`; a crash leaves the last model readable."""
         from safetensors.torch import save
 
         folder = Path(folder)

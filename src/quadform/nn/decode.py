@@ -1,0 +1,296 @@
+"""Decoding: greedy, beam search, sampling, over one cached step function. Batched, and equal to one by one.
+
+What is scored is printed here once. For generated tokens y_1 ... y_n (the end token included, a forced prefix not):
+
+    log_prob(y) = sum_t log p(y_t | before)          as teacher forcing gives it
+    score(y)    = log_prob(y) / penalty(n),          penalty(n) = n^alpha ("power") or ((5 + n) / 6)^alpha ("gnmt")
+
+When a sentence is finished (beam K, the n_best hypotheses wanted):
+
+    bound   the n_best-th ended score is at least every score a live hypothesis can still reach. Log-probabilities only
+            fall, so with alpha >= 0 a live s reaches at most s / penalty(limit), with alpha < 0 at most
+            s / penalty(n + 1). Stopping here never changes the answer.
+    count   K hypotheses have ended (the usual rule), or the bound holds.
+
+An end token counts as an ended hypothesis when it is among the K best candidates of its step; the beam is refilled from
+the best candidates that did not end. At the length limit live hypotheses end as they are (`finished=False`). With
+beam 1 and stop "count" this is greedy search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quadform.core.errors import InputError
+from quadform.core.rng import stream
+
+from .beam import beam_search, one_hot
+from .frame import LayerCache, Memory
+from .transformer import Transformer
+
+Cache = Literal["kv", "x", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Greedy (beam 1) or beam search. `max_length` and `min_length` count generated tokens, the end token included."""
+
+    beam: int = 1
+    n_best: int = 1
+    max_length: int = 128
+    min_length: int = 0
+    alpha: float = 1.0
+    penalty: Literal["power", "gnmt"] = "power"
+    stop: Literal["count", "bound"] = "count"
+    cache: Cache = "kv"
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.max_length, self.min_length, self.cache)
+        if not 1 <= self.n_best <= self.beam:
+            raise InputError(f"n_best lies between 1 and the beam of {self.beam}; got {self.n_best}.")
+        if self.penalty not in ("power", "gnmt") or self.stop not in ("count", "bound"):
+            raise InputError(f"penalty is power or gnmt, stop is count or bound; got {self.penalty}, {self.stop}.")
+
+    def normaliser(self, n: int) -> float:
+        """penalty(n) for n generated tokens."""
+        return (n if self.penalty == "power" else (5 + n) / 6) ** self.alpha
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Draw from p^(1/temperature) among the top_k likeliest tokens (0: all) and the smallest set of mass top_p."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    max_length: int = 128
+    min_length: int = 0
+    cache: Cache = "kv"
+
+    def __post_init__(self) -> None:
+        _check_lengths(self.max_length, self.min_length, self.cache)
+        if self.temperature <= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise InputError(
+                f"temperature is above 0, top_k at least 0, top_p in (0, 1]; got {self.temperature}, {self.top_k}, "
+                f"{self.top_p}. For the likeliest token use Search()."
+            )
+
+
+def _check_lengths(most: int, least: int, cache: str) -> None:
+    if most < 1 or not 0 <= least <= most:
+        raise InputError(f"max_length is at least 1 and min_length between 0 and it; got {most}, {least}.")
+    if cache not in ("kv", "x", "none"):
+        raise InputError(f"a cache is kv, x or none; got {cache!r}.")
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """Generated tokens (no prefix, no end token), their log-probability and score, and whether the end token came."""
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    score: float
+    finished: bool
+
+
+@torch.inference_mode()
+def generate(
+    model: Transformer,
+    inputs: Sequence[Sequence[int]],
+    how: Search | Sampling | None = None,
+    *,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    batch_size: int = 64,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses of every input, best first.
+
+    `inputs` are source sentences of an encoder-decoder, or prompts of a decoder (lists of token ids; lengths may
+    differ). `prefixes` are forced beginnings of the targets, [bos] where not given. Inputs of like length share a
+    batch; the answers come back in the order of the inputs.
+    """
+    how = Search() if how is None else how
+    both = model.config.kind == "encoder-decoder"
+    if model.config.kind == "encoder" or model.config.classes:
+        raise InputError("an encoder or classifier writes no text; decoding needs a decoder or an encoder-decoder.")
+    if not both and prefixes is not None:
+        raise InputError("the prompts of a decoder are its `inputs`; prefixes belong to an encoder-decoder.")
+    if both and prefixes is None:
+        if model.config.bos is None:
+            raise InputError("this model names no bos token; give `prefixes`, or set bos in its config.")
+        prefixes = [[model.config.bos]] * len(inputs)
+    starts = prefixes if both else inputs
+    for i, (x, start) in enumerate(zip(inputs, starts, strict=True)):
+        if len(x) == 0 or len(start) == 0:
+            raise InputError(f"input {i} is empty; give it at least one token.")
+    answers: list[list[Hypothesis]] = [[] for _ in inputs]
+    order = sorted(range(len(inputs)), key=lambda i: (len(starts[i]), len(inputs[i])))
+    training = model.training
+    model.eval()
+    try:
+        for at in range(0, len(order), batch_size):
+            rows = order[at : at + batch_size]
+            memory = None
+            if both:
+                source, mask = pad_rows([inputs[i] for i in rows], model.config.pad or 0, _device(model))
+                memory = model.encode(source, None if bool(mask.all()) else mask)
+                memory.keys_values = {}
+            run = Run(model, [list(starts[i]) for i in rows], memory, how)
+            if isinstance(how, Sampling):
+                found = run.stepwise(_sampler(how, rows))
+            else:
+                found = run.stepwise(None) if how.beam == 1 and how.stop == "count" else beam_search(run)
+            for i, hypotheses in zip(rows, found, strict=True):
+                answers[i] = hypotheses
+    finally:
+        model.train(training)
+    return answers
+
+
+@torch.inference_mode()
+def log_probabilities(
+    model: Transformer,
+    inputs: Sequence[Sequence[int]],
+    outputs: Sequence[Sequence[int]],
+    *,
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[float]:
+    """log p(output | input) by teacher forcing, summed over the output's tokens (give the end token to count it)."""
+    both = model.config.kind == "encoder-decoder"
+    if both and prefixes is None:
+        prefixes = [[model.config.bos]] * len(inputs)
+    starts = prefixes if both else inputs
+    whole, mask = pad_rows([[*s, *o] for s, o in zip(starts, outputs, strict=True)], 0, _device(model))
+    given = torch.tensor([len(s) for s in starts], device=whole.device)
+    sides = {}
+    if both:
+        sides["source"], sides["source_mask"] = pad_rows(inputs, model.config.pad or 0, whole.device)
+    training = model.training
+    model.eval()
+    logs = F.log_softmax(model(whole[:, :-1], **sides), -1).gather(-1, whole[:, 1:, None])[..., 0]
+    model.train(training)
+    counted = mask[:, 1:] & (torch.arange(1, whole.shape[1], device=whole.device) >= given[:, None])
+    return logs.masked_fill(~counted, 0.0).sum(1).tolist()
+
+
+def pad_rows(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """(tokens, mask), both (batch, longest): rows padded on the right; the mask is True for real tokens."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], device=device)
+    return tokens, torch.arange(longest, device=device) < torch.tensor([[len(row)] for row in rows], device=device)
+
+
+def _device(model: Transformer) -> torch.device:
+    return model.embed.W_E.device
+
+
+def _sampler(how: Sampling, rows: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
+    """(logits (rows, vocab), sentence numbers) -> drawn tokens; every sentence has its own stream."""
+    streams = [stream(how.seed, f"sample {i}") for i in rows]
+
+    def draw(logits: Tensor, sentences: Tensor) -> Tensor:
+        logits = logits / how.temperature
+        if how.top_k:
+            kth = logits.topk(min(how.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
+            logits = logits.masked_fill(logits < kth, -math.inf)
+        if how.top_p < 1:
+            ranked, index = logits.sort(dim=-1, descending=True)
+            p = ranked.softmax(-1)
+            outside = p.cumsum(-1) - p >= how.top_p  # the token that crosses the mass stays
+            logits = logits.masked_fill(outside.scatter(-1, index, outside), -math.inf)
+        u = torch.tensor([torch.rand((), generator=streams[i], dtype=torch.float64) for i in sentences.tolist()])
+        mass = logits.double().softmax(-1).cumsum(-1)
+        u = u.to(mass.device)[:, None] * mass[:, -1:]
+        return (mass <= u).sum(-1).clamp_max(logits.shape[-1] - 1)
+
+    return draw
+
+
+class Run:
+    """One batch on its way: prefixes of unequal length run in lock step, a longer one forces its own next tokens."""
+
+    def __init__(self, model: Transformer, starts: list[list[int]], memory: Memory | None, how: Search | Sampling):
+        self.model, self.memory, self.how, self.eos = model, memory, how, model.config.eos
+        self.given, _ = pad_rows(starts, 0, _device(model))
+        self.lengths = torch.tensor([len(s) for s in starts], device=self.given.device)
+        self.shortest, self.longest = min(map(len, starts)), max(map(len, starts))
+        self.capacity = self.longest + how.max_length
+        if model.config.positions == "learned" and self.capacity - 1 > model.config.seq_len:
+            raise InputError(
+                f"a prefix of {self.longest} and {how.max_length} new tokens exceed the {model.config.seq_len} learned "
+                f"positions of this model (seq_len). Lower max_length."
+            )
+        self.cache: list[LayerCache] | None = None
+        if how.cache != "none":
+            self.cache = model.caches(self.capacity, how.cache)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """Scores of the next token, (rows, vocab), after `tokens` (rows, t); the cache may know all but the newest."""
+        new = tokens[:, self.cache[0].length :] if self.cache else tokens
+        return self.model.logits(self.model.hidden(new, None, self.memory, self.cache)[:, -1])
+
+    def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
+        """Keep these rows of the caches, and these sentences of the memory."""
+        for layer in self.cache or ():
+            layer.select(rows)
+        if sentences is not None:
+            self.given, self.lengths = self.given[sentences], self.lengths[sentences]
+            self.memory = None if self.memory is None else self.memory.select(sentences)
+
+    # ------------------------------------------------------------------------------------------- greedy and sampling
+    def stepwise(self, draw: Callable[[Tensor, Tensor], Tensor] | None) -> list[list[Hypothesis]]:
+        """One hypothesis a sentence: the likeliest token at every step, or a drawn one."""
+        device, how = self.given.device, self.how
+        tokens = self.given.new_zeros(len(self.given), self.capacity)
+        tokens[:, : self.given.shape[1]] = self.given
+        log_prob = torch.zeros(len(tokens), dtype=torch.float64, device=device)
+        closed = torch.zeros(len(tokens), dtype=torch.bool, device=device)
+        sentences = torch.arange(len(tokens), device=device)
+        answers: list[list[Hypothesis]] = [[] for _ in tokens]
+        t = self.shortest
+        while True:
+            logits = self.logits(tokens[:, :t])
+            made = t - self.lengths  # generated so far
+            allowed = logits
+            if self.eos is not None and how.min_length > 0:
+                early = (made + 1 < how.min_length)[:, None] & one_hot(self.eos, logits)
+                allowed = logits.masked_fill(early, -math.inf)
+            choice = allowed.argmax(-1) if draw is None else draw(allowed, sentences)
+            gained = (logits.gather(-1, choice[:, None])[:, 0] - logits.logsumexp(-1)).double()
+            if t < self.longest:  # some rows are still inside their prefix
+                forced = made < 0
+                choice = torch.where(forced, self.given[:, min(t, self.given.shape[1] - 1)], choice)
+                gained = gained.masked_fill(forced, 0.0)
+                running = ~forced & ~closed
+            else:
+                running = ~closed
+            tokens[:, t] = torch.where(closed, tokens[:, t], choice)
+            log_prob += gained.masked_fill(closed, 0.0)
+            t += 1
+            ends = running & (choice == self.eos) if self.eos is not None else torch.zeros_like(closed)
+            new = ends | (running & (t - self.lengths >= how.max_length))
+            if not bool(new.any()):
+                continue
+            for row in new.nonzero()[:, 0].tolist():
+                made = tokens[row, int(self.lengths[row]) : t].tolist()
+                answers[int(sentences[row])] = [self.hypothesis(made, float(log_prob[row]), bool(ends[row]))]
+            closed = closed | new
+            gone = int(closed.sum())
+            if gone == len(closed):
+                return answers
+            if 4 * gone >= len(closed):  # move on with the others
+                keep = (~closed).nonzero()[:, 0]
+                self.select(keep, keep)
+                tokens, log_prob, closed, sentences = (x[keep] for x in (tokens, log_prob, closed, sentences))
+
+    def hypothesis(self, made: list[int], log_prob: float, finished: bool) -> Hypothesis:
+        how = self.how
+        score = log_prob / how.normaliser(max(len(made), 1)) if isinstance(how, Search) else log_prob
+        return Hypothesis(tuple(made[:-1] if finished else made), log_prob, score, finished)
