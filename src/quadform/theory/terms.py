@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+#: Bytes of a block computed at a time, so that they are still in the cache when they are copied to their place.
+_CACHE_BYTES = 1 << 23
 #: Bytes a temporary may take inside a Gram sum before it is cut into chunks of tokens.
 _CHUNK_BYTES = 1 << 26
 
@@ -59,26 +61,6 @@ class Term:
         )
 
     # --- the block --------------------------------------------------------------------------------------------------
-    def write(self, out: Tensor, mirror: Tensor | None = None, *, add: bool = False) -> None:
-        """Write the block into the `(rows, cols)` view `out` and its transpose into `mirror`; or add when `add`."""
-        N, p = self.r.shape
-        q, e, f = self.c.shape[1], self.E.shape[1], self.E.shape[2]
-        if self.shared:
-            value = (self.r.T @ self.c)[:, None, :, None] * self.E[0][None, :, None, :]
-        else:
-            rc = (self.r[:, :, None] * self.c[:, None, :]).reshape(N, p * q)
-            E = self.E.reshape(N, e * f)
-            # The last axis of the product is the last axis of `out`, so that the copy below runs along memory.
-            if self.cols_vector_first:
-                value = (rc.T @ E).view(p, q, e, f).permute(0, 2, 1, 3)
-            else:
-                value = (E.T @ rc).view(e, f, p, q).permute(2, 0, 3, 1)
-        targets = [self._axes(out)]
-        if mirror is not None:
-            targets.append(self.T._axes(mirror).permute(2, 3, 0, 1))
-        for target in targets:
-            target.add_(value) if add else target.copy_(value)
-
     def _axes(self, out: Tensor) -> Tensor:
         """The view of `out` with axes (p, e, q, f), whatever the order in which the block stores them."""
         p, e, q, f = self.r.shape[1], self.E.shape[1], self.c.shape[1], self.E.shape[2]
@@ -87,6 +69,43 @@ class Term:
         view = out.unflatten(1, cols).unflatten(0, rows)
         order = ((0, 1) if self.rows_vector_first else (1, 0)) + ((2, 3) if self.cols_vector_first else (3, 2))
         return view.permute(order)
+
+    def _places(self, out: Tensor, mirror: Tensor | None) -> list[Tensor]:
+        """(p, e, q, f) views of the block and of its transpose, where that is wanted too."""
+        return [self._axes(out)] + ([] if mirror is None else [self.T._axes(mirror).permute(2, 3, 0, 1)])
+
+    def write(self, out: Tensor, mirror: Tensor | None, *, add: bool) -> None:
+        """Write the block into the `(rows, cols)` view `out` and its transpose into `mirror`; or add when `add`."""
+        if self.shared:
+            self._write_shared(out, mirror, add=add)
+            return
+        N, p = self.r.shape
+        q, e, f = self.c.shape[1], self.E.shape[1], self.E.shape[2]
+        E = self.E.reshape(N, e * f)
+        step = max(1, min(p, _CACHE_BYTES // (q * e * f * E.element_size())))
+        places = self._places(out, mirror)
+        for start in range(0, p, step):
+            at = slice(start, min(start + step, p))
+            rc = (self.r[:, at, None] * self.c[:, None, :]).flatten(1)
+            if self.cols_vector_first:  # the last axis of the product is that of `out`: the copy runs along memory
+                value = (rc.T @ E).view(-1, q, e, f).permute(0, 2, 1, 3)
+            else:
+                value = (E.T @ rc).view(e, f, -1, q).permute(2, 0, 3, 1)
+            for place in places:
+                place[at].add_(value) if add else place[at].copy_(value)
+
+    def _write_shared(self, out: Tensor, mirror: Tensor | None, *, add: bool) -> None:
+        """`(sum_n r_n c_n^T) kron E`; a diagonal E touches the diagonal alone."""
+        small = self.r.T @ self.c
+        diagonal = self.E[0].diagonal()
+        sparse = torch.equal(self.E[0], torch.diag_embed(diagonal))
+        for place in self._places(out, mirror):
+            if not add:
+                place.zero_()
+            if sparse:
+                place.diagonal(dim1=1, dim2=3).add_(small[:, :, None] * diagonal)
+            else:
+                place.add_(small[:, None, :, None] * self.E[0][None, :, None, :])
 
     def diagonal(self) -> Tensor:
         """The diagonal of a square block, `(rows,)`."""
@@ -155,8 +174,34 @@ def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> N
         out.zero_()
         if mirror is not None:
             mirror.zero_()
-    for i, term in enumerate(merged(terms)):
+    terms = merged(terms)
+    if len(terms) == 2 and _same_columns(*terms):
+        _write_pair(*terms, out, mirror)
+        return
+    for i, term in enumerate(terms):
         term.write(out, mirror, add=i > 0)
+
+
+def _same_columns(a: Term, b: Term) -> bool:
+    """Whether two terms differ only in which of their row indices belongs to the vector (columns vector first: the
+    other order makes a skinny product, slower than two)."""
+    return a.c is b.c and not a.shared and not b.shared and a.cols_vector_first and b.cols_vector_first
+
+
+def _write_pair(a: Term, b: Term, out: Tensor, mirror: Tensor | None) -> None:
+    """The sum of two terms over the same column vector by one matrix product:
+    `block[(i, k), .] = sum_n (a.r_n[i] a.E_n[k, :] + b.E_n[i, :] b.r_n[k]) c_n`, with a the vector-first one."""
+    a, b = (a, b) if a.rows_vector_first else (b, a)
+    N, p = a.r.shape
+    q, e, f = a.c.shape[1], a.E.shape[1], a.E.shape[2]
+    step = max(1, min(p, _CACHE_BYTES // (max(q, N) * e * f * a.E.element_size())))
+    places = a._places(out, mirror)
+    for start in range(0, p, step):
+        at = slice(start, min(start + step, p))
+        E = torch.addcmul(a.r[:, at, None, None] * a.E[:, None], b.E[:, at, None, :], b.r[:, None, :, None]).flatten(1)
+        value = (a.c.T @ E).view(q, -1, e, f).permute(1, 2, 0, 3)
+        for place in places:
+            place[at].copy_(value)
 
 
 def attribution(terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
