@@ -93,9 +93,9 @@ class Sweep:
 
     @property
     def fit_range(self) -> tuple[float, float]:
-        """The scales up to 0.1 where the sweep has at least three of them, else the whole sweep."""
-        small = self.values[self.values <= FIT_UP_TO * (1 + 1e-9)]
-        used = small if len(small) >= 3 else self.values
+        """The scales up to 0.1, three points at least; the whole sweep where it begins above 0.1."""
+        small = int((self.values <= FIT_UP_TO * (1 + 1e-9)).sum())
+        used = self.values[: max(small, 3)] if small else self.values
         return float(used[0]), float(used[-1])
 
 

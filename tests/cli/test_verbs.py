@@ -1,0 +1,272 @@
+"""What the verbs print, where it goes, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import quadform
+from quadform.applications import verify as verifying
+from quadform.applications.configs import Numerics, Output
+from quadform.cli import main
+from quadform.core import progress
+from quadform.core.errors import MissingExtra
+from quadform.core.record import Record
+
+SMALL = ["--tokens", "8", "--dim", "4", "--vary", "scale=0.01:30:7"]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+COMMAND = [sys.executable, "-c", "import sys; from quadform.cli import main; sys.exit(main())"]
+
+
+@pytest.fixture(autouse=True)
+def _loud(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "quiet", False)
+
+
+def strict(text: str) -> dict:
+    """JSON without NaN or Infinity, and nothing after it."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not strict JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# --- attention ------------------------------------------------------------------------------------------------------
+def test_attention_prints_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    """Headline, table of exponents beside the paper's, spectrum, far end: in the order of the mock-up."""
+    assert main(["attention", *SMALL]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    assert re.fullmatch(
+        r"exact Hessian, 48 parameters, \S+ m?s per Hessian, autodiff differs by \de-1\d +\[exact\]", lines[0]
+    )
+    assert lines[1].startswith("growth of each block's norm with the input scale (fitted 0.01-0.")
+    cells = {line.split()[0]: line.split()[1:] for line in lines[2:] if line.split()[0] in ("query", "key", "value")}
+    assert cells["query"] == ["6.0[6]", "6.0[6]", "4.0[4]", "5.0[5]", "3.0[3,5]", "3.0[3]"]
+    assert cells["key"] == ["6.0[6]", "4.0[4]", "5.0[5]", "3.0[3]"]
+    assert cells["value"] == ["2.0[2]", "0", "[0]"]
+    assert re.search(r"^scale 1: lambda_max \S+, lambda_min -\S+, \d+ % of eigenvalues negative$", said.out, re.M)
+    assert re.search(r"^scale 30: attention is (not )?one-hot \(entropy 0\.\d\d\): query curvature ", said.out, re.M)
+    assert all(line == line.rstrip() for line in lines)
+    assert "nothing was saved; `--out runs/NAME` keeps it" in said.err
+
+
+def test_attention_json_is_strict_and_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json`: stdout is one JSON object with every number and its tag; progress stays on stderr."""
+    assert main(["attention", *SMALL, "--json"]) == 0
+    said = capsys.readouterr()
+    body = strict(said.out)
+    assert body["kind"] == "attention"
+    assert body["inputs"]["vary"] == {"scale": [0.01, 30.0, 7]}
+    assert body["scalars"]["lambda_max"]["kind"] == "exact"
+    assert body["scalars"]["slope/outer/W_Q,W_Q"]["stderr"] is not None
+    assert len(body["tensors"]["eigenvalues"]["values"]) == 48
+    assert body["saved"] is None
+    assert "attention  " in said.err
+
+
+def test_infinite_values_are_strict_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step ceiling of infinity (no positive curvature) is still strict JSON."""
+    import torch
+
+    from quadform.applications import attention
+
+    zeros = attention._spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
+    assert zeros["ceiling_sgd"].value == float("inf")
+    monkeypatch.setattr(attention, "_spectrum_scalars", lambda *_: zeros)
+    assert main(["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--json"]) == 0
+    assert strict(capsys.readouterr().out)["scalars"]["ceiling_sgd"]["value"] == {"float": "inf"}
+
+
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--quiet`: nothing on stderr."""
+    assert main(["attention", *SMALL, "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_attention_out_is_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--out` keeps a record that loads, and says what to do next."""
+    folder = tmp_path / "a" / "b"
+    assert main(["attention", *SMALL, "--out", str(folder), "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"saved {folder}; next: `quadform report {folder}`"
+    assert Record.load(folder).tensors["H_o"].shape == (48, 48)
+
+
+def test_same_seed_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs with one seed agree to the last digit; another seed does not."""
+
+    def eigenvalues(seed: str) -> list[float]:
+        assert main(["attention", *SMALL, "--json", "--seed", seed]) == 0
+        return json.loads(capsys.readouterr().out)["tensors"]["eigenvalues"]["values"]
+
+    assert eigenvalues("1") == eigenvalues("1") != eigenvalues("2")
+
+
+# --- report ---------------------------------------------------------------------------------------------------------
+def test_report_of_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No argument: measures, keeps the record in runs/default, writes the file, last line `report: PATH`."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "report: runs/default/report.html"
+    assert Record.load("runs/default").kind == "attention"
+    page = (tmp_path / "runs/default/report.html").read_bytes()
+    assert page.lstrip().lower().startswith(b"<!doctype html>")
+    assert len(page) <= 3_000_000
+
+
+def test_report_redraws_without_computing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a RUN nothing is computed: the applications are made to fail and the report is still written."""
+    folder = tmp_path / "run"
+    assert main(["attention", *SMALL, "--out", str(folder), "--quiet"]) == 0
+    from quadform.applications import attention
+
+    def never(*_: object) -> None:
+        raise AssertionError("recomputed")
+
+    monkeypatch.setattr(attention, "run", never)
+    capsys.readouterr()
+    assert main(["report", str(folder), "--quiet", "--json", "--out", str(tmp_path / "other"), "--lang", "ko"]) == 0
+    body = strict(capsys.readouterr().out)
+    assert body["report"] == str(tmp_path / "other" / "report.html")
+    assert body["bytes"] == Path(body["report"]).stat().st_size
+    assert 'lang="ko"' in Path(body["report"]).read_text()
+    assert main(["report", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {folder / 'report.html'}"
+
+
+# --- verify and doctor ----------------------------------------------------------------------------------------------
+def test_verify_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Closed form, autodiff and finite differences agree on this machine: exit code 0."""
+    assert main(["verify", "--shapes", "6", "--largest", "4", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("all 9 checks hold.\n")
+    assert "FAILED" not in said
+
+
+def test_verify_sees_a_wrong_formula(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A closed form that is off by 1e-9 in one block makes the check fail: exit code 3, the results are kept."""
+    from quadform.theory.attention import AttentionLayer
+
+    right = AttentionLayer.functional
+    monkeypatch.setattr(AttentionLayer, "functional", lambda self, a, b: right(self, a, b) + (a == "W_V") * 1e-9)
+    assert main(["verify", "--shapes", "3", "--largest", "3", "--quiet", "--json"]) == 3
+    body = strict(capsys.readouterr().out)
+    assert body["ok"] is False
+    assert [c["name"] for c in body["checks"] if not c["ok"]] == ["H_f, six blocks: closed form = autodiff"]
+
+
+def test_a_nan_fails_a_check() -> None:
+    """NaN compares false with everything; a check that saw one is not ok, and neither is one that saw nothing."""
+    check = verifying.Check("x", 1e-12)
+    assert not check.ok
+    check.add(0.0, "here")
+    assert check.ok
+    check.add(float("nan"), "there")
+    assert not check.ok
+    assert check.worst == "there"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions, machine, size, tools, traps; ends with what to do next."""
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    for word in ("torch", "free memory", "exact Hessian, float64, cpu", "Chromium", "transformers", "LayerNorm weight"):
+        assert word in said
+    assert said.endswith("ready; next: `quadform verify`, `quadform report`.\n")
+
+
+def test_doctor_json_and_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as JSON, on stdout and in a file."""
+    assert main(["doctor", "--json", "--out", str(tmp_path)]) == 0
+    assert strict(capsys.readouterr().out) == strict((tmp_path / "doctor.json").read_text())
+
+
+# --- shared ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("verb", ["attention", "report", "verify", "doctor"])
+def test_every_verb_has_the_shared_flags(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`VERB --help` lists every shared flag and leaves with 0."""
+    assert main([verb, "--help"]) == 0
+    said = capsys.readouterr().out
+    shared = {*Numerics.__dataclass_fields__, *Output.__dataclass_fields__}
+    assert shared == {"seed", "dtype", "device", "out", "json", "quiet", "lang", "debug"}
+    assert all(f"--{flag}" in said for flag in shared)
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without words, or with --help: the verbs and their questions."""
+    assert main([]) == main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {verb}" in said for verb in ("attention", "report", "verify", "doctor"))
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"quadform {quadform.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (MissingExtra("Reading Hugging Face models", "hf"), 4, 'needs `pip install "quadform[hf]"`.'),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (RuntimeError("boom"), 1, "an error nobody expected: RuntimeError: boom."),
+    ],
+)
+def test_exit_codes(
+    error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 missing extra, 130 interrupted, 1 unexpected; one line, no traceback."""
+    from quadform.applications import doctor
+
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(doctor, "examine", fail)
+    assert main(["doctor"]) == code
+    said = capsys.readouterr()
+    assert text in said.err
+    assert "Traceback" not in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_control_c(tmp_path: Path) -> None:
+    """A real SIGINT in the middle of the work: exit code 130, no traceback, nothing half-written."""
+    words = ["verify", "--shapes", "100000", "--out", str(tmp_path)]
+    child = subprocess.Popen(
+        [*COMMAND, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ONE_THREAD
+    )
+    time.sleep(6)
+    assert child.poll() is None
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pipes_files_and_no_color() -> None:
+    """Without a terminal: no carriage return, no escape codes, on either stream; a reader that leaves is no error."""
+    done = subprocess.run([*COMMAND, "attention", *SMALL], capture_output=True, env=ONE_THREAD, timeout=120)
+    assert done.returncode == 0
+    for stream in (done.stdout, done.stderr):
+        assert b"\r" not in stream
+        assert b"\x1b" not in stream
+    child = subprocess.Popen([*COMMAND, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ONE_THREAD)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    assert child.wait(timeout=120) == 0
+    assert child.stderr.read() == b""
