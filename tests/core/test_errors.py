@@ -67,6 +67,7 @@ def test_far_names_are_not_suggested() -> None:
     assert closest("zzzzzz", NAMES) == []
     assert did_you_mean("zzzzzz", NAMES) == ""
     assert did_you_mean("paralel", ["serial", "parallel"]) == " Did you mean `parallel`?"
+    assert did_you_mean("PARALLEL", ["serial", "parallel"]) == " Did you mean `parallel`?"
     assert len(closest("layers.0.attn.W_X", NAMES, most=2)) == 2
 
 
