@@ -146,7 +146,7 @@ def on_a_terminal(**environment: str) -> tuple[str, str]:
 def screen(written: str) -> list[str]:
     """What remains to be seen: a carriage return goes back to the start of the line, later letters cover earlier."""
     rows = []
-    for line in written.replace("\r\n", "\n").splitlines():
+    for line in written.replace("\r\n", "\n").removesuffix("\n").split("\n"):
         row = ""
         for piece in line.split("\r"):
             row = piece + row[len(piece) :]
