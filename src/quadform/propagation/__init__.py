@@ -7,6 +7,10 @@ __getattr__, __dir__, __all__ = attach(
     {
         "shaping": ".shaping:",
         "collapse": ".collapse:",
+        "kernels": ".kernels:",
+        "predict": ".profile",
+        "layer_kernels": ".profile",
+        "dual": ".duals",
         "u_spa_target": ".shaping",
         "e_spa_target": ".shaping",
         "u_spa_factor": ".shaping",
