@@ -332,6 +332,22 @@ def test_dense_form_by_chunks(space: Space, chunk: int) -> None:
     assert A.products == math.ceil(space.size / chunk)
 
 
+def test_a_small_block_of_a_huge_operator_is_built_in_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns at once are counted by the length of the vectors that products see, the base's for a block."""
+    space = Space((("small", (6,)), ("huge", (94,))))
+    A = Opaque(Dense(symmetric(100), space))
+    monkeypatch.setattr(operator, "_SCRATCH", 200)
+    for op, want, products in (
+        (A.block("small"), A.base.matrix[:6, :6], 3),
+        (A.block("small") + A.block("small"), 2 * A.base.matrix[:6, :6], 6),
+        (A.block("small", "huge"), A.base.matrix[:6, 6:], 47),
+        (A, A.base.matrix, 50),
+    ):
+        A.products = 0
+        torch.testing.assert_close(op.dense(), want, **TOL)
+        assert A.products == products
+
+
 def test_dense_is_a_copy() -> None:
     """Writing into `A.dense()` does not change A."""
     A = Dense(symmetric(3), X)

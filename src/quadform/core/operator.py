@@ -130,9 +130,10 @@ class Operator(ABC):
         return self.sub(self.codomain.select(*rows), self.domain.select(*cols))
 
     def dense(self, *, chunk: int = 256) -> Tensor:
-        """The matrix `(codomain.size, domain.size)`, `chunk` columns at a time: little memory beside the result."""
+        """The matrix `(codomain.size, domain.size)`, at most `chunk` columns at a time: little memory beside it."""
         m, n = self.shape
         guard_memory(m, n, self.dtype, self.device)
+        chunk = max(1, min(chunk, _SCRATCH // max(m, n, 1)))
         out = torch.empty((m, n), dtype=self.dtype, device=self.device)
         for start in range(0, n, chunk):
             stop = min(start + chunk, n)
@@ -338,6 +339,11 @@ class Block(Operator):
 
     def sub(self, rows: Space, cols: Space) -> Operator:
         return self.base.sub(rows, cols)
+
+    def columns(self, start: int, stop: int) -> Tensor:
+        step = max(1, _SCRATCH // max(*self.base.shape, 1))  # products see vectors of the base's length
+        pieces = [Operator.columns(self, a, min(a + step, stop)) for a in range(start, stop, step)]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
 
 
 @final
