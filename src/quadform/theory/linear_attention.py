@@ -1,7 +1,7 @@
 """Linear self-attention: the attention layer without its softmax, the comparison that shows what softmax does.
 
 `F = sc X W_Q W_K^T (Z^T Z) W_V`, sc = 1/(t sqrt(d_K)), Z = X (or the context of cross-attention). Every block of the
-Hessian is a product of Gram matrices and weights; no (L, L) matrix is ever formed. Source: [ODS25, Sec. 4].
+Hessian is a product of Gram matrices and weights; no (L, L) matrix is ever formed. Source: [ODS25].
 """
 
 from __future__ import annotations

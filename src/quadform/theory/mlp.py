@@ -107,7 +107,7 @@ class LinearMLP(FactorLayer):
     `H_o(l, m) = (2/d_out) (A_l^T Sigma A_m) kron (B_l B_m^T)`,
     `H_f(l<m)[(p,q),(r,s)] = (2/d_out) C_lm[q,r] (A_l^T Omega B_m^T)[p,s]`, `H_f(l, l) = 0`: O(Sigma) and O(Omega) at
     every depth. A structured weight enters linearly, so its rows are `T_l` times those of the full matrix.
-    Source: [SBH21], [ODS25, Sec. 4]; structured weights and general losses [own].
+    Source: [SBH21], [ODS25]; structured weights and general losses [own].
     """
 
     def __init__(
@@ -222,7 +222,7 @@ def linear_mlp_ranks(r: int, K: int, hidden: Sequence[int], *, loss: str = "mse"
     q = min(r, K, M_1, ...), s = min(r, K), D = number of weight matrices:
     `rank H_o = q (r + K - q)`, `rank H_f = 2 q sum M + 2 q s - D q^2`, `rank H = rank H_o + rank H_f + q (q - 2 s)`.
     Cross-entropy sees K - 1 outputs (its curvature and gradient are blind to a constant shift of the logits).
-    Source: [SBH21, Thms 3-5].
+    Source: [SBH21].
     """
     if not hidden or min(r, K, *hidden) < 1:
         raise InputError(f"rank formulas need one hidden layer or more and sizes >= 1; got r={r}, K={K}, {hidden}.")
