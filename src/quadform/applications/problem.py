@@ -1,12 +1,13 @@
 """A layer written out in plain torch: the problem the closed forms answer, and the independent way to the same answer.
 
-Nothing here uses a closed form. The Hessian comes from `jvp(grad)`, never from `torch.func.hessian` (wrong through a
-LayerNorm weight on current torch), and from central differences of the gradient.
+Nothing here uses a closed form. The Hessian comes from double backward, never from `torch.func.hessian` (wrong through
+a LayerNorm weight on current torch), and from central differences of the gradient.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..core.rng import stream
 from ..core.space import Space
 
 NAMES = ("W_Q", "W_K", "W_V")
+Scalar = Callable[[dict[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -82,31 +84,42 @@ class Problem:
     # --- the independent way ----------------------------------------------------------------------------------------
     def gradient(self, w: Tensor) -> Tensor:
         """dL/dw at the flat weights w (P,)."""
-        return torch.func.grad(lambda flat: self.loss(self.space.unflatten(flat)))(w)
+        return _gradient(self.loss, self.space, w).detach()
 
     def autodiff(self, columns: Tensor | None = None) -> Tensor:
-        """Columns of H (all of them by default), (P, k): `jvp(grad)` at unit vectors."""
-        w = self.space.flatten(self.weights)
-        units = torch.eye(len(w), dtype=w.dtype, device=w.device)
-        return self._products(self.gradient, w, units if columns is None else units[columns])
+        """Columns of H (all of them by default), (P, k), by double backward."""
+        return _second(self.loss, self.space, self.space.flatten(self.weights), columns)
 
     def autodiff_functional(self) -> Tensor:
-        """H_f (P, P): the second derivative of <dl/dF, F> with dl/dF held fixed, by `jvp(grad)`."""
-        w = self.space.flatten(self.weights)
+        """H_f (P, P): the second derivative of <dl/dF, F> with dl/dF held fixed, by double backward."""
         F = self.output(self.weights)
         g = 2 * (F - self.Y) / F.numel()
-        gradient = torch.func.grad(lambda flat: (g * self.output(self.space.unflatten(flat))).sum())
-        return self._products(gradient, w, torch.eye(len(w), dtype=w.dtype, device=w.device))
-
-    @staticmethod
-    def _products(gradient: Any, w: Tensor, directions: Tensor) -> Tensor:
-        product = torch.func.vmap(lambda v: torch.func.jvp(gradient, (w,), (v,))[1], chunk_size=256)
-        return product(directions).T
+        return _second(lambda W: (g * self.output(W)).sum(), self.space, self.space.flatten(self.weights))
 
     def difference(self, direction: Tensor, step: float = 1e-5) -> Tensor:
         """H v (P,) by central differences of the gradient; accurate to about step^2."""
         w = self.space.flatten(self.weights)
         return (self.gradient(w + step * direction) - self.gradient(w - step * direction)) / (2 * step)
+
+
+def _gradient(scalar: Scalar, space: Space, w: Tensor) -> Tensor:
+    if not w.requires_grad:
+        w = w.detach().requires_grad_()
+    return torch.autograd.grad(scalar(space.unflatten(w)), w, create_graph=True)[0]
+
+
+def _second(scalar: Scalar, space: Space, w: Tensor, columns: Tensor | None = None, chunk: int = 256) -> Tensor:
+    """Columns of the second derivative of `scalar` at w, (P, k)."""
+    w = w.detach().requires_grad_()
+    gradient = _gradient(scalar, space, w)
+    units = torch.eye(len(w), dtype=w.dtype, device=w.device)
+    if columns is not None:
+        units = units[columns]
+    rows = [
+        torch.autograd.grad(gradient, w, part, is_grads_batched=True, retain_graph=True)[0]
+        for part in units.split(chunk)
+    ]
+    return torch.cat(rows).T
 
 
 def toy_problem(

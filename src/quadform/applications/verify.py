@@ -1,6 +1,6 @@
 """`quadform verify`: are the closed forms right here and now? Random layers, three ways to the same numbers.
 
-Closed form (theory), automatic differentiation (`jvp(grad)`) and finite differences share no code beyond torch itself.
+Closed form (theory), double backward and finite differences of the gradient share no code beyond torch itself.
 """
 
 from __future__ import annotations

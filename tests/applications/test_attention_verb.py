@@ -1,0 +1,218 @@
+"""The measurement behind `quadform attention`: its numbers agree with independent ways to them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quadform.applications import AttentionConfig, attention_hessian, toy, vary
+from quadform.applications.attention import PAPER, entropy, run
+from quadform.applications.configs import BLOCKS, Vary
+from quadform.applications.problem import Problem, toy_problem
+from quadform.core.errors import InputError
+from quadform.core.record import Record
+
+SIZES = st.integers(1, 5)
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return run(AttentionConfig(tokens=8, dim=5, d_k=4, d_v=3, vary="scale=0.01:0.1:6"), progress=False)
+
+
+def oracle(problem: Problem) -> torch.Tensor:
+    """H (P, P) by jacfwd(grad) of the loss written out here."""
+    space = problem.space
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        W = space.unflatten(flat)
+        X = problem.scale * problem.X
+        T = X @ W["W_Q"] @ W["W_K"].T @ X.T / (problem.temperature * math.sqrt(problem.W_Q.shape[1]))
+        if problem.mask == "causal":
+            T = T + torch.full_like(T, -math.inf).triu(1)
+        A = T if problem.attention == "linear" else T.softmax(-1)
+        return (A @ X @ W["W_V"] - problem.Y).square().mean()
+
+    return torch.func.jacfwd(torch.func.grad(loss))(space.flatten(problem.weights))
+
+
+@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from([("softmax", "none"), ("softmax", "causal"), ("linear", "none")]))
+def test_record_holds_the_hessian(tokens: int, dim: int, d_k: int, d_v: int, kind: tuple[str, str]) -> None:
+    """H_o + H_f of the record is the Hessian of the loss, to 1e-12 of its largest entry."""
+    config = AttentionConfig(
+        tokens=tokens, dim=dim, d_k=d_k, d_v=d_v, attention=kind[0], mask=kind[1], scale=0.7, temperature=1.3,
+        seed=tokens, vary="none",
+    )  # fmt: skip
+    got = run(config, progress=False)
+    want = oracle(
+        toy_problem(
+            tokens=tokens, dim=dim, d_k=d_k, d_v=d_v, seed=tokens, scale=0.7, temperature=1.3, attention=kind[0],
+            mask=kind[1],
+        )
+    )  # fmt: skip
+    H = got.tensors["H_o"] + got.tensors["H_f"]
+    assert (H - want).abs().max() <= 1e-12 * want.abs().max().clamp_min(1e-12)
+    assert got.scalars["autodiff_error"].value <= 1e-12
+    assert torch.allclose(got.tensors["eigenvalues"], torch.linalg.eigvalsh(want), atol=1e-11, rtol=0)
+
+
+def test_scalars_follow_from_the_tensors(record: Record) -> None:
+    """Every scalar of the record is what its tensors say."""
+    s, t = record.scalars, record.tensors
+    H = t["H_o"] + t["H_f"]
+    assert s["lambda_max"].value == pytest.approx(float(t["eigenvalues"][-1]))
+    assert s["lambda_min"].value == pytest.approx(float(t["eigenvalues"][0]))
+    assert s["ceiling_sgd"].value == pytest.approx(2 / s["lambda_max"].value)
+    assert s["trace"].value == pytest.approx(float(t["eigenvalues"].sum()))
+    assert s["negative_share"].value == pytest.approx(
+        float((t["eigenvalues"] < -1e-10 * H.abs().max()).double().mean())
+    )
+    assert s["entropy"].value == pytest.approx(-float((t["A"] * t["A"].log()).sum(-1).mean()) / math.log(8))
+    starts, names = {}, [name for name, _ in record.inputs["space"]]
+    for name, shape in record.inputs["space"]:
+        starts[name] = slice(sum(s.stop - s.start for s in starts.values()), 0)
+        starts[name] = slice(starts[name].start, starts[name].start + math.prod(shape))
+    assert names == ["W_Q", "W_K", "W_V"]
+    for part, matrix in (("outer", t["H_o"]), ("functional", t["H_f"]), ("total", H)):
+        for block in BLOCKS:
+            a, b = block.split(",")
+            want = float(matrix[starts[a], starts[b]].norm())
+            assert s[f"norm/{part}/{block}"].value == pytest.approx(want, rel=1e-10, abs=1e-12)
+
+
+def test_slopes_are_the_papers(record: Record) -> None:
+    """Slopes over [.01, .1], Y ~ N(0, 1) fixed, 8 tokens: within 0.05 of 6 6 6 4 4 2 and 5 3 5 3 3."""
+    for part in ("outer", "functional"):
+        for block in BLOCKS:
+            paper = record.scalars[f"paper/{part}/{block}"].value
+            fitted = record.scalars.get(f"slope/{part}/{block}")
+            if paper == 0:
+                assert fitted is None
+            else:
+                assert fitted is not None
+                assert fitted.value == pytest.approx(paper, abs=0.05)
+                assert fitted.stderr is not None
+    assert [PAPER["softmax"]["outer"][b] for b in BLOCKS] == [6, 6, 6, 4, 4, 2]
+    assert [PAPER["softmax"]["functional"][b] for b in BLOCKS] == [5, 3, 5, 3, 3, 0]
+
+
+def test_slopes_of_linear_attention() -> None:
+    """Without the softmax every outer block grows as X^6 and the functional ones as X^3; QQ, KK, VV are exactly 0."""
+    got = run(AttentionConfig(dim=4, attention="linear", vary="scale=0.01:0.1:6"), progress=False)
+    slopes = {b: got.scalars[f"slope/outer/{b}"].value for b in BLOCKS}
+    assert slopes == pytest.approx(dict.fromkeys(BLOCKS, 6.0), abs=1e-6)
+    functional = {
+        b: got.scalars[f"slope/functional/{b}"].value for b in BLOCKS if f"slope/functional/{b}" in got.scalars
+    }
+    assert functional == pytest.approx({"W_Q,W_K": 3.0, "W_V,W_Q": 3.0, "W_V,W_K": 3.0}, abs=0.05)
+    assert "growth_entropy" not in got.tensors
+
+
+def test_growth_at_one_scale_is_the_norm_there(record: Record) -> None:
+    """A point of the sweep equals a measurement at that scale."""
+    at = float(record.tensors["scales"][3])
+    there = run(AttentionConfig(tokens=8, dim=5, d_k=4, d_v=3, scale=at, vary="none"), progress=False)
+    for part in ("outer", "functional"):
+        want = [there.scalars[f"norm/{part}/{b}"].value for b in BLOCKS]
+        assert record.tensors[f"growth_{part}"][3].tolist() == pytest.approx(want, rel=1e-12)
+    assert float(record.tensors["growth_entropy"][3]) == pytest.approx(there.scalars["entropy"].value)
+
+
+def test_record_survives_the_disk(record: Record, tmp_path: Path) -> None:
+    """Saved and loaded, inputs, scalars and tensors are the same."""
+    back = Record.load(record.save(tmp_path / "r"))
+    assert back.inputs == record.inputs
+    assert back.scalars == record.scalars
+    assert all(torch.equal(back.tensors[n], t) and t.dtype == torch.float64 for n, t in record.tensors.items())
+
+
+def test_large_hessian_is_checked_on_some_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the limit the comparison with autodiff takes some columns and says how many."""
+    from quadform.applications import attention
+
+    monkeypatch.setattr(attention, "_FULL_CHECK", 10)
+    monkeypatch.setattr(attention, "_COLUMNS", 5)
+    checked = run(AttentionConfig(tokens=3, dim=3, vary="none"), progress=False).scalars["autodiff_error"]
+    assert checked.note == "5 of 27 columns"
+    assert checked.value <= 1e-12
+
+
+def test_autodiff_error_sees_a_wrong_hessian() -> None:
+    """A relative change of 1e-6 in one entry is seen."""
+    from quadform.applications.attention import _autodiff_error
+
+    problem = toy_problem(tokens=3, dim=2)
+    H = problem.layer().hessian().dense()
+    H[0, 1] += 1e-6 * H.abs().max()
+    assert _autodiff_error(problem, H).value == pytest.approx(1e-6, rel=1e-3)
+
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+def test_toy_attention_hessian_and_vary() -> None:
+    """The journey of a teacher: toy -> Hessian -> one block is exactly 0 -> slopes 6 and 2."""
+    layer = attention_hessian(*toy(tokens=8, dim=4, seed=0))
+    assert layer.functional("value", "value").abs().max() == 0
+    sweep = vary(layer, "scale", 0.01, 0.3)
+    slopes = sweep.slopes()
+    assert slopes["W_Q", "W_Q"] == pytest.approx(6, abs=0.05)
+    assert slopes["W_V", "W_V"] == pytest.approx(2, abs=0.05)
+    assert sweep.slopes("functional")["W_Q", "W_K"] == pytest.approx(3, abs=0.05)
+    with pytest.raises(InputError, match="Did you mean `outer`"):
+        sweep.slopes("outr")
+
+
+def test_vary_keeps_mask_temperature_and_targets() -> None:
+    """Factor 1 gives the layer's own norms, with a causal mask, a temperature and a batch."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *s: torch.randn(*s, generator=generator, dtype=torch.float64)  # noqa: E731
+    layer = attention_hessian(
+        draw(2, 3, 2), draw(2, 2), draw(2, 2), draw(2, 3), draw(2, 3, 3), mask="causal", temperature=0.7
+    )
+    sweep = vary(layer, "scale", 1.0, 2.0, points=2)
+    want = [float(layer.functional(*b.split(",")).norm()) for b in BLOCKS]
+    assert sweep.norms["functional"][0].tolist() == pytest.approx(want, rel=1e-10)
+
+
+def test_vary_refuses_what_it_cannot_scale() -> None:
+    """Another loss, another quantity, another object: a text, not an attribute error."""
+    X, W_Q, W_K, W_V, _ = toy(3, 2)
+    other = attention_hessian(X, W_Q, W_K, W_V, torch.zeros(3, dtype=torch.long), loss="cross-entropy")
+    with pytest.raises(InputError, match="loss='mse'"):
+        vary(other, "scale", 0.1, 1)
+    with pytest.raises(InputError, match="Did you mean `scale`"):
+        vary(attention_hessian(*toy(3, 2)), "scal", 0.1, 1)
+
+
+def test_entropy_ends() -> None:
+    """Uniform rows have entropy 1, one-hot rows 0, one token 0."""
+    assert entropy(torch.full((4, 4), 0.25)) == pytest.approx(1)
+    assert entropy(torch.eye(4)) == 0
+    assert entropy(torch.ones(1, 1)) == 0
+
+
+@given(st.floats(1e-3, 1.0), st.floats(1.01, 1e3), st.integers(2, 9))
+def test_grid_is_geometric(lo: float, ratio: float, points: int) -> None:
+    """Both ends are exact, neighbours have one ratio, and the text form reads back."""
+    hi = lo * ratio
+    grid = Vary("scale", lo, hi, points).grid
+    assert len(grid) == points
+    assert (grid[0], grid[-1]) == (lo, hi)
+    ratios = [b / a for a, b in pairwise(grid)]
+    assert ratios == pytest.approx([ratio ** (1 / (points - 1))] * (points - 1), rel=1e-9)
+    assert Vary.parse(f"scale={lo!r}:{hi!r}:{points}") == Vary("scale", lo, hi, points)
+
+
+def test_toy_streams_are_independent() -> None:
+    """Another d_v moves W_V and Y only; float32 is the same problem rounded."""
+    one, other = toy_problem(tokens=4, dim=3), toy_problem(tokens=4, dim=3, d_v=2)
+    assert torch.equal(one.X, other.X)
+    assert torch.equal(one.W_Q, other.W_Q)
+    assert not torch.equal(one.W_Q, one.W_K)
+    rounded = toy_problem(tokens=4, dim=3, dtype=torch.float32)
+    assert torch.equal(rounded.X, one.X.float())

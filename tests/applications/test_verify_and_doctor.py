@@ -1,0 +1,81 @@
+"""`verify` compares three ways that do not share code; `doctor` tells the truth about this machine."""
+
+from __future__ import annotations
+
+import torch
+
+from quadform.applications.configs import DoctorConfig, VerifyConfig
+from quadform.applications.doctor import examine, layernorm_trap
+from quadform.applications.machine import MATRICES, free_bytes, largest_hessian, size
+from quadform.applications.problem import toy_problem
+from quadform.applications.verify import draw, run
+
+
+def test_three_ways_agree() -> None:
+    """Closed form, double backward and central differences give one Hessian-vector product."""
+    problem = toy_problem(tokens=4, dim=3, d_k=2, d_v=5)
+    v = torch.randn(problem.space.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    v /= v.norm()
+    closed = problem.layer().hessian() @ v
+    assert (closed - problem.autodiff() @ v).abs().max() <= 1e-14
+    assert (closed - problem.difference(v)).abs().max() <= 1e-8
+
+
+def test_columns_are_columns() -> None:
+    """Chosen columns of the autodiff Hessian are those columns of the whole."""
+    problem = toy_problem(tokens=3, dim=2)
+    chosen = torch.tensor([3, 0, 7])
+    assert torch.allclose(problem.autodiff(chosen), problem.autodiff()[:, chosen], atol=1e-15)
+
+
+def test_functional_part() -> None:
+    """H - H_f is J^T (d2l) J with J from jacfwd: the two parts of the split, each by autodiff."""
+    problem = toy_problem(tokens=3, dim=2, d_k=3, d_v=2, mask="causal")
+    space = problem.space
+    J = torch.func.jacfwd(lambda w: problem.output(space.unflatten(w)).reshape(-1))(space.flatten(problem.weights))
+    want = J.T @ J * 2 / problem.Y.numel()
+    assert (problem.autodiff() - problem.autodiff_functional() - want).abs().max() <= 1e-14
+
+
+def test_draws_cover_every_kind_and_size() -> None:
+    """Twelve draws hold softmax, causal and linear layers, and a size of 1."""
+    config = VerifyConfig()
+    problems = [draw(config, i, torch.device("cpu"), torch.float64)[0] for i in range(config.shapes)]
+    assert {(p.attention, p.mask) for p in problems} == {("softmax", "none"), ("softmax", "causal"), ("linear", "none")}
+    assert any(1 in (*p.X.shape, *p.W_Q.shape, *p.W_V.shape) for p in problems)
+
+
+def test_record_of_a_verification() -> None:
+    """The record carries every check as a bound, converged where it holds."""
+    record, checks = run(VerifyConfig(shapes=3, largest=3), progress=False)
+    assert [e.kind for e in record.scalars.values()] == ["bound"] * len(checks)
+    assert all(e.converged for e in record.scalars.values())
+    assert all(c.error > 0 for c in checks if "closed form" in c.name)
+
+
+def test_doctor_lines() -> None:
+    """Nothing required is missing here; every line says what was found."""
+    lines = examine(DoctorConfig())
+    assert all(line.found for line in lines)
+    assert not [line.name for line in lines if line.ok is False]
+    assert {line.group for line in lines} >= {"packages", "optional", "machine", "size", "tools", "traps"}
+
+
+def test_doctor_sees_the_layernorm_trap() -> None:
+    """The size of the error of `torch.func.hessian` through LayerNorm is measured, not assumed."""
+    assert 0 <= layernorm_trap(0) < 10
+    (line,) = [line for line in examine(DoctorConfig()) if line.name == "LayerNorm weight"]
+    assert ("off" in line.found) == (layernorm_trap(0) > 1e-6)
+
+
+def test_largest_hessian_fits() -> None:
+    """The size the doctor names is what fits: its matrices take at most the free memory, one more would not."""
+    cpu = torch.device("cpu")
+    P = largest_hessian(cpu, torch.float64)
+    assert 0.8 < MATRICES * 8 * P**2 / free_bytes(cpu) < 1.2  # memory moves while we look
+    assert largest_hessian(cpu, torch.float32) > 1.3 * P
+
+
+def test_sizes_in_words() -> None:
+    """Powers of 1000, three digits."""
+    assert [size(n) for n in (1, 999, 1500, 62e15, 62e18)] == ["1 B", "999 B", "1.5 kB", "62 PB", "6.2e+04 PB"]
