@@ -178,6 +178,19 @@ def test_kronecker_sum_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [2, 2, 2, 1]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_every_class_keeps_the_contract_on_a_gpu() -> None:
+    """Products, blocks of views, the dense form and the scipy bridge of operators whose tensors live on a GPU."""
+    space = Space((("W", (2, 4)), ("g", ())), heads("W", (2, 4), 2))
+    A = Dense(symmetric(9).cuda(), space)
+    K = KroneckerSum(randn(3, 2, 2).cuda(), randn(3, 4, 4).cuda(), Space((("W", (2, 4)),)))
+    for op in (A, Opaque(A), A - 2 * Opaque(A), A @ A, Opaque(A).block("W[1]", "g"), A.block("W[*]"), K):
+        check_operator(op)
+        assert op.dense().is_cuda
+    with pytest.raises(InputError, match="on cpu; this operator works in"):
+        A @ torch.zeros(9, dtype=torch.float64)
+
+
 # --- the algebra ------------------------------------------------------------------------------------------------------
 def test_flags_propagate() -> None:
     """symmetric and psd of sums, multiples, squares and blocks follow from those of the terms, and only where true."""
