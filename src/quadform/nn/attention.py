@@ -72,11 +72,15 @@ def repeat_heads(x: Tensor, groups: int) -> Tensor:
 def spa_bias(
     family: str, prev: float, next: float, tokens: int, causal: bool, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """B (T, T) and D (T,) of `propagation.shaping.spa_bias`, kept for the next call."""
+    """B (T, T) and D (T,) of `propagation.shaping.spa_bias`, kept for the next call.
+
+    Built outside any torch.func transform and inference mode, since it outlives them.
+    """
     from quadform.propagation import shaping
 
-    B, D = shaping.spa_bias(family, prev, next, tokens, causal=causal, dtype=dtype)  # type: ignore[arg-type]
-    return B.to(device), D.to(device)
+    with torch.inference_mode(False), torch._C._DisableFuncTorch():
+        B, D = shaping.spa_bias(family, prev, next, tokens, causal=causal, dtype=dtype)  # type: ignore[arg-type]
+        return B.to(device), D.to(device)
 
 
 def spa_strengths(mixing: Mixing, depth: int) -> tuple[float, ...]:

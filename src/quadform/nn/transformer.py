@@ -45,7 +45,13 @@ class Embedding(nn.Module):
         self.norm = make_norm(config.embed_norm, d, config.eps, **options)
 
     def forward(self, tokens: Tensor, frame: Frame) -> Tensor:
-        X = F.embedding(tokens, self.W_E)
+        try:
+            X = F.embedding(tokens, self.W_E)
+        except IndexError as error:
+            worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
+            raise InputError(
+                f"token {worst} is not in this vocabulary of {self.vocab} (0 to {self.vocab - 1})."
+            ) from error
         X = X if self.scale == 1 else self.scale * X
         if self.positions == "learned":
             if frame.start + frame.tokens > self.seq_len:
@@ -133,6 +139,10 @@ class Transformer(nn.Module):
                 module.attend = kernel
 
     def _frame(self, tokens: Tensor, mask: Tensor | None, causal: bool, start: int = 0) -> Frame:
+        if tokens.ndim != 2 or tokens.is_floating_point():
+            raise InputError(
+                f"tokens are whole numbers of shape (batch, n); got {tuple(tokens.shape)}, {tokens.dtype}."
+            )
         if mask is not None and mask.shape != tokens.shape:
             raise InputError(f"mask {tuple(mask.shape)} and tokens {tuple(tokens.shape)} differ in shape.")
         frame = Frame.of(tokens.shape[1], mask, causal, tokens.device, start)
@@ -150,7 +160,7 @@ class Transformer(nn.Module):
             source_mask = source != self.config.pad
         frame = self._frame(source, source_mask, causal=False)
         embed = self.embed if self.config.source_vocab is None else self.source_embed
-        X = embed(_tokens(source, embed.vocab), frame)
+        X = embed(source, frame)
         for layer in self.encoder_layers:
             X = layer(X, frame)
         return Memory(X if self.encoder_norm is None else self.encoder_norm(X), source_mask)
@@ -161,7 +171,7 @@ class Transformer(nn.Module):
         """The stream X_0 (embedding), X_1, ..., X_L after each block, each (batch, n, d); no final norm."""
         start = cache[0].length if cache else 0
         frame = self._frame(tokens, mask, self.config.kind != "encoder", start)
-        stream = [self.embed(_tokens(tokens, self.config.vocab), frame)]
+        stream = [self.embed(tokens, frame)]
         for i, layer in enumerate(self.layers):
             stream.append(layer(stream[-1], frame, memory, cache[i] if cache else None))
         return stream
@@ -296,9 +306,3 @@ class Transformer(nn.Module):
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
             raise FileError(f"{path} is not a complete quadform model ({error}). Save it again.") from error
         return model
-
-
-def _tokens(tokens: Tensor, vocab: int) -> Tensor:
-    if tokens.ndim != 2 or tokens.is_floating_point():
-        raise InputError(f"tokens are whole numbers of shape (batch, n); got {tuple(tokens.shape)}, {tokens.dtype}.")
-    return tokens

@@ -1,0 +1,359 @@
+"""What a Transformer computes, part by part, against formulas written here."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import functional_call, grad, jvp
+
+from quadform.core.errors import InputError
+from quadform.core.spec import Projection, count_parameters, design, parameter_shapes
+from quadform.kernels import attention
+from quadform.nn import Transformer
+from quadform.nn.transformer import IGNORE, sinusoid
+from quadform.testing_design import check_design
+
+SMALL = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
+
+
+def moved(*args, scale=0.3, seed=1, **kwargs):
+    config = args[0] if args and not isinstance(args[0], str) else design(*args, **{**SMALL, **kwargs})
+    model = Transformer(config, dtype=torch.float64).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return model
+
+
+def draw(*shape, vocab=9, seed=3):
+    return torch.randint(1, vocab, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(got, want, atol=1e-12):
+    torch.testing.assert_close(got, want, rtol=0, atol=atol)
+
+
+# ----------------------------------------------------------------------------------------------- variants of a design
+VARIANTS = {
+    "grouped queries": {"kv_heads": 1},
+    "rotary": {"positions": "rotary", "heads": 2},
+    "sinusoidal": {"positions": "sinusoidal"},
+    "no positions": {"positions": "none"},
+    "merged": {"merged": True},
+    "linear": {"linear": True},
+    "linear, merged": {"linear": True, "merged": True},
+    "attention only": {"mlp": False},
+    "all biases": {"biases": ("q", "k", "v", "o", "mlp", "out")},
+    "untied": {"tied": False, "biases": ("out",)},
+    "geglu": {"activation": "geglu"},
+    "swiglu": {"activation": "swiglu"},
+    "rms": {"norm": "rms"},
+    "one head": {"heads": 1},
+}
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder", "encoder-decoder"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_contract_of_variants(variant, kind):
+    """Every variant keeps the contract of a design: causal, padding-invariant, cached = full, saved = loaded."""
+    check_design(replace(design("pre-ln", kind=kind, **{**SMALL, **VARIANTS[variant]}), design=""), depth=4)
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal", "none"])
+@pytest.mark.parametrize("name", ["sas", "sas-p-no-norm", "shaped", "e-spa", "u-spa", "v-skipinit"])
+def test_contract_with_other_positions_and_biases(name, positions):
+    """Shaped and signal-preserving designs keep it too with other positions, query and key biases."""
+    config = design(name, **{**SMALL, "dim": 16, "heads": 4}, positions=positions, biases=("q", "k"))
+    check_design(replace(config, design=""), depth=4)
+
+
+def test_merged_equals_factored():
+    """With W_QK[h] = W_Q[h] W_K[h]^T both forms are one function; initialisation sets it so."""
+    tokens = draw(2, 6)
+    for kv_heads in (3, 1):
+        two, one = (
+            Transformer(design("pre-ln", **SMALL, merged=m, kv_heads=kv_heads), seed=5, dtype=torch.float64)
+            for m in (False, True)
+        )
+        close(one(tokens), two(tokens))
+
+
+def test_grouped_heads_equal_repeated_ones():
+    """Grouped-query attention is multi-head attention whose key and value heads are repeated."""
+    grouped = moved("pre-ln", kv_heads=1)
+    full = moved("pre-ln")
+    state = {name: t.repeat(1, 3) if name.endswith(("W_K", "W_V")) else t for name, t in grouped.state_dict().items()}
+    full.load_state_dict(state)
+    tokens = draw(2, 6)
+    close(grouped(tokens), full(tokens))
+
+
+def test_linear_attention():
+    """Linear attention: A = Q K^T / sqrt(d_k), zero where masked, no softmax. Source: [ODS25]."""
+    for kind in ("decoder", "encoder"):
+        model = moved("pre-ln", kind=kind, linear=True, mlp=False, norm="none", heads=1, dim=4, depth=1)
+        X, Y = (s[0] for s in model.streams(draw(1, 5)))
+        W = model.layers[0].attn
+        A = (X @ W.W_Q) @ (X @ W.W_K).T / 2
+        A = A.tril() if kind == "decoder" else A
+        close(Y, X + A @ X @ W.W_V @ W.W_O)
+
+
+def test_rotary_scores_depend_on_distance_only():
+    """Shifting all tokens by padding in front leaves rotary scores alone: q_i . k_j depends on i - j."""
+    model = moved("pre-ln", positions="rotary", heads=2, depth=1)
+    N = torch.randn(1, 1, 12, dtype=torch.float64).expand(1, 6, 12)  # the same token everywhere
+    S = model.layers[0].attn.matrix(N, model._frame(draw(1, 6), None, False))[0, 0].log()
+    S = S - S.diagonal()[:, None]  # scores up to a row constant
+    for distance in range(1, 6):
+        along = S.diagonal(distance)
+        close(along, along[0].expand_as(along))
+    assert (S - S.mean()).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "act"),
+    [
+        ("relu", lambda z: z.clamp_min(0)),
+        ("gelu", lambda z: 0.5 * z * (1 + torch.erf(z / math.sqrt(2)))),
+        ("leaky", lambda z: math.sqrt(2) * z.clamp_min(0)),
+        ("geglu", lambda z: 0.5 * z[:, :48] * (1 + torch.erf(z[:, :48] / math.sqrt(2))) * z[:, 48:]),
+        ("swiglu", lambda z: z[:, :48] / (1 + torch.exp(-z[:, :48])) * z[:, 48:]),
+    ],
+)
+def test_activations(name, act):
+    """act(X W_1 + b_1) W_2 + b_2; gated: act(a) b with [a, b] = X W_1 + b_1."""
+    mlp = moved("pre-ln", activation=name, biases=("mlp",)).layers[0].mlp
+    X = torch.randn(5, 12, dtype=torch.float64)
+    close(mlp(X), act(X @ mlp.W_1 + mlp.b_1) @ mlp.W_2 + mlp.b_2)
+
+
+@given(d=st.integers(1, 9), n=st.integers(1, 40))
+def test_sinusoid(d, n):
+    """PE[p, 2i] = sin(p / 10000^{2i/d}), PE[p, 2i+1] = cos(p / 10000^{2i/d})."""
+    PE = sinusoid(torch.arange(n), d)
+    for p in (0, n // 2, n - 1):
+        for j in range(d):
+            angle = p / 10_000 ** (2 * (j // 2) / d)
+            assert PE[p, j].item() == pytest.approx(math.cos(angle) if j % 2 else math.sin(angle), abs=1e-12)
+
+
+def test_embedding():
+    """Stream 0 is norm(embed_scale W_E[token] + pos_scale PE)."""
+    model = moved("pre-ln", positions="scaled-sinusoidal", embed_norm="layer", embed_scale=2.5)
+    tokens, e = draw(1, 5), model.embed
+    want = 2.5 * e.W_E[tokens] + e.pos_scale * sinusoid(torch.arange(5), 12)
+    close(model.streams(tokens)[0], F.layer_norm(want, (12,), e.norm.weight, e.norm.bias))
+
+
+def test_split_projection():
+    """W_V = skip W_init + branch dW with a fixed orthogonal W_init that is saved but not trained."""
+    config = design("pre-ln", **SMALL)
+    split = Projection(init="orthogonal", skip=0.7, branch=0.2, learn=("branch",))
+    model = moved(replace(config, blocks=tuple(replace(b, value=split, proj=split) for b in config.blocks)))
+    attn = model.layers[0].attn
+    close(attn.weight("V"), 0.7 * attn.W_V_init + attn.V_branch * attn.W_V)
+    close(attn.W_O_init @ attn.W_O_init.T, torch.eye(12, dtype=torch.float64))
+    assert "layers.0.attn.W_V_init" in model.state_dict()
+    assert "layers.0.attn.W_V_init" not in dict(model.named_parameters())
+    assert dict(model.named_parameters()).keys() == parameter_shapes(model.config).keys()
+
+
+# -------------------------------------------------------------------------------------------------------------- losses
+def test_causal_loss():
+    """-log p of each next token, averaged; padding carries none; smoothing mixes in the uniform distribution."""
+    model = moved("pre-ln", pad=0)
+    tokens = draw(2, 6)
+    tokens[1, 4:] = 0
+    logs = model(tokens[:, :-1]).log_softmax(-1)
+    picked = logs.gather(-1, tokens[:, 1:, None])[..., 0]
+    real = tokens[:, 1:] != 0
+    close(model.loss({"tokens": tokens}), -picked[real].mean())
+    smooth = -(0.9 * picked + 0.1 * logs.mean(-1))[real].mean()
+    close(model.loss({"tokens": tokens}, smoothing=0.1), smooth)
+    each = model.loss({"tokens": tokens}, reduction="none")
+    assert each.shape == (2, 5)
+    close(each[real], -picked[real])
+
+
+def test_sequence_to_sequence_loss():
+    """-log p(target | source), and neither side's padding moves it."""
+    model = moved("pre-ln", kind="encoder-decoder", pad=0)
+    source, target = draw(2, 5), draw(2, 6, seed=4)
+    source[1, 3:] = 0
+    target[1, 4:] = 0
+    loss = model.loss({"source": source, "target": target}, reduction="sum")
+    single = sum(
+        model.loss({"source": s[s != 0][None], "target": t[t != 0][None]}, reduction="sum")
+        for s, t in zip(source, target, strict=True)
+    )
+    close(loss, single)
+
+
+def test_masked_loss_and_classifier():
+    """An encoder's loss counts labelled positions only; a classifier reads the mean over real tokens."""
+    model = moved("pre-ln", kind="encoder", pad=0)
+    tokens, labels = draw(2, 6), torch.full((2, 6), IGNORE)
+    labels[0, 2], labels[1, 4] = 3, 5
+    logs = model(tokens).log_softmax(-1)
+    close(model.loss({"tokens": tokens, "labels": labels}), -(logs[0, 2, 3] + logs[1, 4, 5]) / 2)
+    with pytest.raises(InputError, match="needs `labels`"):
+        model.loss({"tokens": tokens})
+    classifier = moved("pre-ln", kind="encoder", pad=0, classes=3)
+    padded = torch.cat((tokens, torch.zeros(2, 2, dtype=torch.long)), 1)
+    close(classifier(padded), classifier(tokens))
+    assert classifier(tokens).shape == (2, 3)
+    want = F.cross_entropy(classifier(tokens), torch.tensor([0, 2]))
+    close(classifier.loss({"tokens": tokens, "labels": torch.tensor([0, 2])}), want)
+
+
+def test_separate_and_shared_vocabularies():
+    """A shared vocabulary has one embedding; separate ones have two, and the target side is tied to the output."""
+    shared = Transformer(design="post-ln", kind="encoder-decoder", **SMALL)
+    separate = Transformer(design="post-ln", kind="encoder-decoder", source_vocab=20, **SMALL)
+    assert not hasattr(shared, "source_embed")
+    assert separate.source_embed.W_E.shape == (20, 12)
+    assert separate(draw(2, 4), source=draw(2, 5, vocab=20)).shape == (2, 4, 9)
+    assert count_parameters(separate.config) == sum(p.numel() for p in separate.parameters())
+
+
+# -------------------------------------------------------------------------------------------------- initial values
+def test_seeds():
+    """One seed, one model; every tensor has its own stream, so depth does not move the layers before."""
+    a, b = (Transformer(design="sas", depth=n, dim=12, heads=3, vocab=9, seed=7).state_dict() for n in (2, 3))
+    same = [n for n in a if torch.equal(a[n], b[n])]
+    assert [n for n in a if n not in same] == [n for n in a if n.endswith("mlp_branch")]  # b_FF depends on depth
+    c = Transformer(design="sas", depth=2, dim=12, heads=3, vocab=9, seed=8)
+    assert not torch.equal(c.embed.W_E, a["embed.W_E"])
+
+
+@pytest.mark.parametrize(
+    ("init", "std"),
+    [("normal", (0.02, 0.02)), ("fan-in", (64**-0.5, 256**-0.5)), ("xavier", ((2 / 320) ** 0.5, (2 / 320) ** 0.5))],
+)
+def test_initial_scales(init, std):
+    """N(0, 0.02^2); N(0, 1/fan_in); Glorot: standard deviations of W_1 (64, 256) and W_2 (256, 64)."""
+    mlp = Transformer(design="pre-ln", depth=1, init=init).layers[0].mlp
+    assert mlp.W_1.std().item() == pytest.approx(std[0], rel=0.03)
+    assert mlp.W_2.std().item() == pytest.approx(std[1], rel=0.03)
+
+
+@given(rows=st.integers(1, 6), columns=st.integers(1, 6))
+def test_orthogonal(rows, columns):
+    """W^T W or W W^T is the identity times max(out/in, 1): X W keeps the second moment."""
+    from quadform.nn.init import orthogonal
+
+    W = orthogonal((rows, columns), torch.Generator().manual_seed(rows + 10 * columns))
+    G = W.T @ W if rows >= columns else W @ W.T
+    close(G, max(columns / rows, 1.0) * torch.eye(len(G), dtype=torch.float64))
+
+
+def test_zero_queries_and_biases():
+    """W_Q = 0 and all biases 0 where the design says so."""
+    attn = Transformer(design="sas", depth=2, biases=("q", "k")).layers[1].attn
+    for t in (attn.W_Q, attn.b_Q, attn.b_K):
+        assert not t.any()
+    assert attn.W_K.any()
+
+
+# ----------------------------------------------------------------------------------------------------- derivatives
+@pytest.mark.parametrize("name", ["pre-ln", "sas-p", "e-spa", "parallel"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_second_derivatives(name, padded):
+    """jvp(grad) = double backward = finite difference of gradients; masks and SPA biases included."""
+    model = moved(name, depth=2, activation="gelu")
+    batch = {"tokens": draw(2, 6)}
+    if padded:
+        batch["mask"] = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 1, 1, 1, 0]]).bool()
+    params = {n: p.detach() for n, p in model.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    v = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in params.items()}
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self):
+            return self.model.loss(batch)
+
+    def loss(p):
+        return functional_call(Loss(), {f"model.{n}": t for n, t in p.items()}, ())
+
+    _, forward = jvp(grad(loss), (params,), (v,))
+    model.attend = attention
+    leaves = [p.clone().requires_grad_() for p in params.values()]
+    g = torch.autograd.grad(loss(dict(zip(params, leaves, strict=True))), leaves, create_graph=True)
+    double = torch.autograd.grad(sum((a * b).sum() for a, b in zip(g, v.values(), strict=True)), leaves)
+    step = 1e-5
+    plus, minus = (grad(loss)({n: p + s * v[n] for n, p in params.items()}) for s in (step, -step))
+    for n, twice in zip(params, double, strict=True):
+        close(forward[n], twice, atol=1e-10)
+        close(forward[n], (plus[n] - minus[n]) / (2 * step), atol=1e-5 * max(1.0, float(twice.abs().max())))
+
+
+def test_first_order_kernel_equals_the_second_order_one():
+    """The fused path and `quadform.kernels.attention` give the same logits and gradients."""
+    for name in ("pre-ln", "sas", "u-spa"):
+        model, tokens = moved(name), draw(2, 6)
+        results = []
+        for kernel in (model.attend, attention):
+            model.attend = kernel
+            model.zero_grad()
+            loss = model.loss({"tokens": tokens})
+            loss.backward()
+            results.append([loss.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
+        for a, b in zip(*results, strict=True):
+            close(a, b)
+
+
+# ---------------------------------------------------------------------------------------------------------- behaviour
+def test_dropout_is_off_in_evaluation():
+    """Dropout acts in training mode only, and needs no seed to be switched off."""
+    model = Transformer(design="pre-ln", **SMALL, dropout=0.5)
+    tokens = draw(2, 6)
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda m, t: m(t.float()), "whole numbers"),
+        (lambda m, t: m(t[0]), "(batch, n)"),
+        (lambda m, t: m(t + 5), "not in this vocabulary of 9"),
+        (lambda m, t: m(t, torch.ones(2, 3, dtype=torch.bool)), "differ in shape"),
+        (lambda m, t: m(t, torch.ones(2, 6)), "boolean"),
+        (lambda m, t: m(draw(1, 9)), "learned 8 positions"),
+        (lambda m, t: m.encode(t), "no source side"),
+        (lambda m, t: Transformer(m.config, depth=3), "not both"),
+    ],
+)
+def test_wrong_inputs(call, text):
+    """Wrong shapes, types and lengths are refused with the reason."""
+    model = Transformer(design="pre-ln", **SMALL, seq_len=8)
+    with pytest.raises(InputError) as caught:
+        call(model, draw(2, 6))
+    assert text in str(caught.value)
+
+
+def test_training_reduces_the_loss():
+    """A few steps of AdamW on one batch reduce the loss by half, in every family of designs."""
+    tokens = draw(8, 12)
+    for name in ("pre-ln", "post-ln", "sas-p", "shaped", "e-spa"):
+        model = Transformer(design=name, depth=2, dim=32, heads=4, vocab=9)
+        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for _ in range(60):
+            optimiser.zero_grad()
+            loss = model.loss({"tokens": tokens})
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.5 * losses[0], (name, losses[0], losses[-1])
