@@ -6,9 +6,10 @@ import torch
 
 from quadform.applications.configs import DoctorConfig, VerifyConfig
 from quadform.applications.doctor import examine, layernorm_trap
-from quadform.applications.machine import MATRICES, free_bytes, largest_hessian, size
+from quadform.applications.machine import MATRICES, largest_hessian
 from quadform.applications.problem import toy_problem
 from quadform.applications.verify import draw, run
+from quadform.core.memory import free_bytes
 
 
 def test_three_ways_agree() -> None:
@@ -74,8 +75,3 @@ def test_largest_hessian_fits() -> None:
     P = largest_hessian(cpu, torch.float64)
     assert 0.8 < MATRICES * 8 * P**2 / free_bytes(cpu) < 1.2  # memory moves while we look
     assert largest_hessian(cpu, torch.float32) > 1.3 * P
-
-
-def test_sizes_in_words() -> None:
-    """Powers of 1000, three digits."""
-    assert [size(n) for n in (1, 999, 1500, 62e15, 62e18)] == ["1 B", "999 B", "1.5 kB", "62 PB", "6.2e+04 PB"]

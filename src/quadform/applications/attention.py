@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, did_you_mean
+from ..core.memory import in_words
 from ..core.progress import Progress, Report, say
 from ..core.record import Estimate, Provenance, Record
 from .configs import BLOCKS, AttentionConfig, Vary
-from .machine import DTYPES, MATRICES, device_of, guard, size
+from .machine import DTYPES, MATRICES, device_of, guard
 from .problem import Problem, toy_problem
 
 PARTS = ("outer", "functional", "total")
@@ -210,7 +211,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
 def _tell_cost(parameters: int, dtype: torch.dtype) -> None:
     """Memory and work before a long computation starts."""
     if parameters >= 2000:
-        memory = size(MATRICES * dtype.itemsize * parameters**2)
+        memory = in_words(MATRICES * dtype.itemsize * parameters**2)
         say(f"exact Hessian of {parameters:,} parameters: about {memory}, three dense eigenvalue problems of that size")
 
 

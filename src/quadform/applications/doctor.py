@@ -11,9 +11,10 @@ from importlib import metadata
 
 import torch
 
+from ..core.memory import free_bytes, in_words
 from ..core.rng import stream
 from .configs import DoctorConfig
-from .machine import DTYPES, device_of, free_bytes, largest_hessian, size
+from .machine import DTYPES, device_of, largest_hessian
 
 #: Packages that quadform runs on, and those that open further doors (package, what it is for, how to get it).
 REQUIRED = ("torch", "numpy", "scipy", "safetensors", "altair", "vl-convert-python", "jinja2", "tyro", "rich")
@@ -69,7 +70,7 @@ def _machine() -> list[Line]:
     lines = [
         Line("machine", "processor", f"{platform.machine()}, {os.cpu_count()} cores"),
         Line("machine", "torch threads", str(torch.get_num_threads())),
-        Line("machine", "free memory", size(free_bytes(cpu))),
+        Line("machine", "free memory", in_words(free_bytes(cpu))),
     ]
     if not torch.cuda.is_available():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
@@ -78,7 +79,7 @@ def _machine() -> list[Line]:
         device = torch.device("cuda", index)
         free, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)
-        lines.append(Line("machine", f"GPU cuda:{index}", f"{name}, {size(free)} of {size(total)} free"))
+        lines.append(Line("machine", f"GPU cuda:{index}", f"{name}, {in_words(free)} of {in_words(total)} free"))
     return lines
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 
 import torch
 
 from ..core.errors import InputError, TooLarge
+from ..core.memory import free_bytes, in_words
 
 #: P x P matrices alive at the peak of `quadform attention`: H_o, H_f, H, the autodiff twin, and what eigvalsh copies.
 MATRICES = 6
@@ -31,18 +31,6 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def free_bytes(device: torch.device) -> float:
-    """Memory that can be taken now."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as f:
-            rows = dict(line.split(":", 1) for line in f)
-        return float(rows["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-
-
 def largest_hessian(device: torch.device, dtype: torch.dtype) -> int:
     """How many parameters an exact Hessian with all its eigenvalues may have in the memory that is free now."""
     return math.isqrt(int(free_bytes(device) / (MATRICES * dtype.itemsize)))
@@ -53,14 +41,7 @@ def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
     need, have = MATRICES * dtype.itemsize * parameters**2, free_bytes(device)
     if need > have:
         raise TooLarge(
-            f"The exact Hessian of {parameters:,} parameters with its eigenvalues needs {size(need)}; {size(have)} are"
-            f" free. At most {largest_hessian(device, dtype):,} parameters fit here: lower `--dim` (parameters ="
-            " dim (2 d_k + d_v))."
+            f"The exact Hessian of {parameters:,} parameters with its eigenvalues needs {in_words(need)};"
+            f" {in_words(have)} are free. At most {largest_hessian(device, dtype):,} parameters fit here: lower `--dim`"
+            " (parameters = dim (2 d_k + d_v))."
         )
-
-
-def size(count: float) -> str:
-    """`62 PB`."""
-    units = ("B", "kB", "MB", "GB", "TB", "PB")
-    power = min(int(math.log10(max(count, 1)) / 3), len(units) - 1)
-    return f"{count / 1000**power:.3g} {units[power]}"
