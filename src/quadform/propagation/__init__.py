@@ -22,6 +22,8 @@ __getattr__, __dir__, __all__ = attach(
         "centring": ".mixing",
         "running_mean": ".mixing",
         "mix": ".mixing",
+        "activations": ".activations:",
+        "reparam": ".reparam:",
         "TokenCollapse": ".collapse",
         "AttentionCollapse": ".collapse",
         "NormRatio": ".collapse",
