@@ -13,6 +13,7 @@ import quadform
 import quadform.core
 from quadform.core import errors
 from quadform.core.errors import closest, did_you_mean
+from quadform.core.lazy import attach
 from quadform.core.rng import stream
 
 
@@ -95,6 +96,12 @@ def test_every_name_of_core_works_in_a_fresh_process() -> None:
     code = f"import importlib, sys, quadform.core as c\nfor n in {names}: getattr(c, n); print(n)"
     assert run(code).split() == names
     assert run("import quadform.core as c; print(c.progress.Progress.__name__)") == "Progress"
+
+
+def test_a_name_that_its_own_module_would_hide_is_refused() -> None:
+    """`{"moments": ".moments"}` is an error where it is written, not where another import has changed its meaning."""
+    with pytest.raises(ValueError, match=r"room.moments would be hidden by the module .moments"):
+        attach("room", {"Moments": ".moments", "moments": ".moments"})
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:

@@ -14,9 +14,13 @@ from typing import Any
 def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """`__getattr__`, `__dir__`, `__all__` for a package whose public `names` live in the given modules.
 
-    A module is written relative to the package (`".space"`). A name that equals its module's last part and whose entry
-    ends in a colon (`{"theory": ".theory:"}`) is the module itself.
+    A module is written relative to the package (`".space"`). A name whose entry ends in a colon
+    (`{"theory": ".theory:"}`) is the module itself. No other name may equal its module's: Python puts a module that is
+    imported into its package under that very name, so `moments` would be a function today and a module tomorrow.
     """
+    for name, where in names.items():
+        if where.rpartition(".")[2] == name:
+            raise ValueError(f"{package}.{name} would be hidden by the module {where}; rename one of them.")
 
     def __getattr__(name: str) -> Any:
         if name not in names:
