@@ -23,8 +23,12 @@ from .texts import EN, Texts
 BINS = 72
 #: Eigenvalues more than this many decades below the largest share the linear part of the axis.
 SYMLOG_DECADES = 5
+#: Either side of 0 has at least this share of the length of the other.
+LEAST_SIDE = 0.55
 #: Bars get a log axis when the smallest that is not zero is below this share of the largest.
 LINEAR_DOWN_TO = 0.02
+#: A log axis does not reach further down than this share of the largest: below it is round-off.
+ROUND_OFF = 1e-16
 
 
 def drawn(record: Record) -> tuple[Callable[..., Figure], ...]:
@@ -45,13 +49,15 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     low, high = min(min(v) for v in values.values()), max(max(v) for v in values.values())
     reach = max(abs(low), abs(high)) or 1.0
     linear = 10.0 ** math.floor(math.log10(reach) - SYMLOG_DECADES)
-    domain = [min(low * 1.5, -2 * linear), max(high * 1.5, 2 * linear)]
+    domain = _symlog_domain(low * 1.5, high * 1.5, linear)
     scale = alt.Scale(type="symlog", constant=linear, domain=domain, nice=False)
     marks, label = _symlog_axis(domain, linear)
     x = alt.X(
         "x:Q",
         scale=scale,
-        axis=alt.Axis(values=marks, labelExpr=label, title=texts("eigenvalue"), labelOverlap="greedy"),
+        axis=alt.Axis(
+            values=marks, labelExpr=label, title=texts("eigenvalue"), labelOverlap="greedy", labelSeparation=8
+        ),
     )
     y = alt.Y("y:Q", scale=alt.Scale(domain=[3, 0], nice=False), axis=None)
     bars, ticks, names, words, zeros = [], [], [], [], []
@@ -86,7 +92,7 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             x2="x2:Q",
             y=y,
             y2="y2:Q",
-            color=alt.condition("datum.x2 <= 0", alt.value(style.negative[1]), alt.value(style.positive[1])),
+            color=alt.condition("datum.x2 <= 0", alt.value(style.signed(-1)), alt.value(style.signed(1))),
             tooltip=[alt.Tooltip("n:Q", title=texts("count"))],
         ),
         alt.Chart(alt.Data(values=ticks))
@@ -125,6 +131,7 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 def _spectrum_headline(read: Reading, texts: Texts) -> str:
     lam = read.eigenvalues("total").double()
     low, high, share = float(lam[0]), float(lam[-1]), read.scalar("negative_share").value
+    low = 0.0 if abs(low) <= read.zero_tolerance("total") else low
     said = {"count": f"{len(lam):,}", "high": number(high), "low": number(low), "share": percent(share)}
     if share == 0:
         return texts("spectrum_head_bowl", **said)
@@ -133,6 +140,13 @@ def _spectrum_headline(read: Reading, texts: Texts) -> str:
     return texts(
         "spectrum_head_saddle", ratio=percent(-low / high) if -low <= high else times(-low / high) + "×", **said
     )
+
+
+def _symlog_domain(low: float, high: float, linear: float) -> list[float]:
+    """[low, high] widened until 0 stands in the middle third of the axis or near it: words need room on both sides."""
+    a, b = -_symlog(min(low, -2 * linear), linear), _symlog(max(high, 2 * linear), linear)
+    a, b = max(a, LEAST_SIDE * b), max(b, LEAST_SIDE * a)
+    return [-linear * math.expm1(a), linear * math.expm1(b)]
 
 
 def _symlog(v: float, linear: float) -> float:
@@ -177,7 +191,7 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     norms = {(part, b): read.norm(part, b) for part in ("outer", "functional") for b in read.blocks}
     present = [v for v in norms.values() if v > 0] or [1.0]
     log = min(present) < LINEAR_DOWN_TO * max(present)
-    floor = 10.0 ** math.floor(math.log10(min(present)) - 0.3) if log else 0.0
+    floor = 10.0 ** math.floor(math.log10(max(min(present), max(present) * ROUND_OFF)) - 0.3) if log else 0.0
     roof = max(present) * (10 ** (0.18 * math.log10(max(present) / floor)) if log else 1.2)
     rows = []
     for (part, block), v in norms.items():
@@ -252,16 +266,17 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 
 
 def _blocks_headline(read: Reading, norms: dict[tuple[str, str], float], texts: Texts) -> str:
-    leads = [b for b in read.blocks if norms["functional", b] > norms["outer", b]]
+    least = ROUND_OFF * max(norms.values())
+    leads = [b for b in read.blocks if norms["functional", b] > max(norms["outer", b], least)]
     if leads:
-        return texts(
-            "blocks_head_functional",
-            count=len(leads),
-            all=len(read.blocks),
-            blocks=", ".join(texts.block(b) for b in leads),
-        )
-    ratios = [(norms["functional", b] / norms["outer", b], b) for b in read.blocks if norms["outer", b]]
-    if not ratios:
+        names = ", ".join(texts.block(b) for b in leads)
+        return texts("blocks_head_functional", count=len(leads), all=len(read.blocks), blocks=names)
+    if not any(norms.values()):
         return texts("blocks_head_zero")
-    ratio, block = max(ratios)
+    if all(norms["functional", b] <= least for b in read.blocks):
+        exact = not any(norms["functional", b] for b in read.blocks)
+        return texts("blocks_head_none" if exact else "blocks_head_round_off")
+    ratio, block = max(
+        (norms["functional", b] / norms["outer", b], b) for b in read.blocks if norms["outer", b] > least
+    )
     return texts("blocks_head_outer", share=percent(ratio), block=texts.block(block))

@@ -15,7 +15,7 @@ from .style import LIGHT, Style
 from .texts import EN, Texts
 
 #: Pixels a side of one panel: three fit a page, one fits a phone.
-SIDE = 280
+SIDE = 300
 #: One block rules when its norm is at least this many times the next.
 RULES = 3.0
 
@@ -76,17 +76,18 @@ def headline(read: Reading, texts: Texts) -> str:
     (first, strongest), (second, runner_up) = ranked[0], ranked[min(1, len(ranked) - 1)]
     if first == 0:
         return texts("heat_head_zero")
-    if len(ranked) == 1 or second == 0 or first / second >= RULES:
-        ratio = times(first / second) if second else "∞"
-        said = texts("heat_head_rules", block=texts.block(strongest), other=texts.block(runner_up), ratio=ratio)
+    said = {"block": texts.block(strongest), "other": texts.block(runner_up)}
+    if len(ranked) == 1 or second == 0:
+        sentence = texts("heat_head_only", **said)
     else:
-        said = texts(
-            "heat_head_shared", block=texts.block(strongest), other=texts.block(runner_up), ratio=times(first / second)
-        )
+        rules = first / second >= RULES
+        sentence = texts("heat_head_rules" if rules else "heat_head_shared", ratio=times(first / second), **said)
     zeros = [b for b in read.blocks if not bool(read.block("functional", b).any())]
-    if zeros:
-        said += " " + texts("heat_head_zeros", blocks=", ".join(texts.block(b) for b in zeros))
-    return said
+    if len(zeros) == len(read.blocks):
+        sentence += " " + texts("heat_head_zeros_all")
+    elif zeros:
+        sentence += " " + texts("heat_head_zeros", blocks=", ".join(texts.block(b) for b in zeros))
+    return sentence
 
 
 def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int], texts: Texts, style: Style) -> Any:
@@ -140,7 +141,9 @@ def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int
             )
     if hatch:
         lines = alt.Chart(alt.Data(values=hatch))
-        layers.append(lines.mark_rule(color=style.grid, strokeWidth=1.5).encode(x=x, y=y, x2="x2:Q", y2="y2:Q"))
+        layers.append(
+            lines.mark_rule(color=style.muted, strokeWidth=1, opacity=0.45).encode(x=x, y=y, x2="x2:Q", y2="y2:Q")
+        )
         words = alt.Chart(alt.Data(values=zero))
         layers.append(words.mark_text(fontSize=12, fontStyle="italic", color=style.ink).encode(x=x, y=y, text="text:N"))
     frames.sort(key=lambda f: f["width"])
@@ -206,9 +209,9 @@ def _legend(bottom: int, top: int, texts: Texts, style: Style) -> Any:
     step = (top - bottom) / raster.LEVELS
     rows = []
     for sign, word in ((1, texts("sign_positive")), (-1, texts("sign_negative"))):
-        for i, (r, g, b) in enumerate(style.ramp(sign, raster.LEVELS)):
+        for i, colour in enumerate(style.ramp(sign, raster.LEVELS)):
             low = bottom + i * step
-            rows.append({"x": low, "x2": low + step, "y": word, "colour": f"#{r:02x}{g:02x}{b:02x}"})
+            rows.append({"x": low, "x2": low + step, "y": word, "colour": colour})
     marks = list(range(top, bottom - 1, -1 if top - bottom < 5 else -2))
     label = " : ".join(f"datum.value == {m} ? '{power(m)}'" for m in marks) + " : ''"
     return (
@@ -218,7 +221,7 @@ def _legend(bottom: int, top: int, texts: Texts, style: Style) -> Any:
             x=alt.X(
                 "x:Q",
                 scale=alt.Scale(domain=[bottom, top], nice=False, zero=False),
-                axis=alt.Axis(values=marks, labelExpr=label, grid=False, title=texts("entry_size")),
+                axis=alt.Axis(values=marks, labelExpr=label, grid=False, labelFlush=False, title=texts("entry_size")),
             ),
             x2="x2:Q",
             y=alt.Y("y:N", sort=None, axis=alt.Axis(title=None, domain=False, ticks=False)),

@@ -28,7 +28,7 @@ def number(value: float, digits: int = 3) -> str:
         text = f"{rounded:,.{places}f}"
         return sign + (text.rstrip("0").rstrip(".") if "." in text else text)
     mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
-    return f"{sign}{mantissa}×{power(int(exponent))}"
+    return f"{sign}{power(int(exponent))}" if mantissa == "1" else f"{sign}{mantissa}×{power(int(exponent))}"
 
 
 def percent(share: float) -> str:
@@ -38,7 +38,7 @@ def percent(share: float) -> str:
         return "< 0.1 %"
     if 99.9 < value < 100:
         return "> 99.9 %"
-    return f"{value:.0f} %" if value in (0, 100) or 1 <= value <= 99 else f"{value:.1f} %"
+    return f"{value:.1f} %" if 0 < value < 1 or 99 < value < 100 else f"{value:.0f} %"
 
 
 def times(ratio: float) -> str:

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .style import rgb
+
 #: More cells than this along a side are aggregated.
 MOST_CELLS = 256
 #: The colour scale spans at least and at most this many decades.
@@ -61,7 +63,7 @@ def levels(M: Tensor, bottom: float, top: float) -> np.ndarray:
     return torch.where(size > 0, code, torch.zeros_like(code)).to(torch.uint8).numpy()
 
 
-def png(codes: np.ndarray, palette: list[tuple[int, int, int]]) -> bytes:
+def png(codes: np.ndarray, palette: list[str]) -> bytes:
     """A palette PNG of `codes`; code 0 is transparent, code i has colour `palette[i - 1]`."""
     grow = max(1, -(-LEAST_PIXELS // max(codes.shape)))
     codes = np.ascontiguousarray(codes.repeat(grow, 0).repeat(grow, 1))
@@ -75,7 +77,7 @@ def png(codes: np.ndarray, palette: list[tuple[int, int, int]]) -> bytes:
         (
             b"\x89PNG\r\n\x1a\n",
             chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            chunk(b"PLTE", bytes([0, 0, 0, *(c for colour in palette for c in colour)])),
+            chunk(b"PLTE", bytes([0, 0, 0, *(c for colour in palette for c in rgb(colour))])),
             chunk(b"tRNS", b"\0" + b"\xff" * len(palette)),
             chunk(b"IDAT", zlib.compress(lines, 9)),
             chunk(b"IEND", b""),

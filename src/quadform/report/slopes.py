@@ -29,15 +29,20 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     panels = [_growth_panel(read, part, scales, y_domain, texts, style) for part in PARTS[1:]]
     chart = (
         alt.concat(*panels, columns=2)
-        .properties(usermeta={"chrome": 250, "chrome_narrow": 70, "columns": 2, "narrow": 760})
+        .properties(usermeta={"chrome": 272, "chrome_narrow": 70, "columns": 2, "narrow": 760})
         .configure(**style.config())
     )
     lo, hi = read.record.inputs["fit_range"]
     notes = [texts("growth_caption", low=number(lo), high=number(hi))]
     saturated = read.saturates_at()
-    notes.append(texts("growth_saturated", scale=number(saturated)) if saturated else texts("growth_unsaturated"))
-    if any(e.note for name, e in record.scalars.items() if name.startswith("paper/functional")):
-        notes.append(texts("growth_mix", block=texts.block("W_Q,W_K")))
+    if saturated:
+        notes.append(texts("growth_saturated", scale=number(saturated)))
+    elif record.inputs.get("attention") == "softmax":
+        notes.append(texts("growth_unsaturated"))
+    for block in read.blocks:
+        mixed = record.scalars.get(f"paper/functional/{block}")
+        if mixed and mixed.note and f"slope/functional/{block}" in record.scalars:
+            notes.append(texts("growth_mix", block=texts.block(block)))
     rows = []
     for part in PARTS[1:]:
         norms = read.tensor(f"growth_{part}").double().tolist()
@@ -74,7 +79,7 @@ def _y_domain(read: Reading, scales: list[float]) -> list[float]:
         for scale, row in zip(scales, read.tensor(f"growth_{part}").double().tolist(), strict=True):
             seen += [v for v in row if v > 0 and (scale <= end or v >= 1)]
     low, high = min(seen, default=0.1), max(seen, default=1.0)
-    return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 0.1)]
+    return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 0.5)]
 
 
 def _growth_panel(
@@ -105,7 +110,7 @@ def _growth_panel(
         lines += [{"x": s, "y": v, "block": block, texts("col_norm"): number(v), **look, **tip} for s, v in points]
         start = next(((s, v) for s, v in points if s >= fit_low * 0.999), None)
         if paper and start:
-            for s in (start[0], x_domain[1]):
+            for s in (start[0], min(read.saturates_at() or x_domain[1], x_domain[1])):
                 guides.append({"x": s, "y": start[1] * (s / start[0]) ** paper.value, "block": block})
         if points:
             fitted = f"{slope.value:.2f}" if slope else "–"
@@ -162,16 +167,16 @@ def _growth_panel(
     key = alt.Chart(alt.Data(values=samples)).encode(
         y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[len(samples) - 0.5, -0.5], nice=False))
     )
-    at = alt.Scale(domain=[0, 170], nice=False, zero=False)
+    at = alt.Scale(domain=[0, 184], nice=False, zero=False)
     legend = alt.layer(
         key.mark_rule(strokeWidth=2).encode(
             x=alt.XDatum(0, axis=None, scale=at), x2=alt.X2Datum(26), color=colour, strokeDash=dash
         ),
         key.mark_point(filled=True, size=36, opacity=1).encode(x=alt.XDatum(13), color=colour, shape=shape),
         key.mark_text(align="left").encode(x=alt.XDatum(33), text="text:N"),
-        key.mark_text(align="right", fontWeight="bold").encode(x=alt.XDatum(168), text="slope:N"),
+        key.mark_text(align="right", fontWeight="bold").encode(x=alt.XDatum(182), text="slope:N"),
     ).properties(
-        width=170, height=22 * len(samples), title=alt.TitleParams(texts("slope_key"), fontSize=12, fontWeight="normal")
+        width=184, height=22 * len(samples), title=alt.TitleParams(texts("slope_key"), fontSize=12, fontWeight="normal")
     )
     return alt.concat(view, legend, columns=2, spacing=12).properties(title=texts(f"part_{part}_title"))
 
@@ -194,13 +199,12 @@ def _growth_headline(read: Reading, texts: Texts) -> str:
     if not slopes:
         return texts("growth_head_none")
     steep, flat = max(slopes, key=slopes.__getitem__), min(slopes, key=slopes.__getitem__)
-    said = texts(
-        "growth_head",
-        steep=texts.block(steep.split("/", 1)[1]),
-        flat=texts.block(flat.split("/", 1)[1]),
-        more=times(2 ** slopes[steep]),
-        less=times(2 ** slopes[flat]),
-    )
+    more, less = times(2 ** slopes[steep]), times(2 ** slopes[flat])
+    if slopes[steep] - slopes[flat] <= SLOPE_TOLERANCE:
+        said = texts("growth_head_same", more=more)
+    else:
+        names = (texts.block(key.split("/", 1)[1]) for key in (steep, flat))
+        said = texts("growth_head", more=more, less=less, **dict(zip(("steep", "flat"), names, strict=True)))
     gaps = slope_gaps(read)
     if not gaps:
         return said

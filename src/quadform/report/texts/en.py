@@ -22,15 +22,17 @@ SENTENCES = {
     "tag_given": "given",
     # heat map
     "heat_title": "The Hessian, entry by entry",
-    "heat_head_rules": "{block} rules: its norm is {ratio} times that of the next block, {other}.",
-    "heat_head_shared": "{block} is the strongest block, but no block rules: it is only {ratio} times {other}.",
+    "heat_head_rules": "The {block} block rules: its norm is {ratio} times that of the next block, {other}.",
+    "heat_head_only": "Only the {block} block is not exactly 0.",
+    "heat_head_shared": "No block rules: the strongest, {block}, has only {ratio} times the norm of the next, {other}.",
     "heat_head_zero": "Every entry of this Hessian is exactly 0.",
     "heat_head_zeros": "The functional part is exactly 0 in {blocks}.",
+    "heat_head_zeros_all": "The functional part is exactly 0 everywhere.",
     "heat_reading": "Each dot is one pair of weights; the stronger the colour, the more the slope along one weight"
-    " changes when the other moves. Purple curves up, gold curves down. The left panel is the sum of the other two."
-    " Same strength everywhere: one step size fits all weights. Stripes and dark corners: it does not.",
-    "heat_not": "A dark block is not an important block: curvature says how carefully to step there, not how much is"
-    " to be gained. The picture belongs to one input, one set of weights and one loss.",
+    " changes when the other moves. Purple is positive, gold negative. The first panel is the sum of the other two."
+    " Same strength everywhere: one step size fits all weights. Stripes and strong corners: it does not.",
+    "heat_not": "A strong block is not an important block: curvature says how carefully to step there, not how much"
+    " is to be gained. The picture belongs to one input, one set of weights and one loss.",
     "heat_scale": "All panels share one logarithmic colour scale from {bottom} to {top}; blank means exactly 0.",
     "heat_weak": "{count} weaker entries, not zero, have the weakest colour.",
     "heat_tiles": "The matrix has {side} rows; each dot is the largest entry of a tile of {tile} × {tile}.",
@@ -63,11 +65,14 @@ SENTENCES = {
     " Gauss-Newton misses most of the curvature there.",
     "blocks_head_outer": "The outer part is the larger one in every block; the functional part reaches at most"
     " {share} of it, in {block}.",
-    "blocks_head_zero": "The outer part is exactly 0 in every block.",
+    "blocks_head_zero": "Both parts are exactly 0 in every block.",
+    "blocks_head_none": "The functional part is exactly 0 in every block: Gauss-Newton misses nothing here.",
+    "blocks_head_round_off": "The functional part is nothing but round-off in every block: Gauss-Newton misses"
+    " nothing here.",
     "blocks_reading": "Solid bars are what Gauss-Newton, K-FAC and the like can see; hollow bars are what they leave"
     " out. A hollow bar longer than its solid partner: the approximation misses most of that block.",
-    "blocks_not": "The two bars of a block do not add up to its norm: the parts can cancel. Blocks of different size"
-    " are not divided by their number of weights.",
+    "blocks_not": "The two bars of a block do not add up to its norm: the parts can cancel. A larger block can have a"
+    " larger norm just because it has more weights.",
     "blocks_caption": "Frobenius norms, linear axis from 0.",
     "blocks_caption_log": "Frobenius norms, logarithmic axis that starts at {floor}: compare the ends of bars, not"
     " their lengths.",
@@ -76,7 +81,8 @@ SENTENCES = {
     "growth_title": "Growth with the input scale",
     "growth_head": "Twice as large inputs make {steep} {more} times and {flat} {less} times as sharp (outer part,"
     " small inputs).",
-    "growth_head_agree": "All {count} fitted slopes agree with the paper's exponents, the worst to {gap}.",
+    "growth_head_same": "Twice as large inputs make every block {more} times as sharp (outer part, small inputs).",
+    "growth_head_agree": "Slopes that agree with the paper's exponents: {count} of {count}; the worst is off by {gap}.",
     "growth_head_differ": "{count} of {all} fitted slopes differ from the paper's exponents by more than {tolerance};"
     " the worst is {block}, by {gap}.",
     "growth_head_none": "The sweep does not reach the range in which slopes are fitted, so none is given.",
@@ -88,7 +94,7 @@ SENTENCES = {
     "growth_caption": "Slopes are fitted for scales from {low} to {high} (grey band).",
     "growth_saturated": "From scale {scale} on (gold band) the attention's entropy is below 10 % of its maximum.",
     "growth_unsaturated": "The attention's entropy does not stay below 10 % of its maximum anywhere in the sweep.",
-    "growth_mix": "{block} of the functional part has two terms, of power 3 and 5; for small inputs 3 is seen.",
+    "growth_mix": "The functional {block} block has two terms, of power 3 and 5; for small inputs 3 is seen.",
     "input_scale": "input scale",
     "slope_key": "slope [paper]",
     "band_fit": "fit",
@@ -113,11 +119,13 @@ SENTENCES = {
     # verdict
     "verdict": "Verdict",
     "summary_bowl": "Around this point the loss is almost a bowl ({share} of the directions curve down).",
+    "summary_none": "Around this point no direction curves down.",
     "summary_mixed": "Around this point the loss is mostly a bowl, but {share} of the directions curve down.",
     "summary_saddle": "Around this point the loss is a saddle: {share} of the directions curve down.",
-    "summary_even": "{sharp} is only {ratio} times as sharp as {flat}: one step size can fit all weights.",
-    "summary_uneven": "{sharp} is {ratio} times as sharp as {flat}: one step size fits them poorly.",
-    "summary_split": "{sharp} is {ratio} times as sharp as {flat}: one step size cannot fit both.",
+    "summary_even": "The {sharp} block is only {ratio} times as sharp as {flat}: one step size can fit all weights.",
+    "summary_uneven": "The {sharp} block is {ratio} times as sharp as {flat}: one step size fits them poorly.",
+    "summary_split": "The {sharp} block is {ratio} times as sharp as {flat}: one step size cannot fit both.",
+    "summary_flat": "The {flat} block is exactly 0 while {sharp} is not: one step size cannot fit both.",
     "card_negative_title": "Negative curvature",
     "card_negative": "{count} of {all} eigenvalues are below zero.",
     "card_negative_good": "bowl",
@@ -125,7 +133,7 @@ SENTENCES = {
     "card_negative_poor": "saddle",
     "card_negative_rule": "green up to {limit0}, red above {limit1}",
     "card_uneven_title": "Sharpest : flattest block",
-    "card_uneven": "{sharp} against {flat}, norms of the diagonal blocks.",
+    "card_uneven": "Block {sharp} against block {flat}, norms on the diagonal.",
     "card_uneven_good": "even",
     "card_uneven_fair": "uneven",
     "card_uneven_poor": "split",
@@ -136,7 +144,7 @@ SENTENCES = {
     "card_ceiling_fair": "uncertain",
     "card_ceiling_poor": "none",
     "card_ceiling_rule": "green when the number is firm, amber when not converged, red when nothing curves up",
-    "card_missed_title": "Functional share",
+    "card_missed_title": "Functional part against H",
     "card_missed": "Norm of H_f over norm of H: what Gauss-Newton leaves out.",
     "card_missed_good": "small",
     "card_missed_fair": "notable",
@@ -204,7 +212,7 @@ SENTENCES = {
     # page
     "page_title": "quadform report: the shape of the loss",
     "page_heading": "The shape of the loss",
-    "record_attention": "One attention layer: {layer}, {tokens} tokens of width {dim}, input scale {scale}",
+    "record_attention": "Measured: {layer}; {tokens} tokens of width {dim}, input scale {scale}.",
     "record_number": "Record {number} of {all}",
     "skip": "Skip to the verdict",
     "contents": "Contents",

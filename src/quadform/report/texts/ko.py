@@ -26,15 +26,17 @@ SENTENCES = {
     # heat map
     "heat_title": "성분 하나하나로 보는 헤시안",
     "heat_head_rules": "가장 강한 블록은 {block} (다음 블록인 {other} 대비 노름 {ratio}배)로, 전체를 지배합니다.",
+    "heat_head_only": "정확히 0이 아닌 블록은 하나뿐입니다: {block}.",
     "heat_head_shared": "지배적인 블록은 없습니다. 가장 강한 블록 {block}의 노름은 다음 블록 {other}의 {ratio}배에"
     " 그칩니다.",
     "heat_head_zero": "이 헤시안의 모든 성분은 정확히 0입니다.",
     "heat_head_zeros": "함수 부분이 정확히 0인 블록: {blocks}.",
+    "heat_head_zeros_all": "함수 부분은 모든 곳에서 정확히 0입니다.",
     "heat_reading": "점 하나는 가중치 한 쌍입니다. 색이 강할수록 한 가중치가 움직일 때 다른 가중치 방향의 기울기가"
-    " 크게 변합니다. 보라색은 위로, 금색은 아래로 휩니다. 왼쪽 그림은 나머지 두 그림의 합입니다. 어디나 세기가 같으면"
-    " 하나의 학습률이 모든 가중치에 맞고, 줄무늬나 유난히 진한 구석이 있으면 맞지 않습니다.",
-    "heat_not": "진한 블록이 중요한 블록이라는 뜻은 아닙니다. 곡률은 그곳에서 얼마나 조심해서 움직여야 하는지를 말할"
-    " 뿐, 얼마나 이득이 있는지를 말하지 않습니다. 이 그림은 한 입력, 한 가중치, 한 손실에 대한 것입니다.",
+    " 크게 변합니다. 보라색은 양수, 금색은 음수입니다. 첫째 그림은 나머지 두 그림의 합입니다. 어디나 세기가 같으면"
+    " 하나의 학습률이 모든 가중치에 맞고, 줄무늬나 유난히 강한 구석이 있으면 맞지 않습니다.",
+    "heat_not": "색이 강한 블록이 중요한 블록이라는 뜻은 아닙니다. 곡률은 그곳에서 얼마나 조심해서 움직여야 하는지를"
+    " 말할 뿐, 얼마나 이득이 있는지를 말하지 않습니다. 이 그림은 한 입력, 한 가중치, 한 손실에 대한 것입니다.",
     "heat_scale": "세 그림은 {bottom} ~ {top} 범위의 같은 로그 색 눈금을 쓰며, 빈칸은 정확히 0입니다.",
     "heat_weak": "0은 아니지만 그보다 약한 성분 {count}개는 가장 옅은 색으로 칠했습니다.",
     "heat_tiles": "행렬의 행은 {side}개이며, 점 하나는 {tile} × {tile} 칸 가운데 크기가 가장 큰 성분입니다.",
@@ -51,7 +53,7 @@ SENTENCES = {
     "spectrum_head_dome": "위로 휘는 방향이 없습니다. 전체 {count}개 방향 중 {share}에서 아래로 휘며, 가장 날카로운"
     " 곡률은 {low}입니다.",
     "spectrum_left": "음수 {count}개",
-    "spectrum_middle": "0 {count}개",
+    "spectrum_middle": "0이 {count}개",
     "spectrum_right": "양수 {count}개",
     "spectrum_reading": "눈금선 하나가 고유값 하나, 즉 한 방향의 곡률이고 막대는 그 개수입니다. 0의 오른쪽은 그"
     " 방향으로 골짜기, 왼쪽(색칠한 영역)은 능선입니다. 가장 오른쪽의 눈금선이 경사 하강법이 안정한 최대 보폭을"
@@ -67,11 +69,14 @@ SENTENCES = {
     "blocks_head_functional": "전체 {all}개 블록 중 {count}개에서 함수 부분이 더 큽니다 ({blocks}). 그곳에서"
     " 가우스-뉴턴은 곡률의 대부분을 놓칩니다.",
     "blocks_head_outer": "모든 블록에서 외적 부분이 더 큽니다. 함수 부분은 외적 부분의 최대 {share}입니다 ({block}).",
-    "blocks_head_zero": "모든 블록에서 외적 부분이 정확히 0입니다.",
+    "blocks_head_zero": "모든 블록에서 두 부분이 모두 정확히 0입니다.",
+    "blocks_head_none": "모든 블록에서 함수 부분이 정확히 0입니다. 여기서 가우스-뉴턴이 놓치는 것은 없습니다.",
+    "blocks_head_round_off": "모든 블록에서 함수 부분은 반올림 오차에 지나지 않습니다. 여기서 가우스-뉴턴이 놓치는"
+    " 것은 없습니다.",
     "blocks_reading": "채운 막대는 가우스-뉴턴이나 K-FAC 같은 방법이 볼 수 있는 부분, 빈 막대는 이 방법들이 빠뜨리는"
     " 부분입니다. 빈 막대가 짝인 채운 막대보다 길면 그 블록의 대부분을 놓친다는 뜻입니다.",
     "blocks_not": "한 블록의 두 막대를 더해도 블록의 노름이 되지는 않습니다. 두 부분이 서로 상쇄될 수 있기"
-    " 때문입니다. 크기가 다른 블록을 가중치 개수로 나누지 않았습니다.",
+    " 때문입니다. 큰 블록은 가중치가 많다는 이유만으로 노름이 클 수 있습니다.",
     "blocks_caption": "프로베니우스 노름, 0에서 시작하는 선형 축.",
     "blocks_caption_log": "프로베니우스 노름, {floor}에서 시작하는 로그 축: 막대의 길이가 아니라 끝을 비교하십시오.",
     "block_norm": "블록의 노름",
@@ -79,7 +84,8 @@ SENTENCES = {
     "growth_title": "입력 크기에 따른 성장",
     "growth_head": "입력이 두 배가 되면 곡률은 {steep} 블록에서 {more}배, {flat} 블록에서 {less}배가 됩니다 (외적"
     " 부분, 작은 입력).",
-    "growth_head_agree": "적합한 기울기 {count}개 모두 논문의 지수와 일치합니다 (최대 차이 {gap}).",
+    "growth_head_same": "입력이 두 배가 되면 곡률은 모든 블록에서 {more}배가 됩니다 (외적 부분, 작은 입력).",
+    "growth_head_agree": "논문의 지수와 일치하는 기울기: {count}개 중 {count}개 (최대 차이 {gap}).",
     "growth_head_differ": "적합한 기울기 {all}개 중 {count}개가 논문의 지수와 {tolerance} 넘게 다릅니다. 차이가 가장"
     " 큰 블록: {block}, {gap}.",
     "growth_head_none": "측정한 범위가 기울기를 적합하는 구간에 닿지 않아 기울기를 제시하지 않습니다.",
@@ -116,12 +122,14 @@ SENTENCES = {
     # verdict
     "verdict": "판정",
     "summary_bowl": "이 점 주변의 손실은 거의 그릇 모양입니다 (아래로 휘는 방향 {share}).",
+    "summary_none": "이 점 주변에는 아래로 휘는 방향이 없습니다.",
     "summary_mixed": "이 점 주변의 손실은 대체로 그릇 모양이지만 아래로 휘는 방향도 있습니다 ({share}).",
     "summary_saddle": "이 점 주변의 손실은 안장 모양입니다. 아래로 휘는 방향: {share}.",
     "summary_even": "{sharp} 블록은 {flat} 블록보다 {ratio}배 날카로울 뿐이어서 하나의 학습률이 모든 가중치에 맞을 수"
     " 있습니다.",
     "summary_uneven": "{sharp} 블록은 {flat} 블록보다 {ratio}배 날카로워 하나의 학습률로는 잘 맞지 않습니다.",
     "summary_split": "{sharp} 블록은 {flat} 블록보다 {ratio}배 날카로워 하나의 학습률이 둘 다에 맞을 수 없습니다.",
+    "summary_flat": "{flat} 블록은 정확히 0이고 {sharp} 블록은 0이 아니어서 하나의 학습률이 둘 다에 맞을 수 없습니다.",
     "card_negative_title": "음의 곡률",
     "card_negative": "고유값 {all}개 중 {count}개가 0보다 작습니다.",
     "card_negative_good": "그릇",
@@ -140,7 +148,7 @@ SENTENCES = {
     "card_ceiling_fair": "불확실",
     "card_ceiling_poor": "없음",
     "card_ceiling_rule": "확실한 수이면 초록, 수렴하지 않았으면 주황, 위로 휘는 방향이 없으면 빨강",
-    "card_missed_title": "함수 부분의 몫",
+    "card_missed_title": "H 대비 함수 부분",
     "card_missed": "H_f의 노름을 H의 노름으로 나눈 값: 가우스-뉴턴이 빠뜨리는 부분.",
     "card_missed_good": "작음",
     "card_missed_fair": "눈에 띔",
@@ -208,7 +216,7 @@ SENTENCES = {
     # page
     "page_title": "quadform 보고서: 손실의 모양",
     "page_heading": "손실의 모양",
-    "record_attention": "어텐션 층 하나: {layer}, 너비 {dim}인 토큰 {tokens}개, 입력 크기 {scale}",
+    "record_attention": "측정 대상: {layer}; 너비 {dim}인 토큰 {tokens}개, 입력 크기 {scale}.",
     "record_number": "기록 {number} / {all}",
     "skip": "판정으로 건너뛰기",
     "contents": "차례",

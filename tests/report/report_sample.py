@@ -144,7 +144,8 @@ def make_record(
                     slope, stderr = fit(scales[used], norms[used, j])
                     scalars[f"slope/{part}/{block}"] = Estimate(slope, stderr, "estimate")
                 if paper[part][j] is not None:
-                    note = "3 (small inputs) and 5 mix" if (part, block) == ("functional", "W_Q,W_K") else ""
+                    mixed = attention == "softmax" and (part, block) == ("functional", "W_Q,W_K")
+                    note = "3 (small inputs) and 5 mix" if mixed else ""
                     scalars[f"paper/{part}/{block}"] = Estimate(paper[part][j], note=note)
     made = Provenance.collect(seed=seed, dtype=torch.float64)
     return Record("attention", inputs, scalars, tensors, made)
