@@ -222,7 +222,8 @@ class DeepLinearTransformer:
     @cached_property
     def _backward(self) -> tuple[list[Tensor], dict[str, Tensor]]:
         """dl/dX_hat at every layer output, and the gradients of the norm-1 weights."""
-        at, grads = [self.g.mantissa], {}
+        at = [self.g.mantissa]
+        grads: dict[str, Tensor] = {}
         for l in range(self.depth - 1, -1, -1):
             layer = self.layers[l]
             g_X, *g_W = layer.pull(self.streams[l], layer.W_Q, layer.W_K, layer.W_V, at[0])
@@ -232,7 +233,8 @@ class DeepLinearTransformer:
 
     def _gradient_tangents(self, dX: list[Tensor], U: Vector, dg: Tensor) -> dict[str, Tensor]:
         """The tangent of every weight gradient: forward mode through the closed-form gradient, k directions at once."""
-        out, at = {}, self._backward[0]
+        at = self._backward[0]
+        out: dict[str, Tensor] = {}
         for l in range(self.depth - 1, -1, -1):
             layer = self.layers[l]
             point = (self.streams[l], layer.W_Q, layer.W_K, layer.W_V, at[l + 1])
@@ -290,7 +292,7 @@ class DeepLinearTransformer:
 
     def _pull_back(self, g: Tensor) -> dict[str, Tensor]:
         """J_hat^T g for k cotangents (k, B, n, d_out)."""
-        out = {}
+        out: dict[str, Tensor] = {}
         for l in range(self.depth - 1, -1, -1):
             layer, X = self.layers[l], self.streams[l]
             pull = torch.func.vmap(lambda t, layer=layer, X=X: layer.pull(X, layer.W_Q, layer.W_K, layer.W_V, t))
