@@ -86,6 +86,14 @@ def test_scalars_follow_from_the_tensors(record: Record) -> None:
             assert s[f"norm/{part}/{block}"].value == pytest.approx(want, rel=1e-10, abs=1e-12)
 
 
+def test_flat_directions_are_not_negative() -> None:
+    """One token: attention is constant, the query and key rows of H are 0, and no eigenvalue counts as negative."""
+    got = run(AttentionConfig(tokens=1, dim=3, vary="none"), progress=False)
+    assert got.scalars["norm/total/W_Q,W_Q"].value == 0
+    assert got.scalars["negative_share"].value == 0
+    assert got.scalars["lambda_max"].value > 0
+
+
 def test_slopes_are_the_papers(record: Record) -> None:
     """Slopes over [.01, .1], Y ~ N(0, 1) fixed, 8 tokens: within 0.05 of 6 6 6 4 4 2 and 5 3 5 3 3."""
     for part in ("outer", "functional"):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from ..core import progress
 from ..core.errors import QuadformError, UnknownName, did_you_mean
-from .parse import parse
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,8 @@ def _run(words: list[str]) -> int:
                 f"`{name}`: flags come after the verb (`quadform attention {name}`). See `quadform --help`."
             )
         raise UnknownName(f"`{name}` is not a verb of quadform.{did_you_mean(name, VERBS)} See `quadform --help`.")
+    from .parse import parse
+
     verb = VERBS[name]
     configs = importlib.import_module("quadform.applications.configs")
     try:

@@ -1,0 +1,52 @@
+"""The documents tell the truth: the README's Python runs, its verbs exist, every cited key is in the bibliography."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from quadform.cli.main import VERBS
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+CITATION = re.compile(r"\[([A-Z][A-Za-z]*\d\d)\b[^\]]*\]")
+
+
+@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.S))
+def test_readme_python_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The five minutes in Python, as printed."""
+    exec(compile(block, "README.md", "exec"), {})
+    slopes = capsys.readouterr().out.splitlines()[-1]
+    assert "('W_Q', 'W_Q'): 5.99" in slopes or "('W_Q', 'W_Q'): 6.0" in slopes
+
+
+def test_readme_verbs_exist() -> None:
+    """Every `quadform VERB` of the README is a verb, and every verb is in its table."""
+    named = set(re.findall(r"quadform ([a-z]+)", README)) - {"as"}
+    assert named == set(VERBS)
+    assert all(f"| `quadform {verb}" in README for verb in VERBS)
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of the documents is a file or folder of the repository."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_citations_are_in_the_bibliography() -> None:
+    """Every key cited in code, tests or documents has an entry in docs/references.bib."""
+    known = set(re.findall(r"^@\w+\{(\w+),", (ROOT / "docs" / "references.bib").read_text(), re.M))
+    pages = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "docs").rglob("*.md")]
+    cited = {key for page in pages for key in CITATION.findall(page.read_text())}
+    assert {"ODS25", "HH24"} <= cited
+    assert cited <= known, f"not in docs/references.bib: {sorted(cited - known)}"
+
+
+def test_architecture_names_every_room() -> None:
+    """docs/architecture.md has a row for every package there is."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rooms = {p.parent.name for p in (ROOT / "src" / "quadform").glob("*/__init__.py")}
+    assert not [room for room in rooms if f"`{room}/`" not in text]
