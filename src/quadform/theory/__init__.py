@@ -6,8 +6,10 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "AttentionLayer": ".attention",
+        "MultiHeadAttentionLayer": ".multihead",
+        "ScoreAttentionLayer": ".scores",
         "Moments": ".moments",
-        "moments": ".moments",
+        "attention_moments": ".moments",
         "Term": ".terms",
     },
 )

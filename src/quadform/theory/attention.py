@@ -28,7 +28,7 @@ from ..core.space import Space, Vector
 from .head import Factor, Head, as_batch, score_bias
 from .layer import Part, TokenLayer
 from .loss import OutputLoss, output_loss
-from .moments import Moments, moments
+from .moments import Moments, attention_moments
 from .terms import Term
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class AttentionLayer(TokenLayer):
 
     def moments(self) -> Moments:
         """M1 `(batch, tokens, d)`, M2 `(..., d, d)`, M3 `(..., d^2, d)`; for small widths: nothing else builds M3."""
-        return moments(self.head.A, self.head.Z)
+        return attention_moments(self.head.A, self.head.Z)
 
     def per_token(self, values: Tensor) -> Tensor:
         return values.unflatten(0, self.head.A.shape[:2])

@@ -7,6 +7,7 @@ traces, diagonals and token shares that never build a block, and the check again
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -37,7 +38,7 @@ class TokenLayer(ABC):
     # --- what a layer gives -----------------------------------------------------------------------------------------
     @abstractmethod
     def terms(self, part: Part, a: str, b: str) -> list[Term]:
-        """The block (a, b) of `part` as a sum over tokens; bare names, a not before b in the order of the space."""
+        """The block of `part` between two pieces as a sum over tokens; bare names, a not before b in the space."""
 
     @abstractmethod
     def products(self, V: Vector, part: Part) -> dict[str, Tensor]:
@@ -51,30 +52,38 @@ class TokenLayer(ABC):
     def forward(self, weights: Vector) -> Tensor:
         """F at other weights, `(N, d_out)`, in plain differentiable torch: the oracle's side of `check`."""
 
+    def pieces(self, name: str) -> list[tuple[str, tuple[slice, slice]]]:
+        """The matrices a weight is made of (its heads), each with its place in it; `terms` speaks of pieces."""
+        return [(name, (slice(None), slice(None)))]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a weight or of one of its pieces."""
+        return tuple(self.weights[name].shape)
+
     # --- dense blocks -----------------------------------------------------------------------------------------------
     def outer(self, a: str, b: str) -> Tensor:
         """H_o(a, b), the Gauss-Newton part, `(size_a, size_b)` in row-major order."""
-        return self._dense("outer", a, b)
+        return self.dense("outer", a, b)
 
     def functional(self, a: str, b: str) -> Tensor:
         """H_f(a, b), the part from the layer's own curvature, `(size_a, size_b)` in row-major order."""
-        return self._dense("functional", a, b)
+        return self.dense("functional", a, b)
 
     def block(self, a: str, b: str) -> Tensor:
         """H(a, b) = H_o(a, b) + H_f(a, b)."""
-        return self._dense("total", a, b)
+        return self.dense("total", a, b)
 
-    def _dense(self, part: Part, a: str, b: str) -> Tensor:
+    def dense(self, part: Part, a: str, b: str) -> Tensor:
+        """One block of one part; see `outer`, `functional`, `block`."""
         a, b = self._name(a), self._name(b)
-        rows, cols = self.weights[a].numel(), self.weights[b].numel()
-        out = self._empty(rows, cols)
+        out = self._empty(math.prod(self.shape_of(a)), math.prod(self.shape_of(b)))
         self._write(part, a, b, out, None)
         return out
 
     def matrix(self, part: Part = "total", names: Sequence[str] | None = None, out: Tensor | None = None) -> Tensor:
         """The whole matrix over `names` (default: all weights, in the order of the space), block by block."""
         chosen = [self._name(n) for n in names] if names is not None else list(self.weights)
-        sizes = [self.weights[n].numel() for n in chosen]
+        sizes = [math.prod(self.shape_of(n)) for n in chosen]
         starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
         if out is None:
             out = self._empty(starts[-1], starts[-1])
@@ -89,25 +98,33 @@ class TokenLayer(ABC):
         return torch.empty((rows, cols), dtype=self.dtype, device=self.device)
 
     def _write(self, part: Part, a: str, b: str, out: Tensor, mirror: Tensor | None) -> None:
+        """Block (a, b) into the `(size_a, size_b)` view `out`, and its transpose into `mirror`."""
         if part != "functional" and not self.output.token_wise:
-            self._write_coupled(a, b, out)
-            if part == "total":
-                functional = torch.empty_like(out)
-                self._write("functional", a, b, functional, None)
-                out += functional
+            self._write_coupled(part, a, b, out)
             if mirror is not None:
                 mirror.copy_(out.T)
-        elif self._later(a, b):
-            block(self.terms(part, a, b), out, mirror)
-        else:
-            block([t.T for t in self.terms(part, b, a)], out, mirror)
+            return
+        out = _four(out, self.shape_of(a), self.shape_of(b))
+        mirror = out if a == b else None if mirror is None else _four(mirror, self.shape_of(b), self.shape_of(a))
+        for i, (piece_a, at_a) in enumerate(self.pieces(a)):
+            for j, (piece_b, at_b) in enumerate(self.pieces(b)):
+                if a == b and j > i:
+                    continue  # written as the mirror of (j, i)
+                lower = self._later(piece_a, piece_b)
+                terms = (
+                    self.terms(part, piece_a, piece_b) if lower else [t.T for t in self.terms(part, piece_b, piece_a)]
+                )
+                twin = None if mirror is None or piece_a == piece_b else mirror[at_b + at_a]
+                block(terms, out[at_a + at_b], twin)
 
-    def _write_coupled(self, a: str, b: str, out: Tensor, chunk: int = 256) -> None:
-        """J_a^T (d2l/dF2) J_b where d2l/dF2 is an operator over all outputs."""
+    def _write_coupled(self, part: Part, a: str, b: str, out: Tensor, chunk: int = 256) -> None:
+        """J_a^T (d2l/dF2) J_b, where d2l/dF2 is an operator over all outputs; plus H_f for the total."""
         J_a, J_b = self.jacobian(a), self.jacobian(b)
         for start in range(0, J_b.shape[2], chunk):
             cols = slice(start, min(start + chunk, J_b.shape[2]))
             out[:, cols] = J_a.flatten(0, 1).T @ self.output.hessian_times(J_b[:, :, cols]).flatten(0, 1)
+        if part == "total":
+            out += self.functional(a, b)
 
     # --- operators --------------------------------------------------------------------------------------------------
     def hessian(self) -> Operator:
@@ -132,27 +149,34 @@ class TokenLayer(ABC):
 
         `||sum_n r_n c_n^T (x) E_n||^2 = sum_{n,m} (r_n . r_m)(c_n . c_m) <E_n, E_m>`
         """
-        names = list(self.weights)
+        names = [piece for name in self.weights for piece, _ in self.pieces(name)]
         return {(a, b): self.norm(a, b, part) for i, a in enumerate(names) for b in names[: i + 1]}
 
     def norm(self, a: str, b: str, part: Part = "total") -> Estimate:
-        """The Frobenius norm of one block."""
-        a, b = self._sorted(a, b)
+        """The Frobenius norm of one block, between weights or pieces of them."""
+        a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
-            return Estimate(float(self._dense(part, a, b).norm()), note="from the dense block: the loss couples tokens")
-        terms = self.terms(part, a, b)
-        return Estimate(float(squared_norm(terms).sqrt()) if terms else 0.0)
+            return Estimate(float(self.dense(part, a, b).norm()), note="from the dense block: the loss couples tokens")
+        squares = [
+            float(squared_norm(terms))
+            for x, _ in self.pieces(a)
+            for y, _ in self.pieces(b)
+            if (terms := self._terms(part, x, y))
+        ]
+        return Estimate(math.sqrt(sum(squares)))
 
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
         """The diagonal of the Hessian, shaped like the weights."""
         out = {}
         for name, w in self.weights.items():
             if part != "functional" and not self.output.token_wise:
-                flat = self._dense(part, name, name).diagonal()
-            else:
-                diagonals = [t.diagonal() for t in self.terms(part, name, name)]
-                flat = reduce(torch.add, diagonals) if diagonals else torch.zeros_like(w).reshape(-1)
-            out[self.prefix + name] = flat.reshape(w.shape)
+                out[self.prefix + name] = self.dense(part, name, name).diagonal().reshape(w.shape)
+                continue
+            whole = torch.zeros_like(w)
+            for piece, at in self.pieces(name):
+                for term in self.terms(part, piece, piece):
+                    whole[at] += term.diagonal().reshape(self.shape_of(piece))
+            out[self.prefix + name] = whole
         return out
 
     def trace(self, part: Part = "total", name: str | None = None) -> Estimate:
@@ -166,16 +190,15 @@ class TokenLayer(ABC):
 
         A block is a sum over tokens, B = sum_n B_n; the share of token n is <B_n, B> / ||B||^2. [own]
         """
-        a, b = self._sorted(a, b)
+        a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
             raise InputError("token shares need a token-wise loss; this one couples tokens. Ask for part='functional'.")
-        terms = self.terms(part, a, b)
-        if not terms:
-            raise InputError(f"the {part} block ({a}, {b}) is exactly 0; there is nothing to attribute.")
-        squared, share = attribution(terms)
-        if float(squared) == 0.0:
+        found = [t for x, _ in self.pieces(a) for y, _ in self.pieces(b) if (t := self._terms(part, x, y))]
+        pieces = [attribution(terms) for terms in found]
+        total = sum(float(p.sum()) for p in pieces)
+        if total == 0.0:
             raise InputError(f"the {part} block ({a}, {b}) is 0 at this point; there is nothing to attribute.")
-        return self.per_token(share)
+        return self.per_token(reduce(torch.add, pieces) / total)
 
     def per_token(self, values: Tensor) -> Tensor:
         """Values `(N, ...)` over all tokens in the batch shape of the input."""
@@ -220,17 +243,23 @@ class TokenLayer(ABC):
 
     def _name(self, name: str) -> str:
         bare = paper_name(name.removeprefix(self.prefix))
-        if bare not in self.weights:
+        known = {*self.weights, *(piece for whole in self.weights for piece, _ in self.pieces(whole))}
+        if bare not in known:
             raise UnknownName(f"no parameter matches {name!r}; this space has {', '.join(self.weights)}.")
         return bare
 
     def _later(self, a: str, b: str) -> bool:
-        order = list(self.weights)
+        order = [piece for name in self.weights for piece, _ in self.pieces(name)]
         return order.index(a) >= order.index(b)
 
-    def _sorted(self, a: str, b: str) -> tuple[str, str]:
-        a, b = self._name(a), self._name(b)
-        return (a, b) if self._later(a, b) else (b, a)
+    def _terms(self, part: Part, a: str, b: str) -> list[Term]:
+        """The terms of a block of pieces in either order; norms and token shares do not see the difference."""
+        return self.terms(part, a, b) if self._later(a, b) else self.terms(part, b, a)
+
+
+def _four(out: Tensor, rows: tuple[int, ...], cols: tuple[int, ...]) -> Tensor:
+    """A `(rows, cols)` view with the axes of both weights."""
+    return out.unflatten(1, cols).unflatten(0, rows)
 
 
 def autodiff_hessian(scalar: Callable[[Vector], Tensor], weights: Vector) -> Tensor:
@@ -279,5 +308,5 @@ class LayerOperator(Operator):
         if rows == cols:
             return self.layer.matrix(self.part, rows)
         guard_memory(*self.shape, self.dtype, self.device)
-        blocks = [torch.cat([self.layer._dense(self.part, a, b) for b in cols], dim=1) for a in rows]
+        blocks = [torch.cat([self.layer.dense(self.part, a, b) for b in cols], dim=1) for a in rows]
         return torch.cat(blocks)

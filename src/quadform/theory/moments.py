@@ -35,7 +35,7 @@ class Moments:
     M3: Float[Tensor, "*rows d2 d"]
 
 
-def moments(A: Float[Tensor, "*batch i j"], Z: Float[Tensor, "*batch j d"]) -> Moments:
+def attention_moments(A: Float[Tensor, "*batch i j"], Z: Float[Tensor, "*batch j d"]) -> Moments:
     """M1, M2, M3 of attention A over keys Z. M3 is `(L, d^2, d)`: small widths only; nothing else here builds it."""
     M1 = A @ Z
     c = Z[..., None, :, :] - M1[..., :, None, :]

@@ -61,21 +61,15 @@ class Term:
         )
 
     # --- the block --------------------------------------------------------------------------------------------------
-    def _axes(self, out: Tensor) -> Tensor:
-        """The view of `out` with axes (p, e, q, f), whatever the order in which the block stores them."""
-        p, e, q, f = self.r.shape[1], self.E.shape[1], self.c.shape[1], self.E.shape[2]
-        rows = (p, e) if self.rows_vector_first else (e, p)
-        cols = (q, f) if self.cols_vector_first else (f, q)
-        view = out.unflatten(1, cols).unflatten(0, rows)
-        order = ((0, 1) if self.rows_vector_first else (1, 0)) + ((2, 3) if self.cols_vector_first else (3, 2))
-        return view.permute(order)
-
     def _places(self, out: Tensor, mirror: Tensor | None) -> list[Tensor]:
-        """(p, e, q, f) views of the block and of its transpose, where that is wanted too."""
-        return [self._axes(out)] + ([] if mirror is None else [self.T._axes(mirror).permute(2, 3, 0, 1)])
+        """(p, e, q, f) views of the block and, where wanted, of its transpose (which has columns first)."""
+        order = ((0, 1) if self.rows_vector_first else (1, 0)) + ((2, 3) if self.cols_vector_first else (3, 2))
+        both = [out] if mirror is None else [out, mirror.permute(2, 3, 0, 1)]
+        return [place.permute(order) for place in both]
 
     def write(self, out: Tensor, mirror: Tensor | None, *, add: bool) -> None:
-        """Write the block into the `(rows, cols)` view `out` and its transpose into `mirror`; or add when `add`."""
+        """Write the block into `out` and its transpose into `mirror`; or add when `add`. Both have four axes: the two
+        of the row weight and the two of the column weight, with any strides; `mirror` has the columns first."""
         if self.shared:
             self._write_shared(out, mirror, add=add)
             return
@@ -169,14 +163,14 @@ def merged(terms: Sequence[Term]) -> list[Term]:
 
 
 def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> None:
-    """Write the sum of the terms into `out`, and its transpose into `mirror`; an empty sum is zero."""
+    """Write the sum of the terms into `out`, and its transpose into `mirror`; an empty sum is 0. See `Term.write`."""
     if not terms:
         out.zero_()
         if mirror is not None:
             mirror.zero_()
     terms = merged(terms)
     if len(terms) == 2 and _same_columns(*terms):
-        _write_pair(*terms, out, mirror)
+        _write_pair(terms[0], terms[1], out, mirror)
         return
     for i, term in enumerate(terms):
         term.write(out, mirror, add=i > 0)
@@ -204,12 +198,10 @@ def _write_pair(a: Term, b: Term, out: Tensor, mirror: Tensor | None) -> None:
             place[at].copy_(value)
 
 
-def attribution(terms: Sequence[Term]) -> tuple[Tensor, Tensor]:
-    """`(||block||_F^2, share_n)`: what each token adds to the squared norm; shares sum to 1 and may be negative."""
+def attribution(terms: Sequence[Term]) -> Tensor:
+    """What each token adds to `||block||_F^2`, `(N,)`: <B_n, B> for the block B = sum_n B_n; may be negative."""
     terms = merged(terms)
-    per_token = torch.stack([a.inner(b) for a in terms for b in terms]).sum(0)
-    squared = per_token.sum()
-    return squared, per_token / squared
+    return torch.stack([a.inner(b) for a in terms for b in terms]).sum(0)
 
 
 def squared_norm(terms: Sequence[Term]) -> Tensor:

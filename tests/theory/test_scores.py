@@ -1,0 +1,101 @@
+"""The master cumulant formula for arbitrary score functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import randn, seeds, weight
+from torch import Tensor
+
+from quadform.core.errors import InputError
+from quadform.testing import check_operator
+from quadform.theory import AttentionLayer, ScoreAttentionLayer
+from quadform.theory.layer import autodiff_hessian
+from quadform.theory.scores import alibi, dot_product, masked, qk_norm, rope, soft_cap, with_sink
+
+INSTANCES: dict[str, Callable[[Tensor], tuple[object, list[str]]]] = {
+    "dot product": lambda X: (dot_product(X), []),
+    "rope": lambda X: (rope(X), []),
+    "alibi": lambda X: (dot_product(X, bias=alibi(X.shape[1], 0.3, dtype=X.dtype)), []),
+    "qk-norm": lambda X: (qk_norm(X), ["scale"]),
+    "soft-cap": lambda X: (soft_cap(dot_product(X), 0.7), []),
+    "sink": lambda X: (with_sink(dot_product(X)), ["sink"]),
+    "capped rope with a sink": lambda X: (with_sink(soft_cap(rope(X), 1.5)), ["sink"]),
+    "causal rope": lambda X: (masked(rope(X), torch.ones(X.shape[1], X.shape[1], dtype=torch.bool).tril()), []),
+}
+
+
+def build(name: str, seed: int, batch: int, L: int, d: int, d_V: int, loss: str) -> ScoreAttentionLayer:
+    g = torch.Generator().manual_seed(seed)
+    X = randn(g, batch, L, d)
+    scores, extra = INSTANCES[name](X)
+    theta = {"W_Q": weight(g, d, 4), "W_K": weight(g, d, 4)} | {n: randn(g, 1)[0] for n in extra}
+    Z = torch.cat([X, torch.zeros_like(X[:, :1])], dim=1) if "sink" in extra else X
+    Y = randn(g, batch, L, d_V) if loss == "mse" else torch.randint(0, d_V, (batch, L), generator=g)
+    return ScoreAttentionLayer(scores, theta, Z, weight(g, d, d_V), Y, loss=loss)
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+@given(
+    seeds,
+    st.integers(1, 2),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.sampled_from(["mse", "cross-entropy"]),
+)
+def test_master_formula(name: str, seed: int, batch: int, L: int, d: int, d_V: int, loss: str) -> None:
+    """H_f = sum_i [k3(phi, dT, dT') + Cov(phi, d2T)] + value cross terms; H_o = J^T (d2l) J with dF = Cov(v, dT)."""
+    layer = build(name, seed, batch, L, d, d_V, loss)
+    H_f = autodiff_hessian(lambda w: (layer.output.g * layer.forward(w)).sum(), layer.weights)
+    scalar = {
+        "mse": lambda w: (
+            (layer.forward(w) - (layer.forward(layer.weights) - layer.output.g * layer.output.g.numel() / 2))
+            .square()
+            .mean()
+        ),
+        "cross-entropy": lambda w: _cross_entropy(layer, w),
+    }[loss]
+    H = autodiff_hessian(scalar, layer.weights)
+    size = H.abs().max().clamp_min(1e-300)
+    assert float((layer.matrix("functional") - H_f).abs().max() / size) <= 1e-12
+    assert float((layer.matrix() - H).abs().max() / size) <= 1e-12
+    assert float((layer.matrix("outer") - (H - H_f)).abs().max() / size) <= 1e-12
+
+
+def _cross_entropy(layer: ScoreAttentionLayer, w: dict[str, Tensor]) -> Tensor:
+    """Mean cross-entropy with the targets read back from g = (p - y) / N."""
+    F0 = layer.forward(layer.weights)
+    target = (F0.softmax(-1) - layer.output.g * F0.shape[0]).detach()
+    return -(target * layer.forward(w).log_softmax(-1)).sum() / F0.shape[0]
+
+
+def test_dot_product_scores_give_the_attention_layer() -> None:
+    """The general formula and Theorems 3.1, 3.2 are the same matrix."""
+    g = torch.Generator().manual_seed(0)
+    X, W, Y = randn(g, 2, 5, 4), [weight(g, 4, 3) for _ in range(3)], randn(g, 2, 5, 3)
+    general = ScoreAttentionLayer(dot_product(X), {"W_Q": W[0], "W_K": W[1]}, X, W[2], Y)
+    special = AttentionLayer(X, *W, Y)
+    for part in ("total", "outer", "functional"):
+        assert torch.allclose(general.matrix(part), special.matrix(part), atol=1e-14)
+
+
+def test_operators_keep_the_contract() -> None:
+    layer = build("capped rope with a sink", 0, 2, 3, 2, 2, "mse")
+    for A in (layer.hessian(), layer.outer_operator(), layer.functional_operator()):
+        check_operator(A)
+
+
+def test_scores_of_the_wrong_shape_are_refused() -> None:
+    g = torch.Generator().manual_seed(0)
+    X, W = randn(g, 3, 2), weight(g, 2, 2)
+    with pytest.raises(InputError, match=r"expected \(batch, tokens, keys\)"):
+        ScoreAttentionLayer(
+            with_sink(dot_product(X)), {"W_Q": W, "W_K": W, "sink": torch.tensor(0.0).double()}, X, W, X
+        )
+    with pytest.raises(InputError, match="even width"):
+        ScoreAttentionLayer(rope(X), {"W_Q": W[:, :1], "W_K": W[:, :1]}, X, W, X)
