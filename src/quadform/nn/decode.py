@@ -144,7 +144,7 @@ def generate(
                 memory.keys_values = {}
             run = Run(model, [list(starts[i]) for i in rows], memory, how)
             if isinstance(how, Sampling):
-                found = run.stepwise(_sampler(how, rows))
+                found = run.stepwise(_sampler(how, rows, _device(model)))
             else:
                 found = run.stepwise(None) if how.beam == 1 and how.stop == "count" else beam_search(run)
             for i, hypotheses in zip(rows, found, strict=True):
@@ -191,11 +191,19 @@ def _device(model: Transformer) -> torch.device:
     return model.embed.W_E.device
 
 
-def _sampler(how: Sampling, rows: list[int]) -> Callable[[Tensor, Tensor], Tensor]:
-    """(logits (rows, vocab), sentence numbers) -> drawn tokens; every sentence has its own stream."""
-    streams = [stream(how.seed, f"sample {i}") for i in rows]
+Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-    def draw(logits: Tensor, sentences: Tensor) -> Tensor:
+
+def _sampler(how: Sampling, rows: list[int], device: torch.device) -> Draw:
+    """(logits (rows, vocab), sentences, generated so far) -> drawn tokens, by inversion of the distribution function.
+
+    Sentence i takes the uniform numbers of its own stream in order, whatever stands beside it in the batch.
+    """
+    numbers = torch.stack(
+        [torch.rand(how.max_length, generator=stream(how.seed, f"sample {i}"), dtype=torch.float64) for i in rows]
+    ).to(device)
+
+    def draw(logits: Tensor, sentences: Tensor, made: Tensor) -> Tensor:
         logits = logits / how.temperature
         if how.top_k:
             kth = logits.topk(min(how.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
@@ -205,9 +213,8 @@ def _sampler(how: Sampling, rows: list[int]) -> Callable[[Tensor, Tensor], Tenso
             p = ranked.softmax(-1)
             outside = p.cumsum(-1) - p >= how.top_p  # the token that crosses the mass stays
             logits = logits.masked_fill(outside.scatter(-1, index, outside), -math.inf)
-        u = torch.tensor([torch.rand((), generator=streams[i], dtype=torch.float64) for i in sentences.tolist()])
         mass = logits.double().softmax(-1).cumsum(-1)
-        u = u.to(mass.device)[:, None] * mass[:, -1:]
+        u = numbers[sentences, made.clamp(0, how.max_length - 1)][:, None] * mass[:, -1:]
         return (mass <= u).sum(-1).clamp_max(logits.shape[-1] - 1)
 
     return draw
@@ -245,7 +252,7 @@ class Run:
             self.memory = None if self.memory is None else self.memory.select(sentences)
 
     # ------------------------------------------------------------------------------------------- greedy and sampling
-    def stepwise(self, draw: Callable[[Tensor, Tensor], Tensor] | None) -> list[list[Hypothesis]]:
+    def stepwise(self, draw: Draw | None) -> list[list[Hypothesis]]:
         """One hypothesis a sentence: the likeliest token at every step, or a drawn one."""
         device, how = self.given.device, self.how
         tokens = self.given.new_zeros(len(self.given), self.capacity)
@@ -262,7 +269,7 @@ class Run:
             if self.eos is not None and how.min_length > 0:
                 early = (made + 1 < how.min_length)[:, None] & one_hot(self.eos, logits)
                 allowed = logits.masked_fill(early, -math.inf)
-            choice = allowed.argmax(-1) if draw is None else draw(allowed, sentences)
+            choice = allowed.argmax(-1) if draw is None else draw(allowed, sentences, made)
             gained = (logits.gather(-1, choice[:, None])[:, 0] - logits.logsumexp(-1)).double()
             if t < self.longest:  # some rows are still inside their prefix
                 forced = made < 0
@@ -279,8 +286,8 @@ class Run:
             if not bool(new.any()):
                 continue
             for row in new.nonzero()[:, 0].tolist():
-                made = tokens[row, int(self.lengths[row]) : t].tolist()
-                answers[int(sentences[row])] = [self.hypothesis(made, float(log_prob[row]), bool(ends[row]))]
+                body = tokens[row, int(self.lengths[row]) : t].tolist()
+                answers[int(sentences[row])] = [self.hypothesis(body, float(log_prob[row]), bool(ends[row]))]
             closed = closed | new
             gone = int(closed.sum())
             if gone == len(closed):

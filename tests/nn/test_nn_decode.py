@@ -1,0 +1,318 @@
+"""Decoding against exhaustive search, teacher forcing, the uncached pass, and itself one by one."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quadform.core.errors import InputError
+from quadform.core.spec import DESIGNS, design
+from quadform.nn import Sampling, Search, Transformer, generate, log_probabilities
+from quadform.nn.beam import beam_search
+from quadform.nn.decode import Run, pad_rows
+
+BOS, EOS, VOCAB = 1, 2, 5
+INPUTS = [[3, 4, 3], [4], [3, 3], [4, 3, 4, 4, 3], [3, 4, 4, 4], [4, 4]]
+
+
+def make(name="pre-ln", kind="encoder-decoder", vocab=VOCAB, seed=0, **settings):
+    """A small model whose next-token distributions are far from uniform and do end sentences."""
+    settings = {"positions": "sinusoidal", "depth": 2, "dim": 8, "heads": 2} | settings
+    model = Transformer(design(name, kind=kind, vocab=vocab, bos=BOS, eos=EOS, **settings), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    return model
+
+
+def whole(hypothesis):
+    """The generated tokens with the end token."""
+    return [*hypothesis.tokens, *([EOS] if hypothesis.finished else [])]
+
+
+def every_output(length, vocab=VOCAB):
+    """All outputs a search of this length can give: ended ones, and unended ones of full length."""
+    for n in range(1, length + 1):
+        for body in itertools.product([t for t in range(vocab) if t != EOS], repeat=n - 1):
+            yield [*body, EOS]
+            if n == length:
+                yield from ([*body, t] for t in range(vocab) if t != EOS)
+
+
+# ------------------------------------------------------------------------------------------------------- beam search
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize("stop", ["bound", "count"])
+@pytest.mark.parametrize(("alpha", "penalty"), [(0.0, "power"), (1.0, "power"), (-0.5, "power"), (0.6, "gnmt")])
+def test_wide_beam_is_exhaustive_search(kind, stop, alpha, penalty):
+    """A beam of at least V^L hypotheses returns the n best of all outputs, with their scores."""
+    model, length = make(kind=kind), 3
+    outputs = list(every_output(length))
+    how = Search(beam=VOCAB**length, n_best=4, max_length=length, alpha=alpha, penalty=penalty, stop=stop)
+    for x, found in zip(INPUTS[:3], generate(model, INPUTS[:3], how), strict=True):
+        logs = log_probabilities(model, [x] * len(outputs), outputs)
+        scores = [s / how.normaliser(len(y)) for s, y in zip(logs, outputs, strict=True)]
+        order = sorted(range(len(outputs)), key=lambda i: -scores[i])[:4]
+        assert [whole(h) for h in found] == [outputs[i] for i in order]
+        assert [h.score for h in found] == pytest.approx([scores[i] for i in order], abs=1e-10)
+
+
+def test_penalties():
+    """score = log_prob / n^alpha or ((5 + n) / 6)^alpha, n counting the end token."""
+    assert Search(alpha=0.5).normaliser(9) == pytest.approx(3)
+    assert Search(alpha=2, penalty="gnmt").normaliser(7) == pytest.approx(4)
+    model = make()
+    for penalty in ("power", "gnmt"):
+        how = Search(beam=3, n_best=3, max_length=6, alpha=0.7, penalty=penalty)
+        for h in itertools.chain(*generate(model, INPUTS, how)):
+            n = len(whole(h))
+            divisor = n**0.7 if penalty == "power" else ((5 + n) / 6) ** 0.7
+            assert h.score == pytest.approx(h.log_prob / divisor, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+@given(seed=st.integers(0, 1000), alpha=st.sampled_from([-0.5, 0.0, 0.6, 1.0, 2.0]))
+@settings(max_examples=8)
+def test_beam_one_is_greedy(kind, seed, alpha):
+    """Beam search with one hypothesis takes the likeliest token at every step, whatever the penalty."""
+    model = make(kind=kind, seed=seed)
+    how = Search(beam=1, max_length=7, alpha=alpha)
+    greedy = generate(model, INPUTS, how)
+    with torch.inference_mode():
+        memory, starts = None, INPUTS
+        if kind == "encoder-decoder":
+            source, mask = pad_rows(INPUTS, 0)
+            memory, starts = model.encode(source, mask), [[BOS]] * len(INPUTS)
+            memory.keys_values = {}
+        beam = beam_search(Run(model, [list(s) for s in starts], memory, how))
+    assert [[h.tokens for h in hs] for hs in beam] == [[h.tokens for h in hs] for hs in greedy]
+    for a, b in zip(itertools.chain(*beam), itertools.chain(*greedy), strict=True):
+        assert a.log_prob == pytest.approx(b.log_prob, abs=1e-10)
+        assert a.finished == b.finished
+
+
+def naive_beam(model, x, how):
+    """Beam search of one sentence by the rules written in quadform.nn.decode, in plain Python, no stop by bound."""
+    live, ended = [(0.0, [])], []
+    for n in range(1, how.max_length + 1):
+        candidates = []
+        for s, y in live:
+            tokens = torch.tensor([[BOS, *y]])
+            logs = model(tokens, source=torch.tensor([x]))[0, -1].log_softmax(-1).tolist()
+            for t, log in enumerate(logs):
+                if t != EOS or n >= how.min_length:
+                    candidates.append((s + log, [*y, t]))
+        candidates.sort(key=lambda c: -c[0])
+        ended += [(s / how.normaliser(n), y) for s, y in candidates[: how.beam] if y[-1] == EOS]
+        live = [(s, y) for s, y in candidates if y[-1] != EOS][: how.beam]
+        if how.stop == "count" and len(ended) >= how.beam:
+            live = []
+            break
+    ended += [(s / how.normaliser(how.max_length), y) for s, y in live]
+    ended.sort(key=lambda c: -c[0])
+    return ended[: how.n_best]
+
+
+@pytest.mark.parametrize("stop", ["count", "bound"])
+@given(
+    seed=st.integers(0, 1000),
+    beam=st.integers(1, 4),
+    alpha=st.sampled_from([-0.5, 0.0, 0.6, 1.0]),
+    least=st.integers(0, 3),
+)
+@settings(max_examples=8)
+def test_beam_search_is_its_written_rule(stop, seed, beam, alpha, least):
+    """The batched search equals the rule in plain Python; stopping by the bound never changes the answer."""
+    model = make(seed=seed, depth=1)
+    how = Search(beam=beam, n_best=min(2, beam), max_length=5, min_length=least, alpha=alpha, stop=stop)
+    with torch.no_grad():
+        for x, found in zip(INPUTS[:3], generate(model, INPUTS[:3], how), strict=True):
+            want = naive_beam(model, x, how)
+            assert [whole(h) for h in found] == [y for _, y in want]
+            assert [h.score for h in found] == pytest.approx([s for s, _ in want], abs=1e-10)
+
+
+def test_bound_waits_for_the_best():
+    """With alpha = 1, "count" may return an early short answer where "bound" finds one at least as good."""
+    gains = []
+    for seed in range(30):
+        model = make(seed=seed, depth=1)
+        a, b = (
+            generate(model, INPUTS, Search(beam=2, max_length=8, alpha=1.0, stop=stop)) for stop in ("count", "bound")
+        )
+        gains += [y[0].score - x[0].score for x, y in zip(a, b, strict=True)]
+    assert min(gains) >= -1e-10
+    assert max(gains) > 1e-3
+
+
+# ----------------------------------------------------------------------------------------- scores, caches, batches
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "how", [Search(max_length=6), Search(beam=3, n_best=3, max_length=6), Sampling(max_length=6, top_p=0.9)]
+)
+def test_scores_are_teacher_forced(kind, how):
+    """The returned log-probability is the one teacher forcing gives the returned tokens."""
+    model = make(kind=kind)
+    for x, found in zip(INPUTS, generate(model, INPUTS, how), strict=True):
+        for h in found:
+            assert h.log_prob == pytest.approx(log_probabilities(model, [x], [whole(h)])[0], abs=1e-10)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_cached_decoding_is_uncached_decoding(name):
+    """Beam search from a KV cache and from an X-cache equals the search that runs every prefix anew."""
+    kind = "decoder" if name == "deepnorm" else "encoder-decoder"
+    model = make(name, kind=kind, dim=16, heads=4)
+    results = [
+        generate(model, INPUTS, Search(beam=3, n_best=2, max_length=6, cache=cache)) for cache in ("none", "kv", "x")
+    ]
+    for other in results[1:]:
+        for a, b in zip(itertools.chain(*results[0]), itertools.chain(*other), strict=True):
+            assert a.tokens == b.tokens
+            assert a.log_prob == pytest.approx(b.log_prob, abs=1e-9)
+
+
+@pytest.mark.parametrize("variant", [{"positions": "rotary"}, {"kv_heads": 1}, {"linear": True}, {"merged": True}])
+def test_cached_decoding_of_variants(variant):
+    """So it is with rotary positions, grouped heads, linear attention and a merged W_QK."""
+    model = make(kind="decoder", **variant)
+    a, b = (generate(model, INPUTS, Search(beam=3, max_length=6, cache=cache)) for cache in ("none", "kv"))
+    for x, y in zip(itertools.chain(*a), itertools.chain(*b), strict=True):
+        assert x.tokens == y.tokens
+        assert x.log_prob == pytest.approx(y.log_prob, abs=1e-9)
+
+
+def test_x_cache_halves_the_memory():
+    """Layers without W_V keep d numbers a token in the X-cache, 2 d in the KV cache."""
+    model = make("sas", kind="decoder", dim=16, heads=4, depth=3)
+    sizes = {}
+    for kind in ("kv", "x"):
+        caches = model.caches(10, kind)
+        model.hidden(torch.tensor([[3, 4]]), cache=caches)
+        sizes[kind] = [c.bytes for c in caches]
+    assert sizes["kv"] == [2 * 10 * 16 * 8] * 3
+    assert sizes["x"] == [2 * 10 * 16 * 8, 10 * 16 * 8, 10 * 16 * 8]  # block 1 has a W_V
+
+
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+@pytest.mark.parametrize(
+    "how", [Search(max_length=7), Search(beam=4, n_best=2, max_length=7), Sampling(max_length=7, temperature=1.5)]
+)
+def test_batch_is_one_by_one(kind, how):
+    """Inputs of unequal length in one batch give what each gives alone, sampling included."""
+    model = make(kind=kind)
+    together = generate(model, INPUTS, how)
+    for size in (1, 4):
+        apart = generate(model, INPUTS, how, batch_size=size)
+        for a, b in zip(itertools.chain(*together), itertools.chain(*apart), strict=True):
+            assert a.tokens == b.tokens
+            assert a.log_prob == pytest.approx(b.log_prob, abs=1e-10)
+
+
+def test_forced_prefixes():
+    """A forced prefix is not scored and not returned; decoding after it continues the teacher-forced text."""
+    model = make()
+    prefixes = [[BOS, 3], [BOS], [BOS, 4, 4], [BOS], [BOS, 3, 4, 3], [BOS, 4]]
+    for how in (Search(max_length=5), Search(beam=3, max_length=5)):
+        for x, prefix, (h,) in zip(INPUTS, prefixes, generate(model, INPUTS, how, prefixes=prefixes), strict=True):
+            want = log_probabilities(model, [x], [whole(h)], prefixes=[prefix])[0]
+            assert h.log_prob == pytest.approx(want, abs=1e-10)
+            (alone,) = generate(model, [x], how, prefixes=[prefix])[0]
+            assert alone.tokens == h.tokens
+
+
+def test_lengths():
+    """min_length holds the end token back, max_length cuts; both count the end token."""
+    model = make(seed=3)
+    for beam in (1, 3):
+        for h in itertools.chain(*generate(model, INPUTS, Search(beam=beam, max_length=4, min_length=3))):
+            assert 3 <= len(whole(h)) <= 4
+            assert h.finished or len(h.tokens) == 4
+        (h,) = generate(model, [[3]], Search(beam=beam, max_length=1))[0]
+        assert len(whole(h)) == 1
+
+
+def test_no_end_token():
+    """Without an eos in the config every hypothesis runs to max_length."""
+    model = Transformer(design="sas-p", depth=1, dim=8, heads=2, vocab=6, dtype=torch.float64)
+    for beam in (1, 3):
+        for h in itertools.chain(*generate(model, [[1, 2], [3]], Search(beam=beam, max_length=5))):
+            assert len(h.tokens) == 5
+            assert not h.finished
+
+
+# --------------------------------------------------------------------------------------------------------- sampling
+def frequencies(model, how_of_seed, draws=3000):
+    counts = torch.zeros(VOCAB)
+    for h in itertools.chain(*generate(model, [[3, 4]] * draws, how_of_seed, batch_size=draws)):
+        counts[whole(h)[0]] += 1
+    return counts / draws
+
+
+def test_sampling_distribution():
+    """Drawn tokens follow p^(1/temperature), cut to top_k or to the smallest set of mass top_p; 5 standard errors."""
+    model = make(kind="decoder")
+    logits = model(torch.tensor([[3, 4]]))[0, -1].detach()
+    for temperature in (0.7, 1.0, 2.0):
+        p = (logits / temperature).softmax(-1)
+        got = frequencies(model, Sampling(temperature=temperature, max_length=1))
+        assert ((got - p).abs() <= 5 * (p * (1 - p) / 3000).sqrt() + 1e-12).all()
+    p = logits.softmax(-1)
+    ranked = p.argsort(descending=True)
+    got = frequencies(model, Sampling(top_k=2, max_length=1))
+    q = torch.zeros(VOCAB, dtype=p.dtype).scatter(0, ranked[:2], p[ranked[:2]] / p[ranked[:2]].sum())
+    assert ((got - q).abs() <= 5 * (q * (1 - q) / 3000).sqrt() + 1e-12).all()
+    mass = 0.5 * (p[ranked[0]] + p[ranked[:2]].sum()).item()  # between one token and two: two stay
+    got = frequencies(model, Sampling(top_p=mass, max_length=1))
+    assert ((got - q).abs() <= 5 * (q * (1 - q) / 3000).sqrt() + 1e-12).all()
+
+
+def test_sampling_limits():
+    """top_k = 1 and a small temperature are greedy search; the seed decides the draws."""
+    model = make()
+    greedy = [h[0].tokens for h in generate(model, INPUTS, Search(max_length=6))]
+    for how in (Sampling(top_k=1, max_length=6), Sampling(temperature=1e-6, max_length=6)):
+        assert [h[0].tokens for h in generate(model, INPUTS, how)] == greedy
+    draws = [
+        [h[0].tokens for h in generate(model, INPUTS * 5, Sampling(seed=seed, max_length=6))] for seed in (0, 0, 1)
+    ]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: Search(beam=2, n_best=3), "n_best"),
+        (lambda: Search(max_length=0), "max_length"),
+        (lambda: Search(min_length=9, max_length=8), "min_length"),
+        (lambda: Search(stop="never"), "stop is count or bound"),
+        (lambda: Search(cache="w"), "a cache is"),
+        (lambda: Sampling(temperature=0), "Search()"),
+        (lambda: Sampling(top_p=0), "top_p"),
+        (lambda: generate(make(), [[]]), "input 0 is empty"),
+        (lambda: generate(make("pre-ln", "encoder"), [[3]]), "writes no text"),
+        (lambda: generate(make(kind="decoder"), [[3]], prefixes=[[1]]), "prompts of a decoder"),
+        (lambda: generate(make(positions="learned", seq_len=8), [[3]], Search(max_length=9)), "Lower max_length"),
+    ],
+)
+def test_errors(call, text):
+    """Settings that make no sense are refused with what to do."""
+    with pytest.raises(InputError) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+def test_decoding_leaves_the_model_as_it_was():
+    """Training mode, weights and gradients are untouched."""
+    model = make().train()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    generate(model, INPUTS, Search(beam=2, max_length=3))
+    assert model.training
+    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert math.isfinite(model.loss({"source": torch.tensor([[3]]), "target": torch.tensor([[1, 3, 2]])}).item())
