@@ -7,6 +7,11 @@ __getattr__, __dir__, __all__ = attach(
     {
         "attention": ".rules",
         "visible_mean": ".rules",
+        "linear_cross_entropy": ".loss",
+        "blockwise_hvp": ".blocks",
+        "program": ".programs",
+        "second_order_sdpa": ".sdpa",
+        "register_hf": ".hf",
         "Choice": ".choice",
         "last_choice": ".choice",
         "using": ".choice",

@@ -1,0 +1,163 @@
+"""Linear layer + cross-entropy, differentiable twice, that never holds the (tokens × vocabulary) logits.
+
+With z = x W, p = softmax(z) per token, e the one-hot target and g the cotangent of the per-token loss ℓ = lse(z) − z_e:
+
+    dz = g (p − e)    dx = dz W^T    dW = x^T dz
+    ż = ẋ W + x Ẇ    ℓ̇ = ⟨p − e, ż⟩    ṗ = p ∘ (ż − ⟨p, ż⟩)    dż = g ṗ + ġ (p − e)
+    dẋ = dż W^T + dz Ẇ^T    dẆ = x^T dż + ẋ^T dz
+
+Blocks of tokens see their whole row of logits, so the softmax is local to a block and nothing but x, W and the targets
+is kept between the passes. The rules mirror `rules`: ⟨g, ℓ(x, W)⟩ has a symmetric Jacobian of its gradient, so reverse
+over reverse uses the tangents with ġ = 0. Source: [own].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quadform.core.errors import InputError
+
+from .rules import _zeros_if_none
+
+BLOCK_ELEMENTS = 1 << 26
+"""Largest number of logits held at once."""
+
+
+def _blocks(x: Tensor, W: Tensor) -> Iterator[slice]:
+    tokens = x.shape[0]
+    step = max(1, BLOCK_ELEMENTS // W.shape[1])
+    step = -(-tokens // max(1, -(-tokens // step)))  # equal blocks
+    for start in range(0, tokens, max(1, step)):
+        yield slice(start, min(start + step, tokens))
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t if t.dtype == torch.float64 else t.float()
+
+
+def _probabilities(z: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """p and p − e of a block."""
+    p = z.softmax(-1)
+    e = targets[:, None] == torch.arange(z.shape[1], device=z.device)
+    return p, p - e.to(p.dtype)
+
+
+def _losses(x, W, targets):
+    """ℓ, one per token."""
+    out = []
+    for r in _blocks(x, W):
+        z = _wide(x[r] @ W)
+        out.append(z.logsumexp(-1) - z.gather(1, targets[r, None]).squeeze(1))
+    return torch.cat(out)
+
+
+def _losses_tangent(x, W, targets, tx, tW):
+    """ℓ̇, one per token."""
+    out = []
+    for r in _blocks(x, W):
+        _, residual = _probabilities(_wide(x[r] @ W), targets[r])
+        out.append((residual * _wide(tx[r] @ W + x[r] @ tW)).sum(-1))
+    return torch.cat(out)
+
+
+def _gradient(x, W, targets, g):
+    """dx and dW."""
+    dx, dW = [], None
+    for r in _blocks(x, W):
+        _, residual = _probabilities(_wide(x[r] @ W), targets[r])
+        dz = (g[r, None] * residual).to(x.dtype)
+        dx.append(dz @ W.T)
+        dW = x[r].T @ dz if dW is None else torch.addmm(dW, x[r].T, dz)
+    return torch.cat(dx), dW
+
+
+def _gradient_tangent(x, W, targets, g, tx, tW, tg):
+    """dẋ and dẆ."""
+    out, dW = [], None
+    for r in _blocks(x, W):
+        p, residual = _probabilities(_wide(x[r] @ W), targets[r])
+        t = _wide(tx[r] @ W + x[r] @ tW)
+        tp = p * (t - (p * t).sum(-1, keepdim=True))
+        dz = (g[r, None] * residual).to(x.dtype)
+        tdz = (g[r, None] * tp + tg[r, None] * residual).to(x.dtype)
+        out.append(tdz @ W.T + dz @ tW.T)
+        part = x[r].T @ tdz + tx[r].T @ dz
+        dW = part if dW is None else dW + part
+    return torch.cat(out), dW
+
+
+class _Losses(torch.autograd.Function):
+    """(x, W; targets) -> ℓ."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, W, targets):
+        return _losses(x, W, targets)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return (*_LossesGrad.apply(*ctx.saved_tensors, g), None)
+
+    @staticmethod
+    def jvp(ctx, tx, tW, _):
+        x, W, targets = ctx.saved_tensors
+        return _losses_tangent(x, W, targets, _zeros_if_none(tx, x), _zeros_if_none(tW, W))
+
+
+class _LossesGrad(torch.autograd.Function):
+    """(x, W; targets, g) -> (dx, dW)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, W, targets, g):
+        return _gradient(x, W, targets, g)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, tx, tW):
+        x, W, targets, g = ctx.saved_tensors
+        tx, tW = _zeros_if_none(tx, x), _zeros_if_none(tW, W)
+        dx, dW = _gradient_tangent(x, W, targets, g, tx, tW, torch.zeros_like(g))
+        return dx, dW, None, _losses_tangent(x, W, targets, tx, tW)
+
+    @staticmethod
+    def jvp(ctx, tx, tW, _, tg):
+        x, W, targets, g = ctx.saved_tensors
+        tangents = ((tx, x), (tW, W), (tg, g))
+        return _gradient_tangent(x, W, targets, g, *(_zeros_if_none(t, like) for t, like in tangents))
+
+
+def linear_cross_entropy(x: Tensor, W: Tensor, targets: Tensor, *, ignore: int = -100) -> Tensor:
+    """Mean cross-entropy of the logits x @ W over the tokens whose target is not `ignore`.
+
+    x (..., d), W (d, vocabulary), targets (...) integers. A tied embedding E (vocabulary, d) is given as E.T. Value,
+    gradient and second derivative hold one block of logits at a time (BLOCK_ELEMENTS). In bfloat16 and float16 the
+    softmax is taken in float32; on a CPU the products are too.
+    """
+    if x.shape[-1] != W.shape[0] or W.dim() != 2:
+        raise InputError(f"x (..., d) and W (d, vocabulary) must share d; got {tuple(x.shape)} and {tuple(W.shape)}.")
+    if targets.shape != x.shape[:-1] or targets.is_floating_point():
+        raise InputError(
+            f"targets must be integers of shape {tuple(x.shape[:-1])}; got {targets.dtype} {tuple(targets.shape)}."
+        )
+    if x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu":
+        x, W = x.float(), W.float()
+    x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+    valid = targets != ignore
+    losses = _Losses.apply(x, W, torch.where(valid, targets, 0))
+    return (losses * valid.to(losses.dtype)).sum() / valid.sum()

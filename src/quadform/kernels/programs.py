@@ -1,0 +1,64 @@
+"""A derivative of derivatives as ONE program: traced once, compiled once, reused for every vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._functorch.compile_utils import fx_graph_cse
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from quadform.core.errors import InputError
+
+
+def _free_constants(graph: torch.fx.Graph) -> None:
+    """ones_like(x) and zeros_like(x) as constants, so that x itself need not be computed."""
+    aten = torch.ops.aten
+    for node in list(graph.nodes):
+        value = {aten.ones_like.default: 1, aten.zeros_like.default: 0}.get(node.target)
+        if value is None:
+            continue
+        like = node.meta["val"]
+        with graph.inserting_before(node):
+            options = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
+            new = graph.call_function(aten.full.default, (list(like.shape), value), options)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def program(function: Callable, *example: Any, compile: bool = True) -> Callable:
+    """`function`, with every `torch.func` level and custom rule inside it flattened into one graph, then compiled.
+
+    `example` fixes shapes and types of the arguments (trees of tensors); the values do not matter. Dynamo refuses an
+    autograd rule that defines `jvp`, so `torch.compile(jvp(grad(f)))` stops at `attention`; the traced graph holds
+    none. What the answer does not need is removed, and what is computed twice is computed once. Source: [own].
+
+        hvp = program(lambda p, v: jvp(grad(loss), (p,), (v,))[1], p, v)
+    """
+    leaves, spec = tree_flatten(example)
+    shape = []
+
+    def flat(*leaves):
+        out, out_spec = tree_flatten(function(*tree_unflatten(leaves, spec)))
+        shape[:] = [out_spec]
+        return out
+
+    graph = make_fx(flat, tracing_mode="fake")(*leaves)
+    _free_constants(graph.graph)
+    graph.graph.eliminate_dead_code()
+    graph.graph = fx_graph_cse(graph.graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    run = torch.compile(graph, fullgraph=True, dynamic=False) if compile else graph
+
+    def called(*args):
+        leaves, given = tree_flatten(args)
+        if given != spec:
+            raise InputError(f"the program was traced for arguments of structure {spec}; got {given}.")
+        return tree_unflatten(run(*leaves), shape[0])
+
+    called.graph = graph.graph
+    return called

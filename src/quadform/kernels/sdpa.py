@@ -1,0 +1,67 @@
+"""Second derivatives for code that calls `torch.nn.functional.scaled_dot_product_attention`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quadform.core.errors import InputError
+
+from .rules import attention
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's function of that name through `attention`, with its signature.
+
+    Differs where a row sees no key (zeros here), and refuses dropout: a Hessian of a random loss is none.
+    """
+    if dropout_p:
+        raise InputError(
+            f"attention with dropout ({dropout_p}) has no fixed second derivative; set the model to eval()."
+        )
+    lead = query.shape[:-2]
+    if query.dim() == 2:
+        query, key, value = (t[None] for t in (query, key, value))
+    heads = query.shape[-3]
+    if not enable_gqa and query.shape[:-2] != key.shape[:-2]:
+        batch = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        query, key, value = (t.expand(*batch, *t.shape[-2:]) for t in (query, key, value))
+        lead, heads = batch, batch[-1]
+    if attn_mask is None:
+        mask, bias = None, None
+    else:
+        mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
+    out = attention(query, key, value, causal=is_causal, mask=mask, bias=bias, scale=scale)
+    return out.reshape(*lead, *out.shape[-2:]) if heads else out
+
+
+@contextlib.contextmanager
+def second_order_sdpa() -> Iterator[None]:
+    """Inside the scope `F.scaled_dot_product_attention` can be differentiated twice, at linear memory.
+
+        with second_order_sdpa():
+            loss = model(x)
+            g = torch.autograd.grad(loss, params, create_graph=True)
+
+    Replaces the attribute in `torch.nn.functional` for all threads until the scope ends; modules that imported the
+    function under their own name are not reached.
+    """
+    functional = torch.nn.functional
+    before = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = before

@@ -1,0 +1,142 @@
+"""How others use the kernels: blockwise products, one program, SDPA users, Hugging Face models."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, jvp
+
+from quadform.core.errors import InputError
+from quadform.kernels import attention, blockwise_hvp, linear_cross_entropy, program, second_order_sdpa
+
+torch.set_num_threads(1)
+VOCAB, D, HEADS, TOKENS, DEPTH = 7, 6, 2, 5, 3
+
+
+def embed(p):
+    return p["E"][torch.arange(TOKENS) % VOCAB][None]
+
+
+def block(p, x):
+    q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (x @ p["qkv"]).chunk(3, -1))
+    x = x + attention(q, k, v, causal=True).transpose(1, 2).flatten(2)
+    return x + torch.tanh(F.layer_norm(x, (D,), p["g"]) @ p["W"])
+
+
+def head(p, x):
+    return linear_cross_entropy(x, p["E"].T, torch.arange(TOKENS)[None] % 3)
+
+
+def model():
+    gen = torch.Generator().manual_seed(0)
+    new = lambda *s: torch.randn(*s, generator=gen, dtype=torch.float64)  # noqa: E731
+    tree = lambda: [  # noqa: E731
+        {"E": new(VOCAB, D)},
+        *({"qkv": new(D, 3 * D), "W": new(D, D), "g": new(D)} for _ in range(DEPTH)),
+        {"E": new(VOCAB, D)},
+    ]
+    return [embed, *[block] * DEPTH, head], tree(), tree()
+
+
+def whole(blocks):
+    def loss(params):
+        x = blocks[0](params[0])
+        for f, p in zip(blocks[1:], params[1:], strict=True):
+            x = f(p, x)
+        return x
+
+    return loss
+
+
+@pytest.mark.parametrize("wrap", [None, lambda f, *x: program(f, *x, compile=False)])
+def test_blockwise_product_is_the_product(wrap):
+    """Walking back block by block gives the gradient and Hessian product of the whole model."""
+    blocks, params, tangents = model()
+    exact = jvp(grad(whole(blocks)), (params,), (tangents,))
+    torch.testing.assert_close(blockwise_hvp(blocks, params, tangents, wrap=wrap), exact, rtol=1e-10, atol=1e-10)
+
+
+def test_blockwise_needs_equal_lengths():
+    """A missing tangent is refused in words."""
+    blocks, params, tangents = model()
+    with pytest.raises(InputError, match="equal length"):
+        blockwise_hvp(blocks, params, tangents[1:])
+
+
+def test_program_drops_what_is_not_asked():
+    """The traced product equals the eager one and computes no more nodes than the trace with the loss kept."""
+    blocks, params, tangents = model()
+    product = lambda p, v: jvp(grad(whole(blocks)), (p,), (v,))[1]  # noqa: E731
+    traced = program(product, params, tangents, compile=False)
+    torch.testing.assert_close(traced(params, tangents), product(params, tangents), rtol=1e-11, atol=1e-11)
+    assert not any(str(n.target).startswith("aten.logsumexp") for n in traced.graph.nodes)
+    with pytest.raises(InputError, match="traced for arguments"):
+        traced(params, tangents[1:])
+
+
+def sdpa_problem(heads_k=2):
+    gen = torch.Generator().manual_seed(0)
+    q = torch.randn(2, 4, 5, 3, generator=gen, dtype=torch.float64, requires_grad=True)
+    k, v = (torch.randn(2, heads_k, 5, 3, generator=gen, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    return q, k, v
+
+
+@pytest.mark.parametrize(
+    "kw",
+    [
+        {"is_causal": True},
+        {"attn_mask": torch.ones(5, 5).tril().bool()},
+        {"attn_mask": torch.linspace(-1, 1, 25, dtype=torch.float64).reshape(5, 5)},
+        {"scale": 0.3},
+    ],
+)
+@pytest.mark.parametrize("heads_k", [2, 4])
+def test_sdpa_users_get_second_order(kw, heads_k):
+    """Inside the scope the function has the value of torch's, and double backward equals that of the math backend."""
+    x = sdpa_problem(heads_k)
+    gqa = heads_k != 4
+
+    def product():
+        out = F.scaled_dot_product_attention(*x, enable_gqa=gqa, **kw)
+        first = torch.autograd.grad(out.sin().sum(), x, create_graph=True)
+        return (out, *torch.autograd.grad(sum((g.sin()).sum() for g in first), x))
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        exact = product()
+    before = F.scaled_dot_product_attention
+    with second_order_sdpa():
+        ours = product()
+    assert F.scaled_dot_product_attention is before
+    torch.testing.assert_close(ours, exact, rtol=1e-11, atol=1e-11)
+
+
+def test_sdpa_refuses_dropout():
+    """A random loss has no Hessian."""
+    with second_order_sdpa(), pytest.raises(InputError, match="dropout"):
+        F.scaled_dot_product_attention(*sdpa_problem(4), dropout_p=0.1)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_hugging_face_model(padded):
+    """A GPT-2 with attn_implementation="quadform" has the loss and Hessian product of its eager twin."""
+    transformers = pytest.importorskip("transformers")
+    from quadform.kernels import register_hf
+
+    config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    ids = torch.arange(10).reshape(2, 5)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]) if padded else None
+    answers = []
+    for name in ("eager", register_hf()):
+        config._attn_implementation = name
+        torch.manual_seed(0)
+        net = transformers.GPT2LMHeadModel(config).double().eval()
+        params = {n: p.detach() for n, p in net.named_parameters()}
+        gen = torch.Generator().manual_seed(1)
+        v = {n: torch.randn(p.shape, generator=gen, dtype=p.dtype) for n, p in params.items()}
+        labels = ids if mask is None else torch.where(mask.bool(), ids, -100)
+
+        def loss(p, net=net, labels=labels):
+            return functional_call(net, p, (), {"input_ids": ids, "attention_mask": mask, "labels": labels}).loss
+
+        answers.append((loss(params), jvp(grad(loss), (params,), (v,))[1]))
+    torch.testing.assert_close(answers[1], answers[0], rtol=1e-6, atol=1e-8)
