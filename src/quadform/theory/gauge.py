@@ -1,0 +1,245 @@
+"""Gauge symmetry of factorised weights: Hessian directions known from the gradient alone.
+
+Attention sees W_Q, W_K only through W_Q W_K^T, and W_V, W_O (per head) only through W_V W_O. For such a pair (P, Q),
+seen through P Q^T, the loss is constant along `P e^{sB}, Q e^{-sB^T}` for every matrix B, whatever the loss and
+whatever network surrounds the layer. Differentiating the gradient along it,
+
+    H (P B, -Q B^T) = (-g_P B^T, g_Q B),  0 on every other parameter;     w^T H w = -2 tr(B^T Gam B^T),  Gam = P^T g_P
+
+so r^2 Hessian products come for free, and with them directions of negative curvature, exact eigenvectors when tokens
+are low-dimensional, and rebalancings that change the Hessian but not the function. Source: [own].
+Biases in queries or keys, rotary positions and QK normalisation shrink or remove the symmetry; `Gauge.defect` shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from .attention import AttentionLayer
+
+
+@dataclass(frozen=True)
+class NegativeDirection:
+    """A direction with `w^T H w = curvature < 0`; `rayleigh`, the same over w^T w, bounds lambda_min(H) from above."""
+
+    B: Tensor
+    vector: dict[str, Tensor]
+    curvature: float
+    rayleigh: float
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """A pair P (m, r), Q (n, r) that the loss sees only through P Q^T, with its gradients.
+
+    `names` are those of the two weights; `transposed` says that the second is stored as Q^T (W_O).
+    """
+
+    P: Tensor
+    Q: Tensor
+    g_P: Tensor
+    g_Q: Tensor
+    names: tuple[str, str]
+    transposed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.P.shape[1] != self.Q.shape[1] or self.P.shape != self.g_P.shape or self.Q.shape != self.g_Q.shape:
+            raise InputError(
+                f"a gauge pair shares its inner width and has gradients of its shapes; got {tuple(self.P.shape)},"
+                f" {tuple(self.Q.shape)} with gradients {tuple(self.g_P.shape)}, {tuple(self.g_Q.shape)}."
+            )
+
+    @classmethod
+    def qk(cls, W_Q: Tensor, W_K: Tensor, g_Q: Tensor, g_K: Tensor, names: tuple[str, str] = ("W_Q", "W_K")) -> Gauge:
+        """The pair of one head's query and key weights."""
+        return cls(W_Q, W_K, g_Q, g_K, names)
+
+    @classmethod
+    def vo(cls, W_V: Tensor, W_O: Tensor, g_V: Tensor, g_O: Tensor, names: tuple[str, str] = ("W_V", "W_O")) -> Gauge:
+        """The pair of one head's value and output weights, W_V (d, d_V) and W_O (d_V, d_out)."""
+        return cls(W_V, W_O.T, g_V, g_O.T, names, transposed=True)
+
+    def _named(self, P: Tensor, Q: Tensor) -> dict[str, Tensor]:
+        return {self.names[0]: P, self.names[1]: Q.mT if self.transposed else Q}
+
+    # --- what the gradient knows ------------------------------------------------------------------------------------
+    def direction(self, B: Tensor) -> dict[str, Tensor]:
+        """The tangent `(P B, -Q B^T)` of the orbit, for B (..., r, r)."""
+        return self._named(self.P @ B, -self.Q @ B.mT)
+
+    def action(self, B: Tensor) -> dict[str, Tensor]:
+        """`H direction(B)`, on the two weights; it is zero on every other parameter of the model."""
+        return self._named(-self.g_P @ B.mT, self.g_Q @ B)
+
+    @property
+    def Gam(self) -> Tensor:
+        """`P^T g_P` (r, r), equal to `(Q^T g_Q)^T` where the symmetry holds."""
+        return self.P.T @ self.g_P
+
+    @property
+    def defect(self) -> float:
+        """`|P^T g_P - g_Q^T Q| / max`: 0 up to rounding where the loss has the symmetry, of order 1 where not."""
+        other = self.g_Q.T @ self.Q
+        size = torch.maximum(self.Gam.abs().max(), other.abs().max())
+        return float((self.Gam - other).abs().max() / size) if float(size) > 0 else 0.0
+
+    def curvature(self, B: Tensor) -> Tensor:
+        """`w^T H w = -2 tr(B^T Gam B^T) = -2 <Gam, B^2>` along `w = direction(B)`."""
+        return -2 * (self.Gam * (B @ B)).sum((-2, -1))
+
+    def negative_direction(self) -> NegativeDirection:
+        """The steepest of the explicit descent curvatures below; exists for r >= 2 wherever Gam is not zero.
+
+        With e, f eigenvectors of the symmetric part of Gam: `B = e e^T` gives -2 e^T Gam e (negative for positive
+        eigenvalues), the rotation `B = e f^T - f e^T` gives 2 (e^T Gam e + f^T Gam f) (negative for negative ones), and
+        where the symmetric part vanishes, `B = e e^T + e f^T` in the plane of the skew part gives -2 e^T Gam f.
+        """
+        r = self.P.shape[1]
+        values, E = torch.linalg.eigh((self.Gam + self.Gam.T) / 2)
+        U, _, Vh = torch.linalg.svd((self.Gam - self.Gam.T) / 2)
+        top, low = E[:, -1], E[:, 0]
+        candidates = [torch.outer(top, top)]
+        if r >= 2:
+            turn = torch.outer(low, E[:, 1])
+            candidates += [turn - turn.T, torch.outer(U[:, 0], U[:, 0]) + torch.outer(U[:, 0], Vh[0])]
+        B = torch.stack(candidates)
+        length = sum(t.square().sum((-2, -1)) for t in self.direction(B).values())
+        curvature = self.curvature(B)
+        rayleigh = torch.where(length > 0, curvature / length.clamp_min(1e-300), torch.zeros_like(length))
+        best = int(rayleigh.argmin())
+        if not float(curvature[best]) < 0:
+            why = "Gam = P^T g_P is zero: a critical point of this pair" if not values.any() else f"inner width {r}"
+            raise InputError(f"the gauge directions show no negative curvature here ({why}).")
+        vector = {name: t[best] for name, t in self.direction(B).items()}
+        return NegativeDirection(B[best], vector, float(curvature[best]), float(rayleigh[best]))
+
+    def ritz(self) -> Tensor:
+        """Rayleigh-Ritz values of H on the whole orbit tangent (at most r^2), ascending, from the gradient alone.
+
+        By interlacing the smallest bounds lambda_min(H) from above and the largest bounds lambda_max(H) from below, for
+        any model around the layer. O(r^6).
+        """
+        r = self.P.shape[1]
+        B = torch.eye(r * r, dtype=self.P.dtype, device=self.P.device).reshape(-1, r, r)
+        basis = torch.cat([t.flatten(1) for t in self.direction(B).values()], 1)
+        image = torch.cat([t.flatten(1) for t in self.action(B).values()], 1)
+        U, s, _ = torch.linalg.svd(basis, full_matrices=False)
+        keep = s > s.max() * 1e-10
+        T = (U[:, keep] / s[keep]).T  # rows: combinations of B whose directions are orthonormal
+        K = T @ (image @ basis.T) @ T.T
+        return torch.linalg.eigvalsh((K + K.T) / 2)
+
+
+# --- exact eigenvectors for low-dimensional tokens ------------------------------------------------------------------
+@dataclass(frozen=True)
+class Bulk:
+    """Eigenvectors `(u z^T, sign v z^T) / sqrt 2` of the FULL Hessian to the eigenvalue `sign s`, one per row of Z."""
+
+    eigenvalue: float
+    u: Tensor
+    v: Tensor
+    Z: Tensor
+    sign: int
+
+    @property
+    def multiplicity(self) -> int:
+        return self.Z.shape[0]
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Orthonormal eigenvectors on (W_Q, W_K), (multiplicity, d, d_K) each; zero on all other parameters."""
+        Z = self.Z / 2**0.5
+        return {"W_Q": self.u[:, None] * Z[:, None, :], "W_K": self.sign * self.v[:, None] * Z[:, None, :]}
+
+
+def bulk(W_Q: Tensor, W_K: Tensor, G: Tensor) -> list[Bulk]:
+    """For each singular value s of `G = dL/d(W_Q W_K^T)`, the part of the eigenspaces of +s and -s that is explicit.
+
+    `(u z^T, +-v z^T)` with `W_K z = a v`, `W_Q z = -+a u` for some a does not move W_Q W_K^T, so only the T-functional
+    part acts on it. There are at least d_K - d - d_Z + 1 independent z (d_K - 2d + 1 in self-attention), for any loss
+    and any other parameters; none need exist for d_K < d + d_Z. d = 1 is the scalar-token bulk. Source: [own].
+    """
+    if G.shape != (W_Q.shape[0], W_K.shape[0]) or W_Q.shape[1] != W_K.shape[1]:
+        raise InputError(
+            f"G has shape (rows of W_Q, rows of W_K); got {tuple(G.shape)} with W_Q {tuple(W_Q.shape)} and W_K"
+            f" {tuple(W_K.shape)}."
+        )
+    U, s, Vh = torch.linalg.svd(G, full_matrices=False)
+    both = torch.cat([W_K, W_Q])
+    found = []
+    for sign in (1, -1):
+        column = torch.cat([-Vh, sign * U.T], 1)[..., None]  # (k, d_Z + d, 1)
+        system = torch.cat([both.expand(len(s), -1, -1), column], 2)
+        _, values, Nh = torch.linalg.svd(system)
+        rank = (values > 1e-12 * values.max()).sum(1)
+        for k in range(len(s)):
+            z = Nh[k, int(rank[k]) :, :-1]  # the last coordinate is a; z determines it
+            found.append(Bulk(sign * float(s[k]), U[:, k], Vh[k], torch.linalg.qr(z.T).Q.T, sign))
+    return found
+
+
+# --- balancing ------------------------------------------------------------------------------------------------------
+def balancing_map(A: Tensor, B: Tensor) -> Tensor:
+    """The symmetric positive S with `S A S = S^-1 B S^-1`, for positive definite A and B (r, r).
+
+    With A = W_Q^T W_Q and B = W_K^T W_K, `W_Q -> W_Q S`, `W_K -> W_K S^{-T}` minimises |W_Q|^2 + |W_K|^2 on the orbit:
+    the square of S is the geometric mean of A^-1 and B. Other positive A, B minimise tr(S^T A S) + tr(S^-1 B S^-T).
+    """
+    a, E = torch.linalg.eigh(A)
+    b = torch.linalg.eigvalsh(B)
+    smallest = torch.finfo(A.dtype).eps * A.shape[0]
+    if not (float(a[0]) > smallest * float(a[-1]) and float(b[0]) > smallest * float(b[-1])):
+        raise InputError(
+            "a balancing map needs positive definite Gram matrices; these are singular. `balance` takes any rank."
+        )
+    root, inverse = (E * a.sqrt()) @ E.T, (E / a.sqrt()) @ E.T
+    square = inverse @ _root(root @ B @ root) @ inverse
+    return _root((square + square.T) / 2)
+
+
+def _root(M: Tensor) -> Tensor:
+    """The symmetric positive square root of a symmetric positive semi-definite matrix."""
+    m, E = torch.linalg.eigh((M + M.T) / 2)
+    return (E * m.clamp_min(0).sqrt()) @ E.T
+
+
+def balance(W_Q: Tensor, W_K: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest pair with the same W_Q W_K^T and W_Q^T W_Q = W_K^T W_K: the least |W_Q|^2 + |W_K|^2, any rank.
+
+    With W_Q W_K^T = U S V^T it is `U S^(1/2) R`, `V S^(1/2) R`, R with orthonormal rows (which leave the spectrum
+    of H alone) chosen nearest to the given pair; the least value is twice the nuclear norm of W_Q W_K^T.
+    """
+    left, right, R = _balanced(W_Q, W_K)
+    return left @ R, right @ R
+
+
+def _balanced(W_Q: Tensor, W_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if W_Q.shape[1] != W_K.shape[1]:
+        raise InputError(f"W_Q {tuple(W_Q.shape)} and W_K {tuple(W_K.shape)} have one inner width.")
+    (Q_Q, R_Q), (Q_K, R_K) = torch.linalg.qr(W_Q), torch.linalg.qr(W_K)
+    U, s, Vh = torch.linalg.svd(R_Q @ R_K.T, full_matrices=False)
+    keep = s > s[0] * torch.finfo(s.dtype).eps * max(W_Q.shape)
+    left, right = Q_Q @ U[:, keep] * s[keep].sqrt(), Q_K @ Vh[keep].T * s[keep].sqrt()
+    u, _, vh = torch.linalg.svd(left.T @ W_Q + right.T @ W_K, full_matrices=False)
+    return left, right, u @ vh
+
+
+def flattest(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+    """The W_Q, W_K of the orbit (same function) with the least Gauss-Newton trace tr H_o(Q,Q) + tr H_o(K,K).
+
+    tr H_o(Q,Q) = tr(W_K^T C_K W_K) and tr H_o(K,K) = tr(W_Q^T C_Q W_Q), where `C_K = sum |x|^2 B^T Hl B` and
+    `C_Q = sum tr(B^T Hl B) x x^T`, B = sc W_V^T M2, do not change along the orbit, so a balancing map in these metrics
+    is the minimiser and the least value is twice the nuclear norm of `C_Q^(1/2) W_Q W_K^T C_K^(1/2)`. Source: [own].
+    """
+    if not layer.output.token_wise:
+        raise InputError("the flattest point is known in closed form for token-wise losses; this one couples tokens.")
+    factor, x = layer.head.factor("W_K"), layer.head.x
+    E = factor.R.mT @ layer.output.hessian_times(factor.R)
+    C_K = (x.square().sum(1)[:, None, None] * E).sum(0)
+    C_Q = (x * E.diagonal(dim1=1, dim2=2).sum(1)[:, None]).T @ x
+    left, right, R = _balanced(layer.weights["W_Q"], layer.weights["W_K"])
+    S = balancing_map(left.T @ C_Q @ left, right.T @ C_K @ right)
+    return left @ S @ R, right @ torch.linalg.inv(S).T @ R

@@ -1,0 +1,282 @@
+"""Theorems of the gauge symmetry: free Hessian products, negative curvature, exact bulk, balancing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import grad, jacfwd
+
+from quadform.core.errors import InputError
+from quadform.theory.attention import AttentionLayer
+from quadform.theory.gauge import Gauge, balance, balancing_map, bulk, flattest
+from quadform.theory.merged_qk import score_gradient
+
+torch.set_num_threads(1)
+TOL = 1e-12
+
+
+def rand(gen, *shape):
+    return torch.randn(*shape, generator=gen, dtype=torch.float64)
+
+
+@st.composite
+def layers(draw, max_width=4, width=4):
+    """Attention layers: sizes 1 to 4, one sequence or a batch, causal or not, both losses."""
+    L, d, d_V = draw(st.integers(1, 4)), draw(st.integers(1, width)), draw(st.integers(1, 4))
+    d_K = draw(st.integers(1, max_width))
+    batch = draw(st.sampled_from([(), (2,)]))
+    gen = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    loss = draw(st.sampled_from(["mse", "cross-entropy"]))
+    Y = rand(gen, *batch, L, d_V)
+    Y = Y if loss == "mse" else torch.softmax(Y, -1)
+    W = [rand(gen, d, d_K), rand(gen, d, d_K), rand(gen, d, d_V)]
+    mask = draw(st.sampled_from([None, "causal"]))
+    return AttentionLayer(rand(gen, *batch, L, d), *W, Y, mask=mask, loss=loss)
+
+
+def qk(layer):
+    g = layer.gradients()
+    return Gauge.qk(layer.weights["W_Q"], layer.weights["W_K"], g["W_Q"], g["W_K"])
+
+
+def matrices(gauge, seed):
+    r = gauge.P.shape[1]
+    return rand(torch.Generator().manual_seed(seed), r, r)
+
+
+@settings(max_examples=30, deadline=None)
+@given(layers(), st.integers(0, 999))
+def test_query_key_identity(layer, seed):
+    """H vec(W_Q B, -W_K B^T) = vec(-g_Q B^T, g_K B), and zero on W_V, for every B."""
+    gauge = qk(layer)
+    B = matrices(gauge, seed)
+    got = layer.hvp(gauge.direction(B) | {"W_V": torch.zeros_like(layer.weights["W_V"])})
+    want = gauge.action(B)
+    size = max(float(layer.hessian().dense().abs().max()) * float(B.abs().max()), 1e-9)
+    for name in ("W_Q", "W_K"):
+        assert float((got[name] - want[name]).abs().max()) <= 20 * TOL * size
+    assert float(got["W_V"].abs().max()) <= 20 * TOL * size
+    assert gauge.defect <= 1e-9 or float(gauge.Gam.abs().max()) <= 1e-12 * size
+
+
+@settings(max_examples=30, deadline=None)
+@given(layers(), st.integers(0, 999))
+def test_curvature_along_the_orbit(layer, seed):
+    """w^T H w = -2 tr(B^T Gam B^T) with Gam = W_Q^T g_Q."""
+    gauge = qk(layer)
+    B = matrices(gauge, seed)
+    w = gauge.direction(B) | {"W_V": torch.zeros_like(layer.weights["W_V"])}
+    image = layer.hvp(w)
+    value = sum(float((w[name] * image[name]).sum()) for name in w)
+    size = float(layer.hessian().dense().norm()) * sum(float(t.square().sum()) for t in w.values())
+    assert abs(float(gauge.curvature(B)) - value) <= TOL * max(size, 1e-9)
+    assert abs(float(gauge.curvature(B)) + 2 * float(torch.trace(B.T @ gauge.Gam @ B.T))) <= TOL * max(size, 1e-9)
+
+
+def network(seed, d=3, d_K=2, d_V=2, hidden=4, classes=3, L=4):
+    """A block with two heads, W_O, residual, tanh MLP and cross-entropy, and its autograd gradient and Hessian."""
+    gen = torch.Generator().manual_seed(seed)
+    X, y = rand(gen, L, d), torch.randint(classes, (L,), generator=gen)
+    shapes = {}
+    for h in range(2):
+        shapes |= {f"Q{h}": (d, d_K), f"K{h}": (d, d_K), f"V{h}": (d, d_V), f"O{h}": (d_V, d)}
+    shapes |= {"A": (d, hidden), "C": (hidden, classes)}
+    weights = {name: rand(gen, *shape) for name, shape in shapes.items()}
+    sizes = [w.numel() for w in weights.values()]
+
+    def unflat(theta):
+        return {n: p.reshape(shapes[n]) for n, p in zip(shapes, theta.split(sizes), strict=True)}
+
+    def loss(theta):
+        w = unflat(theta)
+        stream = X
+        for h in range(2):
+            A = torch.softmax((X @ w[f"Q{h}"]) @ (X @ w[f"K{h}"]).T / math.sqrt(d_K), -1)
+            stream = stream + A @ X @ w[f"V{h}"] @ w[f"O{h}"]
+        logits = torch.tanh(stream @ w["A"]) @ w["C"]
+        return -torch.log_softmax(logits, -1)[torch.arange(L), y].mean()
+
+    theta = torch.cat([w.reshape(-1) for w in weights.values()])
+    return weights, unflat(grad(loss)(theta)), jacfwd(grad(loss))(theta)
+
+
+def embedded(weights, part):
+    return torch.cat([part.get(n, torch.zeros_like(w)).reshape(-1) for n, w in weights.items()])
+
+
+@pytest.mark.parametrize("kind", ["QK", "VO"])
+def test_any_network_around_the_layer(kind):
+    """Both identities hold inside a two-head block with residual, MLP and cross-entropy, on the full Hessian."""
+    weights, g, H = network(0)
+    for h in range(2):
+        a, b = f"{kind[0]}{h}", f"{kind[1]}{h}"
+        make = Gauge.qk if kind == "QK" else Gauge.vo
+        gauge = make(weights[a], weights[b], g[a], g[b], (a, b))
+        B = matrices(gauge, h)
+        got, want = H @ embedded(weights, gauge.direction(B)), embedded(weights, gauge.action(B))
+        assert float((got - want).abs().max()) <= TOL * float(H.abs().max())
+        assert gauge.defect <= 1e-12
+        found = gauge.negative_direction()
+        w = embedded(weights, found.vector)
+        assert float(w @ H @ w) == pytest.approx(found.curvature, rel=1e-9)
+        assert float(torch.linalg.eigvalsh(H)[0]) <= found.rayleigh < 0
+
+
+def test_defect_shows_a_broken_symmetry():
+    """A query bias breaks the symmetry, and the defect is of order 1."""
+    gen = torch.Generator().manual_seed(0)
+    X, W_Q, W_K, W_V, bias, Y = (rand(gen, *s) for s in [(5, 3), (3, 2), (3, 2), (3, 2), (2,), (5, 2)])
+
+    def loss(Q, K):
+        return ((torch.softmax((X @ Q + bias) @ (X @ K).T, -1) @ X @ W_V - Y) ** 2).mean()
+
+    g_Q, g_K = grad(loss, argnums=(0, 1))(W_Q, W_K)
+    assert Gauge.qk(W_Q, W_K, g_Q, g_K).defect > 1e-2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 4), st.integers(0, 9999), st.sampled_from(["any", "positive", "negative", "skew"]))
+def test_negative_direction_always_exists(r, seed, kind):
+    """For r >= 2 and Gam != 0 of any kind there is B with -2 <Gam, B^2> < 0."""
+    gen = torch.Generator().manual_seed(seed)
+    M = rand(gen, r, r)
+    Gam = {"any": M, "positive": M @ M.T, "negative": -M @ M.T, "skew": M - M.T}[kind]
+    P, Q = rand(gen, r, r), rand(gen, r, r)
+    gauge = Gauge.qk(P, Q, torch.linalg.solve(P.T, Gam), torch.linalg.solve(Q.T, Gam.T))
+    found = gauge.negative_direction()
+    assert found.curvature < 0
+    assert found.rayleigh < 0
+    assert float(gauge.curvature(found.B)) == pytest.approx(found.curvature)
+
+
+@settings(max_examples=20, deadline=None)
+@given(layers(max_width=3))
+def test_ritz_values_interlace(layer):
+    """Ritz values on the orbit tangent lie within the spectrum of H, and the explicit direction above the smallest."""
+    gauge = qk(layer)
+    ritz = gauge.ritz()
+    values = torch.linalg.eigvalsh(layer.hessian().dense())
+    slack = 1e-9 * max(float(values.abs().max()), 1e-9)
+    assert float(values[0]) - slack <= float(ritz[0])
+    assert float(ritz[-1]) <= float(values[-1]) + slack
+    try:
+        found = gauge.negative_direction()
+    except InputError:
+        return
+    assert float(ritz[0]) <= found.rayleigh + slack
+
+
+@settings(max_examples=25, deadline=None)
+@given(layers(max_width=9, width=2))
+def test_exact_bulk(layer):
+    """+-s_k are eigenvalues of the FULL Hessian, (u z^T, +-v z^T) their vectors, at least d_K - 2d + 1 of each."""
+    d, d_K = layer.weights["W_Q"].shape
+    G = score_gradient(layer.head)
+    H = layer.hessian().dense()
+    size = max(float(H.abs().max()), 1e-9)
+    found = bulk(layer.weights["W_Q"], layer.weights["W_K"], G)
+    assert len(found) == 2 * min(G.shape)
+    for part in found:
+        assert part.multiplicity >= d_K - 2 * d + 1
+        vectors = part.vectors()
+        flat = torch.cat([vectors["W_Q"].flatten(1), vectors["W_K"].flatten(1)], 1)
+        flat = torch.cat([flat, flat.new_zeros(len(flat), H.shape[0] - flat.shape[1])], 1)
+        eye = torch.eye(len(flat), dtype=torch.float64)
+        assert torch.allclose(flat @ flat.T, eye, rtol=0, atol=1e-10)
+        if len(flat):
+            assert float((flat @ H - part.eigenvalue * flat).abs().max()) <= 1e-10 * size
+
+
+def test_bulk_multiplicity_is_seen():
+    """d = 2, d_K = 9: six explicit eigenvectors to each of the four values."""
+    gen = torch.Generator().manual_seed(0)
+    W = [rand(gen, 2, 9), rand(gen, 2, 9), rand(gen, 2, 3)]
+    layer = AttentionLayer(rand(gen, 6, 2), *W, rand(gen, 6, 3))
+    found = bulk(W[0], W[1], score_gradient(layer.head))
+    assert [part.multiplicity for part in found] == [6, 6, 6, 6]
+    values = torch.linalg.eigvalsh(layer.hessian().dense())
+    for part in found:
+        assert int(((values - part.eigenvalue).abs() < 1e-10).sum()) >= 6
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 999))
+def test_balance(m, n, r, seed):
+    """Balancing keeps W_Q W_K^T, makes the Gram matrices equal, and reaches |W_Q|^2 + |W_K|^2 = 2 ||W_Q W_K^T||_*."""
+    gen = torch.Generator().manual_seed(seed)
+    W_Q, W_K = 3 * rand(gen, m, r), rand(gen, n, r)
+    Q, K = balance(W_Q, W_K)
+    M = W_Q @ W_K.T
+    assert float((Q @ K.T - M).abs().max()) <= 10 * TOL * max(float(M.abs().max()), 1e-3)
+    assert torch.allclose(Q.T @ Q, K.T @ K, rtol=0, atol=1e-10)
+    least = 2 * float(torch.linalg.svdvals(M).sum())
+    assert float(Q.square().sum() + K.square().sum()) == pytest.approx(least, rel=1e-9)
+    assert float(W_Q.square().sum() + W_K.square().sum()) >= least * (1 - 1e-12)
+    again = balance(Q, K)
+    assert torch.allclose(again[0], Q, atol=1e-8)  # a balanced pair is its own nearest balanced pair
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 4), st.integers(0, 999))
+def test_balancing_map(r, seed):
+    """S A S = S^-1 B S^-1, and tr(S^T A S) + tr(S^-1 B S^-T) is least there among all invertible maps."""
+    gen = torch.Generator().manual_seed(seed)
+    W_Q, W_K, other = rand(gen, r + 2, r), rand(gen, r + 1, r), rand(gen, r, r)
+    A, B = W_Q.T @ W_Q, W_K.T @ W_K
+    S = balancing_map(A, B)
+    inverse = torch.linalg.inv(S)
+    assert torch.allclose(S @ A @ S, inverse @ B @ inverse, rtol=1e-8, atol=1e-9)
+
+    def cost(T):
+        T_inv = torch.linalg.inv(T)
+        return float(torch.trace(T.T @ A @ T) + torch.trace(T_inv @ B @ T_inv.T))
+
+    assert cost(S) <= cost(other) * (1 + 1e-12)
+    assert cost(S) <= cost(torch.eye(r, dtype=torch.float64)) * (1 + 1e-12)
+    near = S + 0.01 * other
+    assert cost(S) <= cost(near) * (1 + 1e-12)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 5), st.integers(1, 3), st.integers(0, 999))
+def test_flattest_point(d, d_K, d_V, seed):
+    """`flattest` keeps the function and minimises tr H_o(Q,Q) + tr H_o(K,K); no point of the orbit is below it."""
+    gen = torch.Generator().manual_seed(seed)
+    X, Y = rand(gen, 6, d), rand(gen, 6, d_V)
+    W_Q, W_K, W_V = 2 * rand(gen, d, d_K), rand(gen, d, d_K), rand(gen, d, d_V)
+
+    def trace(Q, K):
+        layer = AttentionLayer(X, Q, K, W_V, Y)
+        return sum(layer.trace("outer", name).value for name in ("W_Q", "W_K"))
+
+    layer = AttentionLayer(X, W_Q, W_K, W_V, Y)
+    Q, K = flattest(layer)
+    assert torch.allclose(Q @ K.T, W_Q @ W_K.T, rtol=0, atol=1e-9 * float((W_Q @ W_K.T).abs().max()))
+    least = trace(Q, K)
+    rivals = [trace(W_Q, W_K), trace(*balance(W_Q, W_K))]
+    for scale in (0.05, 0.5):
+        S = torch.eye(d_K, dtype=torch.float64) + scale * rand(gen, d_K, d_K)
+        rivals.append(trace(Q @ S, K @ torch.linalg.inv(S).T))
+    assert all(least <= rival * (1 + 1e-9) for rival in rivals)
+
+
+def test_input_errors():
+    """What cannot be used is named."""
+    gen = torch.Generator().manual_seed(0)
+    W = rand(gen, 3, 1)
+    with pytest.raises(InputError, match="no negative curvature"):
+        Gauge.qk(W, W, -W, -W).negative_direction()
+    with pytest.raises(InputError, match="critical point"):
+        Gauge.qk(W, W, 0 * W, 0 * W).negative_direction()
+    with pytest.raises(InputError, match="gauge pair"):
+        Gauge.qk(W, rand(gen, 3, 2), W, rand(gen, 3, 2))
+    with pytest.raises(InputError, match="positive definite"):
+        balancing_map(torch.zeros(2, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64))
+    with pytest.raises(InputError, match="G has shape"):
+        bulk(W, W, rand(gen, 2, 2))
+    with pytest.raises(InputError, match="one inner width"):
+        balance(W, rand(gen, 3, 2))
