@@ -282,3 +282,17 @@ def test_tolerance_and_seed_are_arguments() -> None:
     check_operator(WrongAdjoint(), rtol=1e-2)
     assert check_operator(Good(), seed=5) == check_operator(Good(), seed=5)
     assert str(Finding("linearity", 2e-3, False)) == "FAILED linearity: relative error 2.0e-03"
+
+
+def test_definiteness_of_a_large_operator_is_probed_by_random_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the matrix, v^T A v of the random vectors still exposes a grossly false promise."""
+    monkeypatch.setattr(testing, "_DENSE_LIMIT", 0)
+    with pytest.raises(CheckFailed, match="FAILED positive semi-definite: relative error 1"):
+        check_operator(NegativeDefinite())
+
+
+def test_of_many_names_three_spread_ones_are_compared() -> None:
+    """Nine blocks, whatever the number of tensors and heads."""
+    space = Space(tuple((f"p{i}", (1,)) for i in range(12)))
+    findings = check_operator(Dense(torch.eye(12, dtype=torch.float64), space, psd=True))
+    assert sum("slice of dense" in f.name for f in findings) == 9
