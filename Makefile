@@ -8,7 +8,7 @@ SHELL := bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 # torch is asked for first, by itself and exactly: a looser request can bring another build with gigabytes of packages.
 TORCH := $(shell grep '^torch==' constraints.txt)
 AXE := .cache/axe/node_modules/axe-core/axe.min.js
@@ -48,7 +48,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "cannot make a virtual environment (Debian: apt-get install python3-venv)"; exit 1; }
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "== installing $(TORCH)"; $(PIP) "$(TORCH)"
+	@echo "== installing $(TORCH) (large, once)"; $(PIP) "$(TORCH)"
 	@echo "== installing quadform and what it runs on"; $(PIP) --editable .
 	@touch $@
 

@@ -15,12 +15,16 @@ from . import show
 #: Where `quadform report` keeps the built-in default.
 DEFAULT_RUN = Path("runs/default")
 REPORT_NAME = "report.html"
+#: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine threads
+#: that wait for each other make the work ten times longer.
+_SHARED_FROM = 1000
 
 
 def attention(config: AttentionConfig, output: Output) -> int:
     from ..applications.attention import run
 
     folder = _writable(output)
+    _choose_threads(config.parameters)
     record = run(config)
     if folder:
         record.save(folder)
@@ -48,7 +52,9 @@ def report(config: ReportConfig, output: Output) -> int:
         folder = folder or _writable(dataclasses.replace(output, out=str(DEFAULT_RUN)))
         assert folder is not None
         say("measuring the built-in default: one toy attention layer, 8 tokens of width 8, float64")
-        records = [run(AttentionConfig(seed=config.seed, dtype=config.dtype, device=config.device))]
+        question = AttentionConfig(seed=config.seed, dtype=config.dtype, device=config.device)
+        _choose_threads(question.parameters)
+        records = [run(question)]
         records[0].save(folder)
     path = write_report(records, folder / REPORT_NAME, lang=output.lang)
     if config.open:
@@ -69,6 +75,7 @@ def verify(config: VerifyConfig, output: Output) -> int:
     from ..applications.verify import run
 
     folder = _writable(output)
+    _choose_threads(3 * config.largest**2)
     record, checks = run(config)
     if folder:
         record.save(folder)
@@ -106,6 +113,13 @@ def doctor(config: DoctorConfig, output: Output) -> int:
         if folder:
             print(f"saved {folder / 'doctor.json'}")
     return 0 if healthy else 3
+
+
+def _choose_threads(parameters: int) -> None:
+    import torch
+
+    if parameters < _SHARED_FROM:
+        torch.set_num_threads(1)
 
 
 def _print_json(body: dict[str, object]) -> None:
