@@ -15,8 +15,8 @@ from . import show
 #: Where `quadform report` keeps the built-in default.
 DEFAULT_RUN = Path("runs/default")
 REPORT_NAME = "report.html"
-#: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine threads
-#: that wait for each other make the work ten times longer.
+#: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
+#: threads that wait for each other make the work ten times longer.
 _SHARED_FROM = 1000
 
 
