@@ -200,7 +200,7 @@ def _solve(name: str, method: str, wanted: dict[str, float]) -> Shaped:
         if found.success and tame and float(np.abs(gap(found.x)).max()) < 1e-8:
             return candidate
     raise CheckFailed(
-        f"{method.upper()} found no transformation of {name} for {wanted}. Lower the target, or take another activation."
+        f"{method.upper()} found no transformation of {name} for {wanted}. Lower the target, or change the activation."
     )
 
 
