@@ -107,7 +107,7 @@ class Gauge:
             turn = torch.outer(low, E[:, 1])
             candidates += [turn - turn.T, torch.outer(U[:, 0], U[:, 0]) + torch.outer(U[:, 0], Vh[0])]
         B = torch.stack(candidates)
-        length = sum(t.square().sum((-2, -1)) for t in self.direction(B).values())
+        length = torch.stack([t.square().sum((-2, -1)) for t in self.direction(B).values()]).sum(0)
         curvature = self.curvature(B)
         rayleigh = torch.where(length > 0, curvature / length.clamp_min(1e-300), torch.zeros_like(length))
         best = int(rayleigh.argmin())
