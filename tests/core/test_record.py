@@ -93,6 +93,13 @@ def test_inputs_and_scalars_come_back(tmp_path_factory, inputs: dict, values: li
     json.loads((folder / "record.json").read_bytes(), parse_constant=lambda c: pytest.fail(f"{c} is not JSON"))
 
 
+def test_mappings_with_the_key_float_stay_mappings(tmp_path: Path) -> None:
+    """Only `{"float": "nan" | "inf" | "-inf"}` stands for a number; a dtype table or a count does not."""
+    inputs = {"float": 3, "a": {"float": 3.0}, "b": {"float": "float64"}, "c": [{"float": None}, math.inf]}
+    assert Record.load(Record("k", inputs, {}, {}, MADE).save(tmp_path)).inputs == inputs
+    assert Record.load(Record("k", {"float": "x"}, {}, {}, MADE).save(tmp_path)).inputs == {"float": "x"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (1,), (2, 3, 4)])
 def test_tensors_come_back(tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
