@@ -135,4 +135,4 @@ def outer_term(a: Factor, b: Factor, output: OutputLoss) -> Term:
         HlR = shared @ b.R
     else:
         HlR = output.hessian_times(b.R.expand(output.g.shape[0], -1, -1))
-    return Term(a.l, b.l, a.R.transpose(1, 2) @ HlR, a.vector_first, b.vector_first)
+    return Term(a.l, b.l, a.R.transpose(1, 2) @ HlR, a.vector_first, b.vector_first, a.span, b.span)

@@ -59,11 +59,15 @@ def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) ->
 
 @dataclass(frozen=True)
 class Factor:
-    """A token Jacobian `dF_n/dW = l_n (x) R_n`: l `(N, p)`, R `(N or 1, d_out, e)`; `vector_first` orders them in W."""
+    """A token Jacobian `dF_n/dW = l_n (x) R_n`: l `(N, p)`, R `(N or 1, d_out, e)`; `vector_first` orders them in W.
+
+    `span` is a basis of a space that holds the rows of R_n, one for each sequence; see `Term`.
+    """
 
     l: Tensor
     R: Tensor
     vector_first: bool
+    span: Tensor | None = None
 
     def dense(self) -> Tensor:
         """`(N, d_out, size)`."""
@@ -160,30 +164,51 @@ class Head:
         """sc M2 W_V g, `(N, d_Z)`: dL/d(W_Q W_K^T) = sum_n x_n u_n^T."""
         return self.sc * (self.M2 @ (self.g @ self.W_V.T)[..., None])[..., 0]
 
+    @cached_property
+    def span_z(self) -> Tensor | None:
+        """An orthonormal basis of the keys z_j of each sequence, `(b, d_Z, keys)`; None unless keys < d_Z."""
+        return _basis(self.Z)
+
+    @cached_property
+    def span_k(self) -> Tensor | None:
+        """The same for the projected keys z_j W_K, `(b, d_K, keys)`."""
+        return _basis(self.K)
+
+    @cached_property
+    def P(self) -> Tensor:
+        """sc W_V^T M2 W_K, `(N, d_V, d_K)`: the small matrix of J_Q."""
+        return self.W_V.T @ self.M2K
+
+    @cached_property
+    def B(self) -> Tensor:
+        """sc W_V^T M2, `(N, d_V, d_Z)`: the small matrix of J_K."""
+        return self.sc * (self.W_V.T @ self.M2)
+
     # --- first and second derivatives -------------------------------------------------------------------------------
     def factor(self, name: str) -> Factor:
         """The token Jacobian of the head's output with respect to one weight."""
         if name == "W_Q":
-            return Factor(self.x, self.W_V.T @ self.M2K, True)
+            return Factor(self.x, self.P, True, self.span_k)
         if name == "W_K":
-            return Factor(self.q, self.sc * (self.W_V.T @ self.M2), False)
+            return Factor(self.q, self.B, False, self.span_z)
         eye = torch.eye(self.W_V.shape[1], dtype=self.g.dtype, device=self.g.device)
         return Factor(self.m, eye[None], True)
 
     def functional_terms(self, a: str, b: str) -> list[Term]:
         """H_f(a, b) = <g, d2F>, a not before b in the order W_Q, W_K, W_V. Source: [ODS25, Thm 3.2]."""
+        x, q, g, k, z = self.x, self.q, self.g, self.span_k, self.span_z
         if (a, b) == ("W_Q", "W_Q"):
-            return [Term(self.x, self.x, self.W_K.T @ self.NK)]
+            return [Term(x, x, self.W_K.T @ self.NK, True, True, k, k)]
         if (a, b) == ("W_K", "W_Q"):
-            eye = torch.eye(self.W_K.shape[1], dtype=self.g.dtype, device=self.g.device)
-            t_functional = Term(self.u, self.x, eye[None])
-            return [Term(self.q, self.x, self.NK, rows_vector_first=False), t_functional]
+            eye = torch.eye(self.W_K.shape[1], dtype=g.dtype, device=g.device)
+            t_functional = Term(self.u, x, eye[None])
+            return [Term(q, x, self.NK, False, True, z, k), t_functional]
         if (a, b) == ("W_K", "W_K"):
-            return [Term(self.q, self.q, self.sc**2 * self.N, rows_vector_first=False, cols_vector_first=False)]
+            return [Term(q, q, self.sc**2 * self.N, False, False, z, z)]
         if (a, b) == ("W_V", "W_Q"):
-            return [Term(self.g, self.x, self.M2K, rows_vector_first=False)]
+            return [Term(g, x, self.M2K, False, True, z, k)]
         if (a, b) == ("W_V", "W_K"):
-            return [Term(self.g, self.q, self.sc * self.M2, rows_vector_first=False, cols_vector_first=False)]
+            return [Term(g, q, self.sc * self.M2, False, False, z, z)]
         return []
 
     def gradients(self) -> dict[str, Tensor]:
@@ -254,3 +279,8 @@ class Head:
 def _sum_over_tokens(X: Tensor, M: Tensor) -> Tensor:
     """sum_{b,i} x_bi M_bi^T: X `(b, i, p)`, M `(..., b, i, r)` -> `(..., p, r)`."""
     return X.flatten(0, 1).T @ M.flatten(-3, -2)
+
+
+def _basis(features: Tensor) -> Tensor | None:
+    """Orthonormal bases of the rows of each `(keys, width)` matrix, `(b, width, keys)`; None unless keys < width."""
+    return None if features.shape[1] >= features.shape[2] else torch.linalg.qr(features.mT).Q

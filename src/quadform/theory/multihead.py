@@ -111,7 +111,7 @@ class MultiHeadAttentionLayer(TokenLayer):
         if name == "W_O":
             return Factor(self.heads[h].F, self._eye, True)
         own = self.heads[h].factor(name)
-        return Factor(own.l, self.W_O[h].T @ own.R, own.vector_first)
+        return Factor(own.l, self.W_O[h].T @ own.R, own.vector_first, own.span)
 
     def terms(self, part: Part, a: str, b: str) -> list[Term]:
         out = []
@@ -124,7 +124,7 @@ class MultiHeadAttentionLayer(TokenLayer):
             return out + self.heads[h_a].functional_terms(name_a, name_b)
         if name_b != "W_O":
             own = self.heads[h_b].factor(name_b)
-            out.append(Term(self.output.g, own.l, own.R, False, own.vector_first))
+            out.append(Term(self.output.g, own.l, own.R, False, own.vector_first, None, own.span))
         return out
 
     def jacobian(self, name: str) -> Tensor:

@@ -34,6 +34,10 @@ class Term:
     E: Tensor
     rows_vector_first: bool = True
     cols_vector_first: bool = True
+    #: Orthonormal bases `(G, e, k)` and `(G, f, l)` of spaces that hold the rows and columns of E_n, one for each of G
+    #: equal runs of tokens (the keys of a short sequence); None where the whole space is needed.
+    rows_span: Tensor | None = None
+    cols_span: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,7 +49,15 @@ class Term:
 
     @property
     def T(self) -> Term:
-        return Term(self.c, self.r, self.E.transpose(1, 2), self.cols_vector_first, self.rows_vector_first)
+        return Term(
+            self.c,
+            self.r,
+            self.E.transpose(1, 2),
+            self.cols_vector_first,
+            self.rows_vector_first,
+            self.cols_span,
+            self.rows_span,
+        )
 
     def __add__(self, other: Term) -> Term:
         """The sum of two terms over the same vectors: their small matrices add."""
@@ -127,6 +139,11 @@ class Term:
         same_cols = self.cols_vector_first == other.cols_vector_first
         if same_rows and not same_cols:
             return self.T.inner(other.T)
+        if not same_rows and not same_cols:
+            raise NotImplementedError("no block of the project has terms that differ in the order of rows and columns")
+        mine, its = self._cores(), other._cores()
+        if mine is not None and its is not None and (not same_rows or (mine.U is None) == (its.U is None)):
+            return mine.inner(its, same_rows)
         N, M = self.r.shape[0], other.r.shape[0]
         E, F = self.E, other.E
         width = M * (1 if same_rows and same_cols else E.shape[2]) * E.element_size()
@@ -139,15 +156,53 @@ class Term:
             if same_rows and same_cols:  # (r.r')(c.c')<E, E'>
                 gram = En.flatten(1) @ F.flatten(1).T
                 total[n] = ((r @ other.r.T) * (c @ other.c.T) * gram).sum(1)
-            elif same_cols:  # (c.c') sum_l (E^T r')_l (E'^T r)_l: the row index of one is the vector of the other
+            else:  # (c.c') sum_l (E^T r')_l (E'^T r)_l: the row index of one is the vector of the other
                 left = torch.einsum("nel,me->nml", En, other.r)
                 right = torch.einsum("mel,ne->nml", F, r)
                 total[n] = ((c @ other.c.T) * (left * right).sum(2)).sum(1)
-            else:  # (r^T E' c)(r'^T E c')
-                left = torch.einsum("me,nef,mf->nm", other.r, En, other.c)
-                right = torch.einsum("ne,mef,nf->nm", r, F, c)
-                total[n] = (left * right).sum(1)
         return total
+
+    def _cores(self) -> _Cores | None:
+        """The small matrices in the bases of their spans, where that is worth it: many short sequences."""
+        if self.shared or self.cols_span is None:
+            return None
+        U, V, groups = self.rows_span, self.cols_span, self.cols_span.shape[0]
+        if 3 * (self.E.shape[1] if U is None else U.shape[2]) * V.shape[2] > self.E.shape[1] * self.E.shape[2]:
+            return None
+        core = self.E.unflatten(0, (groups, -1)) @ V[:, None]
+        core = core if U is None else U[:, None].mT @ core
+        return _Cores(self.r.unflatten(0, (groups, -1)), self.c.unflatten(0, (groups, -1)), core, U, V)
+
+
+@dataclass(frozen=True)
+class _Cores:
+    """A term by groups of tokens: r `(G, n, p)`, c `(G, n, q)`, E_gn = U_g core_gn V_g^T; no U means the identity."""
+
+    r: Tensor
+    c: Tensor
+    core: Tensor
+    U: Tensor | None
+    V: Tensor
+
+    def inner(self, other: _Cores, same_rows: bool) -> Tensor:
+        """`Term.inner` with every inner product taken in the bases: O(N^2 k^2) instead of O(N^2 e f)."""
+        total = torch.zeros(self.r.shape[:2], dtype=self.r.dtype, device=self.r.device)
+        flat = self.core.flatten(2)
+        for t in range(other.core.shape[0]):
+            r, c, core = other.r[t], other.c[t], other.core[t]
+            cols = self.V.mT @ other.V[t]  # (G, l, l')
+            weight = self.c @ c.T  # (G, n, m)
+            if same_rows:
+                moved = core @ cols.mT[:, None]  # (G, m, k, l): the others in our bases
+                if self.U is not None and other.U is not None:
+                    moved = (self.U.mT @ other.U[t])[:, None] @ moved
+                total += (weight * (self.r @ r.T) * (flat @ moved.flatten(2).mT)).sum(2)
+            else:
+                seen = r.T.expand(len(flat), -1, -1) if self.U is None else self.U.mT @ r.T
+                left = torch.einsum("gnkl,gkm->gnml", self.core, seen)
+                right = torch.einsum("mkl,gnk->gnml", core, self.r if other.U is None else self.r @ other.U[t])
+                total += (weight * ((left @ cols[:, None]) * right).sum(3)).sum(2)
+        return total.flatten()
 
 
 def merged(terms: Sequence[Term]) -> list[Term]:
