@@ -247,6 +247,7 @@ def main() -> None:
     results = {name: jobs[name]() for name in options.jobs or jobs}
     if options.out:
         made = asdict(Provenance.collect(dtype=torch.float64, device="cuda" if torch.cuda.is_available() else "cpu"))
+        made["command"] = " ".join(["benchmarks/theory.py", *results])
         options.out.write_text(strict_json({"benchmark": "theory", "made": made, "results": results}))
         print(f"\nrecord: {options.out}")
 
