@@ -75,6 +75,8 @@ def agree(model, forward, Y, loss):
         (by_products(model.functional_operator()), H - H_o),
     ]:
         assert float((got - want).abs().max()) <= TOL * size
+    diagonal = torch.cat([t.reshape(-1) for t in model.diagonal().values()])
+    assert float((diagonal - H.diagonal()).abs().max()) <= TOL * size
     got = torch.cat([t.reshape(-1) for t in model.gradients().values()])
     assert float((got - g).abs().max()) <= TOL * max(float(g.abs().max()), 1e-3)
 

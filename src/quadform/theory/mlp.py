@@ -61,6 +61,24 @@ class FactorLayer(TokenLayer):
         out = [] if part == "functional" else [outer_term(self.factor(a), self.factor(b), self.output)]
         return out if part == "outer" else out + self.functional_terms(a, b)
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """A weight as the matrix its terms speak of: (inputs, outputs), one row for biases and structured weights."""
+        factor = self.factor(name)
+        small, vector = factor.R.shape[2], factor.l.shape[1]
+        return (vector, small) if factor.vector_first else (small, vector)
+
+    def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
+        """The diagonal of the Hessian, shaped like the weights (which need not be matrices here)."""
+        out = {}
+        for name, w in self.weights.items():
+            if part != "functional" and not self.output.token_wise:
+                flat = self.dense(part, name, name).diagonal()
+            else:
+                each = [term.diagonal() for term in self.terms(part, name, name)]
+                flat = torch.stack(each).sum(0) if each else torch.zeros_like(w)
+            out[self.prefix + name] = flat.reshape(w.shape)
+        return out
+
     def jacobian(self, name: str) -> Tensor:
         return self.factor(name).dense()
 
@@ -138,6 +156,7 @@ class LinearMLP(FactorLayer):
         self._settle(named, X @ (self.A[-1] @ self.matrices[-1]), Y, loss, prefix)
         self.x = X.reshape(-1, X.shape[-1])
         self.one = self.x.new_ones(self.x.shape[0], 1)
+        self.inputs = [self.x @ A for A in self.A]
 
     @property
     def Sigma(self) -> Tensor:
@@ -146,7 +165,7 @@ class LinearMLP(FactorLayer):
 
     def factor(self, name: str) -> Factor:
         l = self.index[name]
-        T, left, right = self.structure[l], self.x @ self.A[l], self.B[l].T[None]
+        T, left, right = self.structure[l], self.inputs[l], self.B[l].T[None]
         if T is None:
             return Factor(left, right, True)
         return Factor(self.one, torch.einsum("ni,pij,oj->nop", left, T, right[0]), True)
@@ -158,7 +177,7 @@ class LinearMLP(FactorLayer):
         C = torch.eye(self.matrices[l].shape[1], dtype=self.x.dtype, device=self.x.device)
         for W in self.matrices[l + 1 : m]:
             C = C @ W
-        r, c, T_m, T_l = self.output.g @ self.B[m].T, self.x @ self.A[l], self.structure[m], self.structure[l]
+        r, c, T_m, T_l = self.output.g @ self.B[m].T, self.inputs[l], self.structure[m], self.structure[l]
         if T_m is None and T_l is None:
             return [Term(r, c, C.T[None], rows_vector_first=False)]
         E = C.T if T_m is None else torch.einsum("prs,ns,qr->npq", T_m, r, C)  # rows (r | p), columns q
