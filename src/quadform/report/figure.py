@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .numbers import power
+from .style import Style
 from .texts import Texts
 
 
@@ -96,3 +97,25 @@ def decades(low: float, high: float) -> dict[str, Any]:
     marks = [m for m in range(first, last + 1) if m % step == 0]
     label = "".join(f"abs(log(datum.value) / LN10 - ({m})) < 0.01 ? '{power(m) if m else 1}' : " for m in marks) + "''"
     return {"values": [10.0**m for m in marks], "labelExpr": label}
+
+
+class Rows:
+    """The tables behind a chart, kept by name until it is finished.
+
+    Altair copies and checks a chart at every step of its making; rows that wait outside are copied once.
+    """
+
+    def __init__(self) -> None:
+        self.tables: dict[str, list[dict[str, Any]]] = {}
+
+    def __call__(self, rows: list[dict[str, Any]]) -> Any:
+        """A chart over these rows."""
+        import altair as alt
+
+        name = f"rows{len(self.tables)}"
+        self.tables[name] = rows
+        return alt.Chart(alt.NamedData(name=name))
+
+    def finish(self, chart: Any, style: Style, **usermeta: int) -> Any:
+        """The chart with its rows, in the house style; `usermeta` tells the page how it may be fitted."""
+        return chart.configure(**style.config()).properties(datasets=self.tables, usermeta=usermeta)

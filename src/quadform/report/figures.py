@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from ..core.record import Record
-from .figure import Figure, Table, decades, redraw
+from .figure import Figure, Rows, Table, decades, redraw
 from .heat import heat_map
 from .numbers import number, percent, power, times
 from .reading import PARTS, Reading
@@ -60,6 +60,7 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         ),
     )
     y = alt.Y("y:Q", scale=alt.Scale(domain=[3, 0], nice=False), axis=None)
+    over = Rows()
     bars, ticks, names, words, zeros = [], [], [], [], []
     for row, part in enumerate(PARTS):
         tolerance = read.zero_tolerance(part)
@@ -77,15 +78,13 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             words.append({"x": at, "y": row + 0.27, "at": side, "text": texts(f"spectrum_{side}", count=f"{count:,}")})
         if flat:
             zeros.append({"x": 0, "y": row + 0.33, "y2": row + 0.97})
-    shade = alt.Chart(alt.Data(values=[{"x": domain[0], "x2": 0, "y": 0, "y2": 3}]))
-    lines = alt.Chart(alt.Data(values=[{"y": row} for row in (1, 2)]))
+    shade = over([{"x": domain[0], "x2": 0, "y": 0, "y2": 3}])
+    lines = over([{"y": row} for row in (1, 2)])
     layers = [
         shade.mark_rect(color=style.shade, opacity=0.55).encode(x=x, x2="x2:Q", y=y, y2="y2:Q"),
         lines.mark_rule(color=style.grid).encode(y=y),
-        alt.Chart(alt.Data(values=zeros))
-        .mark_rule(color=style.muted, strokeDash=[3, 3], strokeWidth=1.5)
-        .encode(x=x, y=y, y2="y2:Q"),
-        alt.Chart(alt.Data(values=bars))
+        over(zeros).mark_rule(color=style.muted, strokeDash=[3, 3], strokeWidth=1.5).encode(x=x, y=y, y2="y2:Q"),
+        over(bars)
         .mark_rect(stroke=style.paper, strokeWidth=0.5)
         .encode(
             x=x,
@@ -95,29 +94,25 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             color=alt.condition("datum.x2 <= 0", alt.value(style.signed(-1)), alt.value(style.signed(1))),
             tooltip=[alt.Tooltip("n:Q", title=texts("count"))],
         ),
-        alt.Chart(alt.Data(values=ticks))
+        over(ticks)
         .mark_rule(color=style.ink, strokeWidth=1, opacity=0.6)
         .encode(x=x, y=y, y2="y2:Q", tooltip=alt.Tooltip(f"{texts('eigenvalue')}:N")),
-        alt.Chart(alt.Data(values=names))
+        over(names)
         .mark_text(align="left", baseline="middle", dx=6, fontWeight="bold")
         .encode(x=alt.value(0), y=y, text="text:N"),
         *(
-            alt.Chart(alt.Data(values=[w for w in words if w["at"] == side]))
+            over([w for w in words if w["at"] == side])
             .mark_text(align=align, baseline="middle", dx=dx)
             .encode(x=x, y=y, text="text:N")
             for side, align, dx in (("left", "left", 6), ("middle", "center", 0), ("right", "right", -6))
         ),
     ]
-    chart = (
-        alt.layer(*layers)
-        .properties(name="fluid", width=640, height=390, usermeta={"chrome": 24, "columns": 1, "narrow": 620})
-        .configure(**style.config())
-    )
+    chart = alt.layer(*layers).properties(name="fluid", width=640, height=390)
     rows = tuple(zip(range(1, len(values["total"]) + 1), *(values[part] for part in PARTS), strict=True))
     return Figure(
         name="spectrum",
         title=texts("spectrum_title"),
-        chart=chart,
+        chart=over.finish(chart, style, chrome=24),
         headline=_spectrum_headline(read, texts),
         reading=texts("spectrum_reading"),
         not_meaning=texts("spectrum_not"),
@@ -214,7 +209,8 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         scale=scale,
         axis=alt.Axis(title=texts("block_norm"), **(decades(floor, roof) if log else {"tickCount": 5})),
     )
-    base = alt.Chart(alt.Data(values=rows)).encode(y=y, yOffset=offset)
+    over = Rows()
+    base = over(rows).encode(y=y, yOffset=offset)
     parts = alt.Scale(domain=[texts("part_outer"), texts("part_functional")], range=[style.ink, style.paper])
     bars = base.mark_bar(stroke=style.ink, strokeWidth=1.5, height={"band": 0.86}).encode(
         x=x,
@@ -233,13 +229,7 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         ],
     )
     words = base.mark_text(align="left", dx=5).encode(x=x, text="text:N")
-    chart = (
-        alt.layer(bars, words)
-        .properties(
-            name="fluid", width=560, height=50 * len(order), usermeta={"chrome": 130, "columns": 1, "narrow": 620}
-        )
-        .configure(**style.config())
-    )
+    chart = alt.layer(bars, words).properties(name="fluid", width=560, height=50 * len(order))
     table = tuple(
         (
             texts.block(b),
@@ -254,7 +244,7 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     return Figure(
         name="blocks",
         title=texts("blocks_title"),
-        chart=chart,
+        chart=over.finish(chart, style, chrome=130),
         headline=_blocks_headline(read, norms, texts),
         reading=texts("blocks_reading"),
         not_meaning=texts("blocks_not"),

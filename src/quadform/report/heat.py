@@ -8,7 +8,7 @@ import torch
 
 from ..core.record import Record
 from . import raster
-from .figure import Figure, Table, redraw
+from .figure import Figure, Rows, Table, redraw
 from .numbers import number, percent, power, times
 from .reading import PARTS, Reading
 from .style import LIGHT, Style
@@ -31,10 +31,10 @@ def heat_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     read = Reading(record)
     matrices = {part: read.matrix(part).double() for part in PARTS}
     bottom, top = raster.decades(*matrices.values())
-    panels = []
+    panels, over = [], Rows()
     for part in PARTS:
         cells, tile = raster.aggregate(matrices[part])
-        panels.append(_panel(read, part, cells, tile, (bottom, top), texts, style))
+        panels.append(_panel(over, read, part, cells, tile, (bottom, top), texts, style))
     sign = alt.param(
         name="sign",
         value="all",
@@ -44,12 +44,8 @@ def heat_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             name=texts("sign_show") + " ",
         ),
     )
-    chart = (
-        alt.vconcat(alt.concat(*panels, columns=3), _legend(bottom, top, texts, style), spacing=14)
-        .add_params(sign)
-        .properties(usermeta={"narrow": 900})
-        .configure(**style.config())
-    )
+    legend = _legend(over, bottom, top, texts, style)
+    chart = alt.vconcat(alt.concat(*panels, columns=3), legend, spacing=14).add_params(sign)
     weak = sum(int(((M != 0) & (M.abs() < 10.0**bottom)).sum()) for M in matrices.values())
     notes = [texts("heat_scale", top=power(top), bottom=power(bottom))]
     if weak:
@@ -59,7 +55,7 @@ def heat_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     return Figure(
         name="heat_map",
         title=texts("heat_title"),
-        chart=chart,
+        chart=over.finish(chart, style, narrow=900),
         headline=headline(read, texts),
         reading=texts("heat_reading"),
         not_meaning=texts("heat_not"),
@@ -90,7 +86,9 @@ def headline(read: Reading, texts: Texts) -> str:
     return sentence
 
 
-def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int], texts: Texts, style: Style) -> Any:
+def _panel(
+    over: Rows, read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int], texts: Texts, style: Style
+) -> Any:
     import altair as alt
 
     size = read.space.size
@@ -98,13 +96,13 @@ def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int
     codes = raster.levels(cells, *span)
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[0, size], nice=False, zero=False))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[size, 0], nice=False, zero=False))
-    ground = alt.Chart(alt.Data(values=[{"x": 0, "y": 0, "x2": size, "y2": size}]))
+    ground = over([{"x": 0, "y": 0, "x2": size, "y2": size}])
     layers = [ground.mark_rect(fill=style.panel, stroke=None).encode(x=x, y=y, x2="x2:Q", y2="y2:Q")]
     width = SIDE * shown / size
     for sign, name in ((1, "negative"), (-1, "positive")):
         keep = (cells > 0) if sign > 0 else (cells < 0)
         picture = raster.data_uri(raster.png(codes * keep.numpy(), style.ramp(sign, raster.LEVELS)))
-        image = alt.Chart(alt.Data(values=[{"x": shown / 2, "y": shown / 2, "url": picture}]))
+        image = over([{"x": shown / 2, "y": shown / 2, "url": picture}])
         layers.append(
             image.mark_image(
                 width=width,
@@ -115,14 +113,14 @@ def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int
                 opacity=alt.expr(f"sign == '{name}' ? 0 : 1"),
             ).encode(x=x, y=y, url="url:N")
         )
-    at = read.space.slices()
+    at, matrix = read.space.slices(), read.matrix(part)
     hatch, zero, frames, labels = [], [], [], []
     names = list(at)
     for i, row in enumerate(names):
         labels += _side_labels(row, at[row], size, texts)
         for j, col in enumerate(names):
             box = {"x": at[col].start, "x2": at[col].stop, "y": at[row].start, "y2": at[row].stop}
-            M = read.matrix(part)[at[row], at[col]]
+            M = matrix[at[row], at[col]]
             if not bool(M.any()):
                 hatch += _hatch(box)
                 zero.append(
@@ -140,16 +138,16 @@ def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int
                 }
             )
     if hatch:
-        lines = alt.Chart(alt.Data(values=hatch))
+        lines = over(hatch)
         layers.append(
             lines.mark_rule(color=style.muted, strokeWidth=1, opacity=0.45).encode(x=x, y=y, x2="x2:Q", y2="y2:Q")
         )
-        words = alt.Chart(alt.Data(values=zero))
+        words = over(zero)
         layers.append(words.mark_text(fontSize=12, fontStyle="italic", color=style.ink).encode(x=x, y=y, text="text:N"))
     frames.sort(key=lambda f: f["width"])
     tips = [alt.Tooltip(f"{texts(k)}:N") for k in ("col_block", "col_norm", "col_largest", "col_negative")]
     layers.append(
-        alt.Chart(alt.Data(values=frames))
+        over(frames)
         .mark_rect(fillOpacity=0, fill=style.panel)
         .encode(
             x=x,
@@ -177,7 +175,7 @@ def _panel(read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int
             else {"dy": -9, "angle": 270, "baseline": "alphabetic"}
         )
         layers.append(
-            alt.Chart(alt.Data(values=words))
+            over(words)
             .mark_text(fontSize=12, fontWeight="bold", **mark)
             .encode(x=x, y=y, text="text:N", color=alt.Color("colour:N", scale=None))
         )
@@ -202,7 +200,7 @@ def _hatch(box: dict[str, float], lines: int = 9) -> list[dict[str, float]]:
     return out
 
 
-def _legend(bottom: int, top: int, texts: Texts, style: Style) -> Any:
+def _legend(over: Rows, bottom: int, top: int, texts: Texts, style: Style) -> Any:
     """Two bars, one per sign, of the colours used above; the axis is log10 |entry|."""
     import altair as alt
 
@@ -215,7 +213,7 @@ def _legend(bottom: int, top: int, texts: Texts, style: Style) -> Any:
     marks = list(range(top, bottom - 1, -1 if top - bottom < 5 else -2))
     label = " : ".join(f"datum.value == {m} ? '{power(m)}'" for m in marks) + " : ''"
     return (
-        alt.Chart(alt.Data(values=rows))
+        over(rows)
         .mark_rect(stroke=None)
         .encode(
             x=alt.X(

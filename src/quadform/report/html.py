@@ -10,6 +10,7 @@ import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,6 @@ def write_report(records: Record | Iterable[Record], path: str | Path, lang: str
 
 def render(records: Record | Iterable[Record], lang: str = "en") -> str:
     """The report as a string."""
-    import vl_convert
-
     texts = language(lang)
     records = [records] if isinstance(records, Record) else list(records)
     if not records:
@@ -64,7 +63,7 @@ def render(records: Record | Iterable[Record], lang: str = "en") -> str:
         "sections": sections,
         "glossary": [(texts(f"gloss_{key}"), texts(f"gloss_{key}_text")) for key in GLOSSARY],
         "charts": in_script(charts),
-        "bundle": vl_convert.javascript_bundle().replace("</script", "<\\/script"),
+        "bundle": _bundle(),
         "limit": f"{LIMIT / 1e6:g}",
         "words": in_script({key: texts(key) for key in ("copied", "to_dark", "to_light")}),
     }
@@ -74,6 +73,14 @@ def render(records: Record | Iterable[Record], lang: str = "en") -> str:
         section["raw"] = in_script(raw)
         room -= len(section["raw"].encode())
     return template.render(page)
+
+
+@cache
+def _bundle() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert; made once in a process, it takes a second."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle().replace("</script", "<\\/script")
 
 
 def _environment(texts: Texts) -> Any:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ..core.record import Record
-from .figure import Figure, Table, decades, redraw
+from .figure import Figure, Rows, Table, decades, redraw
 from .numbers import number, times
 from .reading import PARTS, Reading
 from .style import LIGHT, Style
@@ -26,12 +26,9 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     read = Reading(record)
     scales = read.tensor("scales").double().tolist()
     y_domain = _y_domain(read, scales)
-    panels = [_growth_panel(read, part, scales, y_domain, texts, style) for part in PARTS[1:]]
-    chart = (
-        alt.concat(*panels, columns=2)
-        .properties(usermeta={"chrome": 272, "chrome_narrow": 70, "columns": 2, "narrow": 760})
-        .configure(**style.config())
-    )
+    over = Rows()
+    panels = [_growth_panel(over, read, part, scales, y_domain, texts, style) for part in PARTS[1:]]
+    chart = over.finish(alt.concat(*panels, columns=2), style, chrome=272, chrome_narrow=70, columns=2, narrow=760)
     lo, hi = read.record.inputs["fit_range"]
     notes = [texts("growth_caption", low=number(lo), high=number(hi))]
     saturated = read.saturates_at()
@@ -83,7 +80,7 @@ def _y_domain(read: Reading, scales: list[float]) -> list[float]:
 
 
 def _growth_panel(
-    read: Reading, part: str, scales: list[float], y_domain: list[float], texts: Texts, style: Style
+    over: Rows, read: Reading, part: str, scales: list[float], y_domain: list[float], texts: Texts, style: Style
 ) -> Any:
     import altair as alt
 
@@ -141,11 +138,11 @@ def _growth_panel(
                 "text": texts("band_saturated"),
             }
         )
-    band = alt.Chart(alt.Data(values=[b for b in bands if b["x2"] > b["x"]]))
-    data = alt.Chart(alt.Data(values=lines))
+    band = over([b for b in bands if b["x2"] > b["x"]])
+    data = over(lines)
     view = alt.layer(
         band.mark_rect(opacity=0.6).encode(x=x, x2="x2:Q", color=colour),
-        alt.Chart(alt.Data(values=guides))
+        over(guides)
         .mark_line(color=style.muted, strokeWidth=1, opacity=0.6, clip=True)
         .encode(x=x, y=y, detail="block:N"),
         data.mark_line(strokeWidth=2, clip=True).encode(x=x, y=y, color=colour, strokeDash=dash, detail="block:N"),
@@ -164,7 +161,7 @@ def _growth_panel(
             x=x, y=alt.value(0), text="text:N"
         ),
     ).properties(name=f"fluid_{part}", width=300, height=320)
-    key = alt.Chart(alt.Data(values=samples)).encode(
+    key = over(samples).encode(
         y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[len(samples) - 0.5, -0.5], nice=False))
     )
     at = alt.Scale(domain=[0, 184], nice=False, zero=False)

@@ -62,13 +62,21 @@
     }, 150);
   });
 
-  // Paper is white and narrow: figures are drawn again for it, at once, because printing does not wait.
-  addEventListener("beforeprint", () => {
+  // Paper is white and narrow: figures are drawn for it while the page is idle, because printing does not wait.
+  const paper = new Map();
+  async function prepare() {
     for (const place of document.querySelectorAll("[data-chart]")) {
-      const vg = vegaLite.compile(fit(charts[place.dataset.chart].light, 660)).spec;
-      const container = place.parentElement.querySelector(".print");
-      new vega.View(vega.parse(vg), { renderer: "svg", container }).run();
-      for (const form of container.querySelectorAll(".vega-bindings, form")) form.remove();
+      const id = place.dataset.chart, aside = document.createElement("div");
+      const made = await vegaEmbed(aside, fit(charts[id].light, 660), { renderer: "svg", actions: false, bind: aside });
+      paper.set(id, await made.view.toSVG());
+      made.finalize();
+    }
+    root.dataset.paper = "ready";
+  }
+  addEventListener("beforeprint", () => {
+    if (!root.dataset.paper) return;
+    for (const place of document.querySelectorAll("[data-chart]")) {
+      place.parentElement.querySelector(".print").innerHTML = paper.get(place.dataset.chart);
     }
     root.classList.add("printing");
   });
@@ -114,5 +122,6 @@
     });
   }
 
-  paint(wanted.matches ? "dark" : "light");
+  const idle = window.requestIdleCallback || ((task) => setTimeout(task, 500));
+  paint(wanted.matches ? "dark" : "light").then(() => idle(prepare));
 })();
