@@ -331,6 +331,21 @@ def test_measure_recovers_a_power(power, offset):
     assert slopes["0"].value == -math.inf
 
 
+def test_spread_shows_a_mixture():
+    """For s + s^3 the local exponents run from 1 to 3: the spread is their distance, and no single power is claimed."""
+    slope = measure(lambda s: {"a": math.log(s + s**3)}, [1e-6, 1e-5, 1e5, 1e6])["a"]
+    assert slope.spread == pytest.approx(2, abs=1e-6)
+    assert 1 < slope.value < 3
+
+
+def test_moments_keep_the_query_tokens():
+    """H_o(Q, Q) = M2^2 X^2 ...: of the six powers of X four are in the moments, two are the query tokens."""
+    model = GrowthModel(SoftmaxAttention())
+    assert str(model.outer(Q, Q).in_moments().only("M2", "X")) == "O(M2^2 X^2)"
+    assert str(model.functional(Q, Q).in_moments().only("M3", "X")) == "O(M3 X^2)"
+    assert str(model.outer(V, V).in_moments().only("M1", "X")) == "O(M1^2)"
+
+
 def test_growth_algebra():
     """Sums, products and powers of records; an empty sum is zero."""
     X, W = Growth.symbol("X"), Growth.symbol("W")
