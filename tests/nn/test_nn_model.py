@@ -72,6 +72,21 @@ def test_contract_with_other_positions_and_biases(name, positions):
     check_design(replace(config, design=""), depth=4)
 
 
+def test_contract_without_values_and_softmax():
+    """Linear attention without W_V, with query and key biases: the X-cache needs q . b_K (a softmax drops it)."""
+    config = design("pre-ln", **SMALL, linear=True, biases=("q", "k"))
+    blocks = tuple(replace(b, value=None, proj=None) for b in config.blocks)
+    check_design(replace(config, blocks=blocks, design=""), depth=4)
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "sas-p", "e-spa"])
+def test_compiled_loss(name):
+    """torch.compile gives the same loss; designs without an SPA table are one graph."""
+    model, batch = Transformer(design=name, **SMALL), {"tokens": draw(2, 6)}
+    compiled = torch.compile(model.loss, backend="eager", fullgraph=name != "e-spa")
+    close(compiled(batch), model.loss(batch), atol=1e-6)
+
+
 def test_merged_equals_factored():
     """With W_QK[h] = W_Q[h] W_K[h]^T both forms are one function; initialisation sets it so."""
     tokens = draw(2, 6)

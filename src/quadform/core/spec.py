@@ -13,6 +13,7 @@ The named designs are in `quadform.core.designs` (`DESIGNS`, `design`), and can 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import tomllib
 import types
@@ -297,6 +298,7 @@ class ModelConfig:
 
 
 # ------------------------------------------------------------------------------------------------------- validation
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 

@@ -22,6 +22,9 @@ from quadform.propagation.mixing import running_mean
 
 from .frame import Frame, LayerCache, Memory
 
+FEW_QUERIES = 8
+"""Up to so many queries (a decoding step) three plain operations are faster on a CPU than the fused kernel."""
+
 
 def attend(
     q: Tensor,
@@ -48,6 +51,18 @@ def attend(
     if bias is not None:
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     grouped = q.shape[-3] != k.shape[-3]
+    if (
+        q.shape[-2] <= FEW_QUERIES
+        and q.device.type == "cpu"
+        and not grouped
+        and not causal
+        and not torch.is_grad_enabled()
+    ):
+        S = (q if scale is None else scale * q) @ k.mT
+        S = S / q.shape[-1] ** 0.5 if scale is None else S
+        if mask is not None:
+            S = S + mask if mask.is_floating_point() else S.masked_fill(~mask, float("-inf"))
+        return S.softmax(-1) @ v
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal and mask is None, scale=scale, enable_gqa=grouped
     )
@@ -116,6 +131,7 @@ class Attention(nn.Module):
         self.mixing, self.value, self.proj, self.strengths = mixing, value, proj, strengths
         self.heads, self.key_heads, self.width, self.scale = H, G, k, k**-0.5
         self.attend = attend
+        self.plain = not (mixing.learn or mixing.alpha or mixing.gamma) and mixing.beta == 1
 
         def weight(name: str, *shape: int) -> None:
             self.register_parameter(name, nn.Parameter(torch.empty(shape, **options)))
@@ -196,7 +212,7 @@ class Attention(nn.Module):
     def _mix(self, Y: Tensor, v: Tensor, frame: Frame, cache: LayerCache | None) -> Tensor:
         """alpha v + beta Y - gamma mean(v)."""
         m = self.mixing
-        if m == Mixing(kind=m.kind, scores=m.scores, bias=m.bias):
+        if self.plain:
             return Y
         v = repeat_heads(v, self.heads // self.key_heads)
         if m.uses("beta"):
@@ -224,9 +240,11 @@ class Attention(nn.Module):
         return Y if W is None else linear(Y, W, self._bias("O"))
 
     def _spa(self, frame: Frame, keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """B, broadcasting to (batch, heads, n, keys), and D (…, n, 1), at the frame's positions."""
-        if self.strengths is None:
-            return None, None
+        """B, broadcasting to (batch, heads, n, keys), and D (…, n, 1), at the frame's positions; or two None."""
+        return (None, None) if self.strengths is None else self._spa_tables(frame, keys)
+
+    @torch.compiler.disable
+    def _spa_tables(self, frame: Frame, keys: int) -> tuple[Tensor, Tensor]:
         like = next(self.parameters())
 
         def of(tokens: int) -> tuple[Tensor, Tensor]:
