@@ -123,7 +123,9 @@ def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep
     layers = (
         AttentionLayer(
             factor * head.X,
-            *layer.weights.values(),
+            layer.weights["W_Q"],
+            layer.weights["W_K"],
+            layer.weights["W_V"],
             Y,
             mask=head.bias,
             temperature=layer.temperature,

@@ -60,7 +60,9 @@ class Problem:
             return LinearAttentionLayer(*arguments, temperature=self.temperature)
         from ..theory.attention import AttentionLayer
 
-        return AttentionLayer(*arguments, temperature=self.temperature, mask=None if self.mask == "none" else self.mask)
+        return AttentionLayer(
+            *arguments, temperature=self.temperature, mask="causal" if self.mask == "causal" else None
+        )
 
     def pattern(self, W: dict[str, Tensor]) -> Tensor:
         """The attention matrix A (L, L)."""

@@ -5,6 +5,7 @@ Closed form (theory), double backward and finite differences of the gradient sha
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,13 +55,13 @@ def run(config: VerifyConfig, progress: bool | Report = True) -> tuple[Record, l
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     checks: dict[str, Check] = {}
 
-    def add(name: str, tolerance: float, error: float, where: str) -> None:
+    def add(where: str, name: str, tolerance: float, error: float) -> None:
         checks.setdefault(name, Check(name, tolerance)).add(error, where)
 
     with Progress(config.shapes, "verify", show=progress) as bar:
         for i in range(config.shapes):
             problem, where = draw(config, i, device, dtype)
-            examine(problem, lambda name, tol, err, where=where: add(name, tol, err, where))
+            examine(problem, functools.partial(add, where))
             bar.step(text=where)
     found = list(checks.values())
     record = Record(
