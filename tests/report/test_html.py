@@ -148,6 +148,13 @@ def test_the_korean_page_has_no_english_sentence(pages) -> None:
             assert sentence not in seen, key
 
 
+def test_notes_of_a_record_stay_on_the_english_page(record) -> None:
+    """A note is written in English by whoever made the record, so the Korean table does not show it."""
+    noted = dataclasses.replace(record, scalars={**record.scalars, "loss": Estimate(1.0, note="a remark")})
+    assert [row.note for row in measured(noted, EN) if row.note.startswith("a remark")] == ["a remark"]
+    assert not any(row.note for row in measured(noted, KO))
+
+
 def test_every_number_has_a_tag(record) -> None:
     """Each row of the table and each card carries exact, estimate, bound or given; figures too."""
     known = {"exact", "estimate", "bound", "unconverged", "given"}

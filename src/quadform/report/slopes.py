@@ -28,7 +28,7 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     y_domain = _y_domain(read, scales)
     over = Rows()
     panels = [_growth_panel(over, read, part, scales, y_domain, texts, style) for part in PARTS[1:]]
-    chart = over.finish(alt.concat(*panels, columns=2), style, chrome=272, chrome_narrow=70, columns=2, narrow=760)
+    chart = over.finish(alt.concat(*panels, columns=2), style, chrome=280, chrome_narrow=70, columns=2, narrow=760)
     lo, hi = read.record.inputs["fit_range"]
     notes = [texts("growth_caption", low=number(lo), high=number(hi))]
     saturated = read.saturates_at()
@@ -76,7 +76,7 @@ def _y_domain(read: Reading, scales: list[float]) -> list[float]:
         for scale, row in zip(scales, read.tensor(f"growth_{part}").double().tolist(), strict=True):
             seen += [v for v in row if v > 0 and (scale <= end or v >= 1)]
     low, high = min(seen, default=0.1), max(seen, default=1.0)
-    return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 0.5)]
+    return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 1.2)]
 
 
 def _growth_panel(

@@ -53,7 +53,7 @@ class Style:
 
     def signed(self, sign: int) -> str:
         """The one colour of a sign, where size is not shown by colour."""
-        return self.ramp(sign, 9)[5]
+        return self.ramp(sign, 9)[4]
 
     def config(self) -> dict[str, Any]:
         """This style as a Vega-Lite configuration."""

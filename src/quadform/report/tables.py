@@ -72,7 +72,8 @@ def _numbers(record: Record, texts: Texts) -> Iterator[Row]:
     for name, e in record.scalars.items():
         if "/" not in name and name != "autodiff_error":
             label = texts.sentences.get(f"scalar_{name}", name)
-            yield Row(texts("group_numbers"), label, estimate(name, e), tag(e), None, e.note)
+            note = e.note if texts.lang == EN.lang else ""  # whoever made the record wrote it in English
+            yield Row(texts("group_numbers"), label, estimate(name, e), tag(e), None, note)
 
 
 def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
