@@ -102,3 +102,12 @@ def _identity():
     from quadform.core.spec import Mixing
 
     return Mixing(alpha=1.0, beta=1.0, gamma=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["u-spa", "e-spa"])
+def test_orthogonal_queries_on_a_signal_preserving_bias(family):
+    """Orthogonal W_Q and W_K leave logits of variance one on top of B: the prediction still meets drawn networks."""
+    config = design(family, depth=6, dim=512, heads=8, mlp=False)
+    blocks = tuple(dataclasses.replace(b, query_init="orthogonal") for b in config.blocks)
+    compare(dataclasses.replace(config, blocks=blocks), seeds=3)

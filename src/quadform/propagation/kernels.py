@@ -110,7 +110,7 @@ def annealed_second_moment(Sigma: Tensor, tau2: float, causal: bool = True) -> T
     shifted, t = shifted / size, t * size
     numerator, denominator = average(Sigma), torch.ones_like(Sigma)
     power, factor = torch.ones_like(Sigma), torch.ones_like(Sigma)
-    for m in range(1, math.ceil(20 + 4 * float(t.abs().max()))):
+    for m in range(1, _terms(float(t.abs().max())) + 1):
         power, factor = power * shifted, factor * t / m
         denominator = denominator + factor * average(power)
         numerator = numerator + factor * average(power * Sigma)
@@ -175,13 +175,22 @@ def softmax_participation(n: Tensor, v: Tensor) -> Tensor:
     return torch.cat(out)
 
 
+def _terms(x: float, tolerance: float = 1e-10) -> int:
+    """How many terms of e^x are needed for the rest to stay below the tolerance."""
+    m, term = 0, 1.0
+    while term > tolerance or m < 2 * x:
+        m += 1
+        term *= x / m
+    return m
+
+
 def _uniform_average(T: int, causal: bool, dtype: torch.dtype) -> Averager:
-    """Z -> C Z C^T for uniform attention, by running sums."""
+    """Z -> C Z C^T of a symmetric Z for uniform attention, by running sums (along rows: the fast axis)."""
     if not causal:
         return lambda Z: Z.mean().expand(T, T)
     n = torch.arange(1, T + 1, dtype=dtype)
     count = n[:, None] * n
-    return lambda Z: Z.cumsum(0).cumsum(1) / count.to(Z.device)
+    return lambda Z: Z.cumsum(1).mT.contiguous().cumsum(1) / count.to(Z.device)
 
 
 def _cauchy_schwarz(Sigma: Tensor) -> Tensor:
