@@ -12,8 +12,9 @@ from torch.func import grad, jacfwd
 
 from quadform.core.errors import InputError
 from quadform.theory.attention import AttentionLayer
-from quadform.theory.gauge import Gauge, balance, balancing_map, bulk, flattest
+from quadform.theory.gauge import Gauge, balance, balancing_map, bulk, flattest, gauges
 from quadform.theory.merged_qk import score_gradient
+from quadform.theory.multihead import MultiHeadAttentionLayer
 
 torch.set_num_threads(1)
 TOL = 1e-12
@@ -124,6 +125,35 @@ def test_any_network_around_the_layer(kind):
         w = embedded(weights, found.vector)
         assert float(w @ H @ w) == pytest.approx(found.curvature, rel=1e-9)
         assert float(torch.linalg.eigvalsh(H)[0]) <= found.rayleigh < 0
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_every_pair_of_a_multi_head_layer(heads):
+    """Each head has two pairs; H acts on their directions as the gradient says, and not on any other weight."""
+    gen = torch.Generator().manual_seed(heads)
+    W = [rand(gen, 4, 2 * heads), rand(gen, 4, 2 * heads), rand(gen, 4, 3 * heads), rand(gen, 3 * heads, 2)]
+    layer = MultiHeadAttentionLayer(rand(gen, 2, 5, 4), *W, rand(gen, 2, 5, 2), heads=heads, prefix="layers.0.attn.")
+    pairs, H = gauges(layer), layer.hessian()
+    assert len(pairs) == 2 * heads
+    size = float(H.dense().abs().max())
+    for gauge in pairs:
+        sub = layer.space.select(*gauge.names)
+        B = matrices(gauge, heads)
+        got = H @ layer.space.embed(sub, gauge.direction(B))
+        want = layer.space.embed(sub, gauge.action(B))
+        assert max(float((got[name] - want[name]).abs().max()) for name in got) <= 20 * TOL * size
+
+
+def test_pair_of_a_single_head():
+    """A single head without an output matrix has the query-key pair alone, under its names."""
+    gen = torch.Generator().manual_seed(0)
+    W = [rand(gen, 3, 2), rand(gen, 3, 2), rand(gen, 3, 2)]
+    layer = AttentionLayer(rand(gen, 4, 3), *W, rand(gen, 4, 2), prefix="a.")
+    (gauge,) = gauges(layer)
+    B = matrices(gauge, 1)
+    got, want = layer.hessian().block(gauge.names) @ gauge.direction(B), gauge.action(B)
+    assert set(got) == set(want) == {"a.W_Q", "a.W_K"}
+    assert all(torch.allclose(got[name], want[name], rtol=0, atol=1e-12) for name in got)
 
 
 def test_defect_shows_a_broken_symmetry():

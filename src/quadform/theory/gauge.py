@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from .attention import AttentionLayer
+from .multihead import MultiHeadAttentionLayer
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,24 @@ class Gauge:
         T = (U[:, keep] / s[keep]).T  # rows: combinations of B whose directions are orthonormal
         K = T @ (image @ basis.T) @ T.T
         return torch.linalg.eigvalsh((K + K.T) / 2)
+
+
+def gauges(layer: AttentionLayer | MultiHeadAttentionLayer) -> list[Gauge]:
+    """Every gauge pair of a layer: (W_Q, W_K) of each head and, with an output matrix, (W_V, W_O) of each head.
+
+    Names are those of the layer's space (`W_Q[2]` for a head), so `layer.hessian().block(pair.names) @
+    pair.direction(B)` is `pair.action(B)`.
+    """
+    p = layer.prefix
+    if isinstance(layer, AttentionLayer):
+        g = layer.head.gradients()
+        return [Gauge.qk(layer.head.W_Q, layer.head.W_K, g["W_Q"], g["W_K"], (p + "W_Q", p + "W_K"))]
+    pairs = []
+    for h, (head, W_O) in enumerate(zip(layer.heads, layer.W_O, strict=True)):
+        g, (Q, K, V, O) = head.gradients(), (f"{p}{name}[{h}]" for name in layer.weights)
+        pairs.append(Gauge.qk(head.W_Q, head.W_K, g["W_Q"], g["W_K"], (Q, K)))
+        pairs.append(Gauge.vo(head.W_V, W_O, g["W_V"], head.F.T @ layer.output.g, (V, O)))
+    return pairs
 
 
 # --- exact eigenvectors for low-dimensional tokens ------------------------------------------------------------------
