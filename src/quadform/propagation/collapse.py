@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -33,11 +34,16 @@ from torch import Tensor
 from quadform.core.errors import InputError, UnknownName, did_you_mean
 from quadform.core.record import Estimate
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+
 NAN = math.nan
 
 
 # ------------------------------------------------------------------------------------------------ measures of tokens
-def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
+def token_cosine(
+    X: Float[Tensor, "*batch T d"], mask: Bool[Tensor, "*batch T"] | None = None
+) -> Float[Tensor, "*batch"]:
     """Mean off-diagonal cosine of X (..., T, d), (...,). NaN below two non-zero tokens. O(T d), no (T, T) matrix.
 
     With unit rows u_i: (|sum u_i|^2 - n) / (n (n - 1)).
@@ -50,14 +56,18 @@ def token_cosine(X: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(n > 1, (total - n) / (n * (n - 1)), NAN)
 
 
-def participation_ratio(X: Tensor, mask: Tensor | None = None) -> Tensor:
+def participation_ratio(
+    X: Float[Tensor, "*batch T d"], mask: Bool[Tensor, "*batch T"] | None = None
+) -> Float[Tensor, "*batch"]:
     """(tr Sigma)^2 / ||Sigma||_F^2 of X (..., T, d), (...,). NaN for an all-zero sequence."""
     G = _gram(_real_rows(X, mask))
     trace = G.diagonal(dim1=-2, dim2=-1).sum(-1)
     return torch.where(trace > 0, trace.square() / G.square().sum((-2, -1)), NAN)
 
 
-def effective_rank(X: Tensor, mask: Tensor | None = None) -> Tensor:
+def effective_rank(
+    X: Float[Tensor, "*batch T d"], mask: Bool[Tensor, "*batch T"] | None = None
+) -> Float[Tensor, "*batch"]:
     """exp(-sum p log p), p = eigenvalues of X X^T over their sum, for X (..., T, d), (...,). One SVD a sequence."""
     energy = torch.linalg.svdvals(_real_rows(X, mask)).square()
     total = energy.sum(-1, keepdim=True)
@@ -65,7 +75,9 @@ def effective_rank(X: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(total[..., 0] > 0, torch.exp(torch.special.entr(p).sum(-1)), NAN)
 
 
-def residual_ratio(X: Tensor, mask: Tensor | None = None) -> Tensor:
+def residual_ratio(
+    X: Float[Tensor, "*batch T d"], mask: Bool[Tensor, "*batch T"] | None = None
+) -> Float[Tensor, "*batch"]:
     """||X - 1 m^T|| / ||X||, ||Z|| = sqrt(||Z||_1 ||Z||_inf), for X (..., T, d), (...,). NaN when X is all zero."""
     weight = _weights(X, mask)
     X = _real_rows(X, mask)
@@ -74,7 +86,7 @@ def residual_ratio(X: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.where(whole > 0, _composite_norm((X - mean) * weight) / whole, NAN)
 
 
-def rms(X: Tensor, mask: Tensor | None = None) -> Tensor:
+def rms(X: Float[Tensor, "*batch T d"], mask: Bool[Tensor, "*batch T"] | None = None) -> Float[Tensor, "*batch"]:
     """sqrt(mean of the squared coordinates) of the real tokens of X (..., T, d), (...,)."""
     count = _weights(X, mask).sum((-2, -1)) * X.shape[-1]
     energy = _real_rows(X, mask).square().sum((-2, -1))
@@ -82,7 +94,7 @@ def rms(X: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------ measures of kernels
-def kernel_cosine(Sigma: Tensor) -> Tensor:
+def kernel_cosine(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch"]:
     """`token_cosine` read off a kernel Sigma (..., T, T) instead of the tokens, (...,)."""
     scale = torch.sqrt(Sigma.diagonal(dim1=-2, dim2=-1))
     C = Sigma / scale[..., :, None] / scale[..., None, :]
@@ -92,12 +104,12 @@ def kernel_cosine(Sigma: Tensor) -> Tensor:
     return (C.sum((-2, -1)) - T) / (T * (T - 1))
 
 
-def kernel_participation(Sigma: Tensor) -> Tensor:
+def kernel_participation(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch"]:
     """`participation_ratio` read off a kernel Sigma (..., T, T), (...,)."""
     return Sigma.diagonal(dim1=-2, dim2=-1).sum(-1).square() / Sigma.square().sum((-2, -1))
 
 
-def kernel_effective_rank(Sigma: Tensor) -> Tensor:
+def kernel_effective_rank(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch"]:
     """`effective_rank` read off a kernel Sigma (..., T, T), (...,)."""
     lam = torch.linalg.eigvalsh(Sigma).clamp_min(0)
     return torch.exp(torch.special.entr(lam / lam.sum(-1, keepdim=True)).sum(-1))

@@ -24,7 +24,7 @@ from torch import Tensor
 from quadform.core import designs
 from quadform.core.errors import InputError
 from quadform.core.record import Record
-from quadform.core.spec import BlockSpec, ModelConfig
+from quadform.core.spec import BlockSpec, Gain, ModelConfig
 
 from .collapse import kernel_cosine
 from .profile import predict
@@ -128,7 +128,7 @@ def knob(config: ModelConfig) -> Knob | None:
     block = config.blocks[-1]
     mlp = block.mlp
     if mlp is not None and "branch" in mlp.learn and mlp.branch > 0 and block.attn.skip == 0:
-        return Knob("b_FF", mlp.branch, 0.0, lambda b, v: replace(b, mlp=replace(b.mlp, branch=v)))
+        return Knob("b_FF", mlp.branch, 0.0, lambda b, v: replace(b, mlp=replace(b.mlp or Gain(), branch=v)))
     if mlp is not None and block.activation == "leaky" and mlp.skip == 0:
         return Knob("Leaky ReLU slope", block.slope, 1.0, lambda b, v: replace(b, slope=v))
     if block.attn.skip != 0 and block.attn.branch > 0:

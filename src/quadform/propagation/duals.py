@@ -18,11 +18,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from quadform.core.errors import UnknownName, did_you_mean
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 #: Smooth activations without a closed form here; their duals are summed numerically.
 SMOOTH: dict[str, Callable[[Tensor], Tensor]] = {
@@ -34,7 +38,7 @@ ACTIVATIONS: tuple[str, ...] = ("linear", "relu", "leaky", "gelu", *SMOOTH, "geg
 _TERMS = 96
 
 
-def dual(name: str, Sigma: Tensor, slope: float = 0.0) -> Tensor:
+def dual(name: str, Sigma: Float[Tensor, "*batch T T"], slope: float = 0.0) -> Float[Tensor, "*batch T T"]:
     """K(Sigma) of the named activation, (..., T, T) -> (..., T, T).
 
     `leaky` is the scaled sqrt(2 / (1 + slope^2)) leaky_relu, whose dual keeps the diagonal; `relu` is unscaled.
@@ -56,14 +60,14 @@ def dual(name: str, Sigma: Tensor, slope: float = 0.0) -> Tensor:
     raise UnknownName(f"no activation {name!r}; there are {', '.join(ACTIVATIONS)}.{did_you_mean(name, ACTIVATIONS)}")
 
 
-def leaky_dual(Sigma: Tensor, slope: float) -> Tensor:
+def leaky_dual(Sigma: Float[Tensor, "*batch T T"], slope: float) -> Float[Tensor, "*batch T T"]:
     """Dual of the unscaled leaky ReLU max(x, slope x)."""
     size, c = _polar(Sigma)
     arc = torch.sqrt((1 - c * c).clamp_min(0)) - c * torch.arccos(c)
     return size * ((1 + slope**2) / 2 * c + (1 - slope) ** 2 / (2 * math.pi) * arc)
 
 
-def gelu_dual(Sigma: Tensor) -> Tensor:
+def gelu_dual(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch T T"]:
     """Dual of x Phi(x)."""
     q = Sigma.diagonal(dim1=-2, dim2=-1)
     product, wide = q[..., :, None] * q[..., None, :], (1 + q[..., :, None]) * (1 + q[..., None, :])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,18 +26,21 @@ from quadform.core.rng import stream
 from .duals import dual, normal_grid
 from .mixing import centring, mix
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 Averager = Callable[[Tensor], Tensor]
 #: The largest logit variance the annealed series is trusted with; beyond it, logits are sampled.
 REACH = 2.5
 
 
-def normalise(Sigma: Tensor, eps: float = 0.0) -> Tensor:
+def normalise(Sigma: Float[Tensor, "T T"], eps: float = 0.0) -> Float[Tensor, "T T"]:
     """RMSNorm (or LayerNorm of zero-mean coordinates): Sigma_ij / sqrt((Sigma_ii + eps)(Sigma_jj + eps))."""
     scale = inverse_rms(Sigma, eps)
     return scale[:, None] * Sigma * scale
 
 
-def inverse_rms(Sigma: Tensor, eps: float = 0.0) -> Tensor:
+def inverse_rms(Sigma: Float[Tensor, "T T"], eps: float = 0.0) -> Float[Tensor, " T"]:
     """1 / sqrt(Sigma_ii + eps), (T,); 0 for a zero token."""
     q = Sigma.diagonal() + eps
     return torch.where(q > 0, q, math.inf).rsqrt()
@@ -48,16 +52,16 @@ def mlp(Sigma: Tensor, activation: str, slope: float = 0.0, gain_in: float = 1.0
 
 
 def attend(
-    Sigma: Tensor,
+    Sigma: Float[Tensor, "T T"],
     *,
     causal: bool = True,
-    P: Tensor | None = None,
-    D: Tensor | None = None,
+    P: Float[Tensor, "T T"] | None = None,
+    D: Float[Tensor, " T"] | None = None,
     tau2: float = 0.0,
     alpha: float = 0.0,
     beta: float = 1.0,
     gamma: float = 0.0,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Float[Tensor, "T T"], Float[Tensor, "T T"]]:
     """(E[M Sigma M^T], E[M]) for M = alpha I + beta diag(D) A - gamma C; both (T, T).
 
     P (T, T) is the attention matrix at zero logits (None: uniform over visible keys), D its row scale (None: ones).
@@ -76,7 +80,7 @@ def attend(
     return _cauchy_schwarz(out), M
 
 
-def linear_attend(Sigma: Tensor, *, causal: bool = True, tau2: float = 1.0) -> Tensor:
+def linear_attend(Sigma: Float[Tensor, "T T"], *, causal: bool = True, tau2: float = 1.0) -> Float[Tensor, "T T"]:
     """E[A Sigma A^T] for linear attention A = Q K^T / sqrt(d_k), masked: tau2 Sigma_ik sum_{j,l visible} Sigma_jl^2.
 
     E[A] = 0. One draw of A spreads widely around this mean (A is not normalised), so expect it only on average.
@@ -87,7 +91,7 @@ def linear_attend(Sigma: Tensor, *, causal: bool = True, tau2: float = 1.0) -> T
     return tau2 * Sigma * count * _uniform_average(T, causal, Sigma.dtype)(Sigma.square())
 
 
-def annealed_second_moment(Sigma: Tensor, tau2: float, causal: bool = True) -> Tensor:
+def annealed_second_moment(Sigma: Float[Tensor, "T T"], tau2: float, causal: bool = True) -> Float[Tensor, "T T"]:
     """E[A Sigma A^T] for A = softmax(G), G Gaussian with Cov(G_ij, G_kl) = tau2 Sigma_ik Sigma_jl, (T, T).
 
     Annealed: A_ij = e^{G_ij} / Z_i with Z_i near its mean gives, over the visible keys,

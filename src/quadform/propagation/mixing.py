@@ -6,10 +6,15 @@ padding-aware form and the matrix-free product are [own].
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from quadform.core.errors import InputError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 def centring(
@@ -35,7 +40,9 @@ def centring(
     return uniform(torch.tril(visible) if causal else visible, dtype)
 
 
-def uniform(visible: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+def uniform(
+    visible: Bool[Tensor, "*batch queries keys"], dtype: torch.dtype = torch.float64
+) -> Float[Tensor, "*batch queries keys"]:
     """C for any boolean attention mask (..., queries, keys): visible / row count; zero where a row sees nothing."""
     if visible.dtype != torch.bool:
         raise InputError(f"an attention mask is boolean (True = visible); got {visible.dtype}.")
@@ -43,7 +50,9 @@ def uniform(visible: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     return weight / weight.sum(-1, keepdim=True).clamp_min(1)
 
 
-def running_mean(V: Tensor, mask: Tensor | None = None, causal: bool = True) -> Tensor:
+def running_mean(
+    V: Float[Tensor, "*batch T d"], mask: Bool[Tensor, ...] | None = None, causal: bool = True
+) -> Float[Tensor, "*batch T d"]:
     """C V without the (T, T) matrix: V (..., T, d); mask (..., T) broadcasts to V's leading axes, True = a real token.
 
     Causal: the mean of the visible rows so far. In cached decoding it is one running sum and one count.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from quadform.core.errors import InputError, UnknownName, did_you_mean
 from .mixing import centring as centring  # shaping's vocabulary includes the centring matrix C
 from .mixing import running_mean as running_mean
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 Family = Literal["u-spa", "e-spa"]
 FAMILIES: tuple[Family, ...] = ("u-spa", "e-spa")
 #: The strength whose target is Sigma = I: where a schedule starts when tokens are uncorrelated.
@@ -36,13 +39,13 @@ START: dict[str, float] = {"u-spa": 0.0, "e-spa": math.inf}
 
 
 # ------------------------------------------------------------------------------------------------ targets and factors
-def u_spa_target(rho: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def u_spa_target(rho: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "T T"]:
     """The uniform kernel (1 - rho) I + rho 11^T, (T, T). Source: [HMZ23, Sec. 3]."""
     rho, T = _strength("u-spa", rho), _length(seq_len)
     return ((1 - rho) * torch.eye(T, dtype=torch.float64) + rho).to(dtype)
 
 
-def e_spa_target(gamma: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def e_spa_target(gamma: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "T T"]:
     """The exponential kernel exp(-gamma |i - j|), (T, T); gamma = inf is the identity. Source: [HMZ23, Sec. 3]."""
     gamma, T = _strength("e-spa", gamma), _length(seq_len)
     if math.isinf(gamma):
@@ -56,7 +59,7 @@ def target(family: Family, strength: float, seq_len: int, dtype: torch.dtype = t
     return (u_spa_target if _family(family) == "u-spa" else e_spa_target)(strength, seq_len, dtype)
 
 
-def u_spa_factor(rho: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def u_spa_factor(rho: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "T T"]:
     """Cholesky factor of `u_spa_target`: with u_j = 1 + (j-1) rho (j from 1),
 
     L_jj^2 = (1 - rho) u_j / u_{j-1},   L_ij = rho (1 - rho) / (u_{j-1} L_jj) for i > j.
@@ -68,7 +71,7 @@ def u_spa_factor(rho: float, seq_len: int, dtype: torch.dtype = torch.float64) -
     return (torch.tril(below.expand(T, T), -1) + torch.diag(diagonal)).to(dtype)
 
 
-def e_spa_factor(gamma: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Tensor:
+def e_spa_factor(gamma: float, seq_len: int, dtype: torch.dtype = torch.float64) -> Float[Tensor, "T T"]:
     """Cholesky factor of `e_spa_target`: with lam = e^-gamma and s = sqrt(1 - lam^2),
 
     L_i1 = lam^{i-1},   L_ij = s lam^{i-j} for 2 <= j <= i.
@@ -360,7 +363,7 @@ def _shape(X: Tensor) -> str:
 def _family(family: str) -> Family:
     if family not in FAMILIES:
         raise UnknownName(f"no SPA family {family!r}; there are {', '.join(FAMILIES)}.{did_you_mean(family, FAMILIES)}")
-    return family  # type: ignore[return-value]
+    return family
 
 
 def _strength(family: str, value: float) -> float:
@@ -387,13 +390,11 @@ def _ordered(family: str, prev: float, next: float, where: str = "") -> tuple[fl
     return prev, next
 
 
-def _length(seq_len: int) -> int:
+def _length(seq_len: int, what: str = "a sequence has a whole number of tokens") -> int:
     if int(seq_len) != seq_len or seq_len < 1:
-        raise InputError(f"a sequence has a whole number of tokens, at least 1; got {seq_len}.")
+        raise InputError(f"{what}, at least 1; got {seq_len}.")
     return int(seq_len)
 
 
 def _depth(depth: int) -> int:
-    if int(depth) != depth or depth < 1:
-        raise InputError(f"a schedule covers a whole number of layers, at least 1; got {depth}.")
-    return int(depth)
+    return _length(depth, "a schedule covers a whole number of layers")
