@@ -17,6 +17,7 @@ from quadform.applications.configs import BLOCKS, Vary
 from quadform.applications.problem import Problem, toy_problem
 from quadform.core.errors import InputError
 from quadform.core.record import Record
+from quadform.theory.growth import GrowthModel, LinearAttention, SoftmaxAttention
 
 SIZES = st.integers(1, 5)
 
@@ -33,7 +34,8 @@ def oracle(problem: Problem) -> torch.Tensor:
     def loss(flat: torch.Tensor) -> torch.Tensor:
         W = space.unflatten(flat)
         X = problem.scale * problem.X
-        T = X @ W["W_Q"] @ W["W_K"].T @ X.T / (problem.temperature * math.sqrt(problem.W_Q.shape[1]))
+        product = W["W_QK"] if problem.factor == "single" else W["W_Q"] @ W["W_K"].T
+        T = X @ product @ X.T / (problem.temperature * math.sqrt(problem.W_Q.shape[1]))
         if problem.mask == "causal":
             T = T + torch.full_like(T, -math.inf).triu(1)
         A = T if problem.attention == "linear" else T.softmax(-1)
@@ -42,20 +44,20 @@ def oracle(problem: Problem) -> torch.Tensor:
     return torch.func.jacfwd(torch.func.grad(loss))(space.flatten(problem.weights))
 
 
-@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from([("softmax", "none"), ("softmax", "causal"), ("linear", "none")]))
-def test_record_holds_the_hessian(tokens: int, dim: int, d_k: int, d_v: int, kind: tuple[str, str]) -> None:
+KINDS = [
+    {"attention": "softmax"},
+    {"attention": "softmax", "mask": "causal"},
+    {"attention": "linear"},
+    {"attention": "softmax", "factor": "single", "mask": "causal"},
+]
+
+
+@given(SIZES, SIZES, SIZES, SIZES, st.sampled_from(KINDS))
+def test_record_holds_the_hessian(tokens: int, dim: int, d_k: int, d_v: int, kind: dict[str, str]) -> None:
     """H_o + H_f of the record is the Hessian of the loss, to 1e-12 of its largest entry."""
-    config = AttentionConfig(
-        tokens=tokens, dim=dim, d_k=d_k, d_v=d_v, attention=kind[0], mask=kind[1], scale=0.7, temperature=1.3,
-        seed=tokens, vary="none",
-    )  # fmt: skip
-    got = run(config, progress=False)
-    want = oracle(
-        toy_problem(
-            tokens=tokens, dim=dim, d_k=d_k, d_v=d_v, seed=tokens, scale=0.7, temperature=1.3, attention=kind[0],
-            mask=kind[1],
-        )
-    )  # fmt: skip
+    options = {"tokens": tokens, "dim": dim, "d_k": d_k, "d_v": d_v, "seed": tokens, "scale": 0.7, "temperature": 1.3}
+    got = run(AttentionConfig(**options, **kind, vary="none"), progress=False)  # type: ignore[arg-type]
+    want = oracle(toy_problem(**options, **kind))  # type: ignore[arg-type]
     H = got.tensors["H_o"] + got.tensors["H_f"]
     assert (H - want).abs().max() <= 1e-12 * want.abs().max().clamp_min(1e-12)
     assert got.scalars["autodiff_error"].value <= 1e-12
@@ -108,6 +110,26 @@ def test_slopes_are_the_papers(record: Record) -> None:
                 assert fitted.stderr is not None
     assert [PAPER["softmax"]["outer"][b] for b in BLOCKS] == [6, 6, 6, 4, 4, 2]
     assert [PAPER["softmax"]["functional"][b] for b in BLOCKS] == [5, 3, 5, 3, 3, 0]
+
+
+def test_slopes_of_the_single_matrix() -> None:
+    """With one matrix W_QK the functional query-key block grows as X^5: its X^3 was the curvature of the product."""
+    got = run(AttentionConfig(dim=4, factor="single", vary="scale=0.01:0.1:6"), progress=False)
+    for part, table in PAPER["single"].items():
+        for block, power in table.items():
+            fitted = got.scalars.get(f"slope/{part}/{block}")
+            assert (fitted.value if fitted else 0) == pytest.approx(power, abs=0.05)
+    assert got.inputs["space"] == [["W_QK", [4, 4]], ["W_V", [4, 4]]]
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("softmax", SoftmaxAttention()), ("linear", LinearAttention())])
+def test_tables_are_what_the_growth_calculus_derives(kind: str, stage: object) -> None:
+    """The exponents of the paper, stored as its statement, equal those derived from the layer's own formula."""
+    model = GrowthModel(stage)
+    for part, table in PAPER[kind].items():
+        for block, power in table.items():
+            growth = getattr(model, part)(*block.split(","))
+            assert (model.exponent(growth, "X") if growth.terms else 0) == power
 
 
 def test_slopes_of_linear_attention() -> None:

@@ -39,10 +39,16 @@ def test_functional_part() -> None:
 
 
 def test_draws_cover_every_kind_and_size() -> None:
-    """Twelve draws hold softmax, causal and linear layers, and a size of 1."""
+    """Twelve draws hold softmax, causal, linear and single-matrix layers, and a size of 1."""
     config = VerifyConfig()
     problems = [draw(config, i, torch.device("cpu"), torch.float64)[0] for i in range(config.shapes)]
-    assert {(p.attention, p.mask) for p in problems} == {("softmax", "none"), ("softmax", "causal"), ("linear", "none")}
+    kinds = {(p.attention, p.mask, p.factor) for p in problems}
+    assert kinds == {
+        ("softmax", "none", "qk"),
+        ("softmax", "causal", "qk"),
+        ("linear", "none", "qk"),
+        ("softmax", "none", "single"),
+    }
     assert any(1 in (*p.X.shape, *p.W_Q.shape, *p.W_V.shape) for p in problems)
 
 

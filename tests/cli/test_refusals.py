@@ -74,6 +74,10 @@ REFUSED = [
         ["attention", "--attention", "linear", "--mask", "causal"],
         "linear attention has no masked closed form. Use `--mask none` or `--attention softmax`.",
     ),
+    (
+        ["attention", "--attention", "linear", "--factor", "single"],
+        "linear attention with one matrix W_QK has no closed form here. Use `--factor qk`.",
+    ),
     (["attention", "--device", "gpu"], "`--device gpu` is not a device. Use `cpu`, `cuda` or `cuda:0`."),
     (["attention", "--device", "meta"], "`--device meta`: float64 and eigenvalues need `cpu` or `cuda`."),
     (["verify", "--shapes", "0"], "`--shapes 0 --largest 6`: give at least 1 for both."),

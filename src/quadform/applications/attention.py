@@ -15,14 +15,15 @@ from ..core.errors import InputError, did_you_mean
 from ..core.memory import in_words
 from ..core.progress import Progress, Report, say
 from ..core.record import Estimate, Provenance, Record
-from .configs import BLOCKS, AttentionConfig, Vary
+from .configs import BLOCKS, MERGED_BLOCKS, AttentionConfig, Vary
 from .machine import DTYPES, MATRICES, device_of, guard
 from .problem import Problem, toy_problem
 
 PARTS = ("outer", "functional", "total")
 
 #: Exponents of the block norms in the input scale. Source: [ODS25, Thm 3.1 and 3.2], softmax treated as bounded; for
-#: linear attention [own], F homogeneous of degree 3 in X. Blocks that are exactly zero have none.
+#: linear attention [own], F homogeneous of degree 3 in X; for the single matrix W_QK the term X^3 of H_f(Q, K), the
+#: curvature of the product W_Q W_K^T, is gone. Blocks that are exactly zero have none.
 PAPER: dict[str, dict[str, dict[str, float]]] = {
     "softmax": {
         "outer": dict(zip(BLOCKS, (6, 6, 6, 4, 4, 2), strict=True)),
@@ -31,6 +32,10 @@ PAPER: dict[str, dict[str, dict[str, float]]] = {
     "linear": {
         "outer": dict.fromkeys(BLOCKS, 6),
         "functional": dict(zip(BLOCKS, (0, 3, 0, 3, 3, 0), strict=True)),
+    },
+    "single": {
+        "outer": dict(zip(MERGED_BLOCKS, (6, 4, 2), strict=True)),
+        "functional": dict(zip(MERGED_BLOCKS, (5, 3, 0), strict=True)),
     },
 }
 _ZERO = "the block is exactly 0"
@@ -59,18 +64,22 @@ def attention_hessian(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, Y: Tenso
 
 @dataclass(frozen=True)
 class Sweep:
-    """Block norms along a grid: `norms[part]` (points, 6) in the order of `BLOCKS`, for outer, functional and total."""
+    """Block norms along a grid: `norms[part]` (points, blocks) for outer, functional and total."""
 
     name: str
+    blocks: tuple[str, ...]
     values: Tensor
     norms: dict[str, Tensor]
 
     @classmethod
-    def of(cls, name: str, grid: Sequence[float], rows: Sequence[dict[tuple[str, str], float]]) -> Sweep:
+    def of(
+        cls, name: str, blocks: tuple[str, ...], grid: Sequence[float], rows: Sequence[dict[tuple[str, str], float]]
+    ) -> Sweep:
         """From one `block_norms` per grid point."""
-        norms = {part: [[row[part, block] for block in BLOCKS] for row in rows] for part in PARTS}
+        norms = {part: [[row[part, block] for block in blocks] for row in rows] for part in PARTS}
         return cls(
             name,
+            blocks,
             torch.tensor(grid, dtype=torch.float64),
             {part: torch.tensor(table, dtype=torch.float64) for part, table in norms.items()},
         )
@@ -86,7 +95,7 @@ class Sweep:
         lo, hi = fit or self.fit_range
         inside = (self.values >= lo) & (self.values <= hi)
         found = {}
-        for i, block in enumerate(BLOCKS):
+        for i, block in enumerate(self.blocks):
             norms = self.norms[part][inside, i]
             if len(norms) >= 2 and bool((norms > 0).all()):
                 found[block] = _log_log_slope(self.values[inside], norms)
@@ -133,14 +142,14 @@ def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep
         )
         for factor in grid
     )
-    return Sweep.of(name, grid, [block_norms(each) for each in layers])
+    return Sweep.of(name, BLOCKS, grid, [block_norms(each, BLOCKS) for each in layers])
 
 
-def block_norms(layer: Any) -> dict[tuple[str, str], float]:
+def block_norms(layer: Any, blocks: Sequence[str]) -> dict[tuple[str, str], float]:
     """(part, block) -> exact Frobenius norm; by token Gram sums where the layer has them, else from the dense block."""
     found = {}
     for part in PARTS:
-        for block in BLOCKS:
+        for block in blocks:
             a, b = block.split(",")
             if hasattr(layer, "norm"):
                 found[part, block] = layer.norm(a, b, part).value
@@ -172,6 +181,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
         attention=config.attention,
         temperature=config.temperature,
         mask=config.mask,
+        factor=config.factor,
     )
     _tell_cost(config.parameters, dtype)
     sweep = config.sweep
@@ -188,7 +198,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
         scalars["autodiff_error"] = _autodiff_error(problem, H_o + H_f)
         scalars["seconds"] = _seconds(problem)
         bar.step(text="checked against autodiff")
-        scalars |= {f"norm/{part}/{b}": Estimate(v) for (part, b), v in block_norms(layer).items()}
+        scalars |= {f"norm/{part}/{b}": Estimate(v) for (part, b), v in block_norms(layer, config.blocks).items()}
         tensors = {"H_o": H_o, "H_f": H_f, **spectra, "A": problem.pattern(problem.weights)}
         if config.attention == "softmax":
             scalars["entropy"] = Estimate(entropy(tensors["A"]))
@@ -197,7 +207,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
             grown, entropies = _grow(problem, sweep, bar)
             inputs["fit_range"] = list(grown.fit_range)
             scalars |= {f"slope/{part}/{b}": e for part in PARTS[:2] for b, e in grown.fits(part).items()}
-            scalars |= _paper_scalars(config.attention)
+            scalars |= _paper_scalars("single" if config.factor == "single" else config.attention)
             tensors |= {"scales": grown.values} | {f"growth_{part}": grown.norms[part] for part in PARTS}
             if config.attention == "softmax":
                 tensors["growth_entropy"] = torch.tensor(entropies)
@@ -263,16 +273,16 @@ def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, list[flo
     rows, entropies = [], []
     for scale in sweep.grid:
         at = problem.at(scale)
-        rows.append(block_norms(at.layer()))
+        rows.append(block_norms(at.layer(), problem.blocks))
         entropies.append(entropy(at.pattern(at.weights)))
         bar.step(text=f"scale {scale:.3g}")
-    return Sweep.of(sweep.name, sweep.grid, rows), entropies
+    return Sweep.of(sweep.name, problem.blocks, sweep.grid, rows), entropies
 
 
-def _paper_scalars(attention: str) -> dict[str, Estimate]:
-    notes = {("functional", "W_Q,W_K"): _MIX} if attention == "softmax" else {}
+def _paper_scalars(kind: str) -> dict[str, Estimate]:
+    notes = {("functional", "W_Q,W_K"): _MIX} if kind == "softmax" else {}
     return {
         f"paper/{part}/{block}": Estimate(power, note=notes.get((part, block), "" if power else _ZERO))
-        for part, table in PAPER[attention].items()
+        for part, table in PAPER[kind].items()
         for block, power in table.items()
     }

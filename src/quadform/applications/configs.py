@@ -17,6 +17,8 @@ from ..core.errors import InputError, did_you_mean
 
 #: The six unique blocks of the Hessian of one head, row then column, in the order used everywhere.
 BLOCKS = ("W_Q,W_Q", "W_Q,W_K", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")
+#: The three of a head with one matrix W_QK in place of W_Q W_K^T.
+MERGED_BLOCKS = ("W_QK,W_QK", "W_V,W_QK", "W_V,W_V")
 
 #: What a sweep can vary.
 VARIED = ("scale",)
@@ -102,6 +104,8 @@ class AttentionConfig(Numerics):
     """Width of values."""
     attention: Literal["softmax", "linear"] = "softmax"
     """Softmax attention, or the same layer without the softmax."""
+    factor: Literal["qk", "single"] = "qk"
+    """Scores from two matrices W_Q and W_K, or from the single matrix W_QK = W_Q W_K^T."""
     scale: float = 1.0
     """Standard deviation of the tokens."""
     temperature: float = 1.0
@@ -122,6 +126,8 @@ class AttentionConfig(Numerics):
                 raise InputError(f"`--{name} {value:g}`: a {name} is a positive finite number.")
         if self.attention == "linear" and self.mask != "none":
             raise InputError("linear attention has no masked closed form. Use `--mask none` or `--attention softmax`.")
+        if self.attention == "linear" and self.factor == "single":
+            raise InputError("linear attention with one matrix W_QK has no closed form here. Use `--factor qk`.")
         _ = self.sweep
 
     @property
@@ -134,20 +140,30 @@ class AttentionConfig(Numerics):
         return self.tokens, self.dim, self.d_k or self.dim, self.d_v or self.dim
 
     @property
-    def parameters(self) -> int:
+    def space(self) -> dict[str, tuple[int, int]]:
+        """The parameters: name -> shape."""
         _, d, d_k, d_v = self.shape
-        return d * (2 * d_k + d_v)
+        if self.factor == "single":
+            return {"W_QK": (d, d), "W_V": (d, d_v)}
+        return {"W_Q": (d, d_k), "W_K": (d, d_k), "W_V": (d, d_v)}
+
+    @property
+    def parameters(self) -> int:
+        return sum(rows * columns for rows, columns in self.space.values())
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return MERGED_BLOCKS if self.factor == "single" else BLOCKS
 
     def inputs(self) -> dict[str, Any]:
         """The question as plain JSON, every default spelled out."""
-        _, d, d_k, d_v = self.shape
+        _, _, d_k, d_v = self.shape
         sweep = self.sweep
         return dataclasses.asdict(self) | {
             "d_k": d_k,
             "d_v": d_v,
-            "factor": "qk",
             "vary": {sweep.name: [sweep.lo, sweep.hi, sweep.points]} if sweep else None,
-            "space": [["W_Q", [d, d_k]], ["W_K", [d, d_k]], ["W_V", [d, d_v]]],
+            "space": [[name, list(shape)] for name, shape in self.space.items()],
         }
 
 

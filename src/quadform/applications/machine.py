@@ -42,6 +42,6 @@ def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
     if need > have:
         raise TooLarge(
             f"The exact Hessian of {parameters:,} parameters with its eigenvalues needs {in_words(need)};"
-            f" {in_words(have)} are free. At most {largest_hessian(device, dtype):,} parameters fit here: lower `--dim`"
-            " (parameters = dim (2 d_k + d_v))."
+            f" {in_words(have)} are free. At most {largest_hessian(device, dtype):,} parameters fit here:"
+            " lower `--dim`."
         )

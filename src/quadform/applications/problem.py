@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ..core.rng import stream
 from ..core.space import Space
+from .configs import BLOCKS, MERGED_BLOCKS
 
-NAMES = ("W_Q", "W_K", "W_V")
 Scalar = Callable[[dict[str, Tensor]], Tensor]
 
 
@@ -25,7 +25,8 @@ Scalar = Callable[[dict[str, Tensor]], Tensor]
 class Problem:
     """F = softmax(scale^2 X W_Q W_K^T X^T / (t sqrt(d_K))) (scale X) W_V and its mean squared error against Y.
 
-    X (L, d), W_Q and W_K (d, d_K), W_V (d, d_V), Y (L, d_V); `attention="linear"` leaves out the softmax.
+    X (L, d), W_Q and W_K (d, d_K), W_V (d, d_V), Y (L, d_V); `attention="linear"` leaves out the softmax,
+    `factor="single"` takes W_QK = W_Q W_K^T (d, d) as one parameter: the same function, another Hessian.
     Source: [ODS25, section 2].
     """
 
@@ -38,10 +39,17 @@ class Problem:
     attention: str = "softmax"
     temperature: float = 1.0
     mask: str = "none"
+    factor: str = "qk"
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in NAMES}
+        if self.factor == "single":
+            return {"W_QK": self.W_Q @ self.W_K.T, "W_V": self.W_V}
+        return {"W_Q": self.W_Q, "W_K": self.W_K, "W_V": self.W_V}
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return MERGED_BLOCKS if self.factor == "single" else BLOCKS
 
     @property
     def space(self) -> Space:
@@ -52,22 +60,29 @@ class Problem:
         return replace(self, scale=scale)
 
     def layer(self) -> Any:
-        """The closed form: `theory.AttentionLayer` or `theory.LinearAttentionLayer`."""
-        arguments = (self.scale * self.X, self.W_Q, self.W_K, self.W_V, self.Y)
+        """The closed form: `theory.AttentionLayer`, `MergedLayer` or `LinearAttentionLayer`."""
+        arguments = (self.scale * self.X, *self.weights.values(), self.Y)
         if self.attention == "linear":
             from ..theory.linear_attention import LinearAttentionLayer
 
             return LinearAttentionLayer(*arguments, temperature=self.temperature)
+        options: dict[str, Any] = {
+            "temperature": self.temperature,
+            "mask": "causal" if self.mask == "causal" else None,
+        }
+        if self.factor == "single":
+            from ..theory.merged_qk import MergedLayer
+
+            return MergedLayer(*arguments, d_K=self.W_Q.shape[1], **options)
         from ..theory.attention import AttentionLayer
 
-        return AttentionLayer(
-            *arguments, temperature=self.temperature, mask="causal" if self.mask == "causal" else None
-        )
+        return AttentionLayer(*arguments, **options)
 
     def pattern(self, W: dict[str, Tensor]) -> Tensor:
         """The attention matrix A (L, L)."""
         X = self.scale * self.X
-        T = (X @ W["W_Q"]) @ (X @ W["W_K"]).T / (self.temperature * math.sqrt(self.W_Q.shape[1]))
+        left, right = (X @ W["W_QK"], X) if "W_QK" in W else (X @ W["W_Q"], X @ W["W_K"])
+        T = left @ right.T / (self.temperature * math.sqrt(self.W_Q.shape[1]))
         if self.attention == "linear":
             return T
         if self.mask == "causal":

@@ -18,14 +18,19 @@ from ..core.progress import Progress, Report
 from ..core.record import Estimate, Provenance, Record
 from ..core.rng import stream
 from ..testing import check_operator
-from .configs import BLOCKS, VerifyConfig
+from .configs import VerifyConfig
 from .machine import DTYPES, device_of
 from .problem import Problem, toy_problem
 
 #: Relative to max|H|. Rounding leaves 1e-15 for tokens ~ N(0, 1); a central difference of the gradient is good to 1e-8.
 CLOSED_FORM, DIFFERENCE, CONTRACT = 1e-12, 1e-6, 1e-10
 
-KINDS = ({"attention": "softmax"}, {"attention": "softmax", "mask": "causal"}, {"attention": "linear"})
+KINDS = (
+    {"attention": "softmax"},
+    {"attention": "softmax", "mask": "causal"},
+    {"attention": "linear"},
+    {"attention": "softmax", "factor": "single"},
+)
 
 
 @dataclass
@@ -78,7 +83,7 @@ def run(config: VerifyConfig, progress: bool | Report = True) -> tuple[Record, l
 
 
 def draw(config: VerifyConfig, index: int, device: torch.device, dtype: torch.dtype) -> tuple[Problem, str]:
-    """Layer number `index`: independent sizes from 1 to `largest`; softmax, causal and linear in turn."""
+    """Layer number `index`: independent sizes from 1 to `largest`; the kinds of `KINDS` in turn."""
     generator = stream(config.seed, f"verify/{index}")
     tokens, dim, d_k, d_v = (
         int(torch.randint(1, config.largest + 1, (), generator=generator)) for _ in ("tokens", "dim", "d_k", "d_v")
@@ -107,11 +112,11 @@ def examine(problem: Problem, add: Callable[[str, float, float], None]) -> None:
     scale = float(H.abs().max().clamp_min(1e-300))
     rows = problem.space.slices()
     for part, label in (("outer", "H_o"), ("functional", "H_f"), ("block", "H")):
-        for block in BLOCKS:
+        for block in problem.blocks:
             a, b = block.split(",")
             got = getattr(layer, part)(a, b)
             want = whole[part][rows[a], rows[b]]
-            add(f"{label}, six blocks: closed form = autodiff", CLOSED_FORM, _distance(got, want) / scale)
+            add(f"{label}, every block: closed form = autodiff", CLOSED_FORM, _distance(got, want) / scale)
     direction = torch.ones(len(H), dtype=H.dtype, device=H.device) / len(H) ** 0.5
     product = layer.hessian() @ direction
     size = float((H @ direction).abs().max().clamp_min(scale * 1e-3))

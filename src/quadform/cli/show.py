@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..applications.doctor import Line
     from ..applications.verify import Check
 
-LABELS = {"W_Q": "query", "W_K": "key", "W_V": "value"}
+LABELS = {"W_Q": "query", "W_K": "key", "W_V": "value", "W_QK": "query-key"}
 #: Entropy below which the attention is called one-hot.
 ONE_HOT = 0.01
 #: A tensor with at most this many entries is printed whole in `--json`.
@@ -56,10 +56,10 @@ def attention_verdict(record: Record) -> None:
 
 def _growth_table(record: Record) -> Table:
     table = _table("")
+    names = [name for name, _ in record.inputs["space"]]
     for part in ("outer", "functional"):
-        for name in LABELS.values():
-            table.add_column(f"{part}\n{name}" if name == "query" else f"\n{name}", justify="left")
-    names = list(LABELS)
+        for i, name in enumerate(names):
+            table.add_column(f"{part if i == 0 else ''}\n{LABELS[name]}", justify="left")
     for i, row in enumerate(names):
         cells = [LABELS[row]]
         for part in ("outer", "functional"):
@@ -80,13 +80,15 @@ def _far_end(record: Record) -> str:
     """The largest scale of the sweep: what the attention and the two extreme blocks have become."""
     t = record.tensors
     scale = float(t["scales"][-1])
-    query, value = (float(t["growth_total"][-1, i]) for i in (0, 5))
+    query, value = (float(t["growth_total"][-1, i]) for i in (0, -1))  # the first and last diagonal blocks
     if "growth_entropy" not in t:
         state = "no softmax, nothing saturates"
     else:
         entropy = float(t["growth_entropy"][-1])
         state = f"attention is {'one-hot' if entropy < ONE_HOT else 'not one-hot'} (entropy {entropy:.2f})"
-    return f"scale {scale:g}: {state}: query curvature {_power(query)}, value curvature {_power(value)} (block norms)"
+    first, last = (LABELS[record.inputs["space"][i][0]] for i in (0, -1))
+    curvature = f"{first} curvature {_power(query)}, {last} curvature {_power(value)} (block norms)"
+    return f"scale {scale:g}: {state}: {curvature}"
 
 
 def verify(config: VerifyConfig, checks: Sequence[Check]) -> None:
@@ -97,7 +99,7 @@ def verify(config: VerifyConfig, checks: Sequence[Check]) -> None:
         table.add_row(
             c.name, f"{c.error:.0e}", f"{c.tolerance:.0e}", str(c.count), "ok" if c.ok else f"FAILED at {c.worst}"
         )
-    sizes = f"softmax, causal, linear; every size from 1 to {config.largest}"
+    sizes = f"softmax, causal, linear, single W_QK; every size from 1 to {config.largest}"
     print(f"{config.shapes} random layers ({sizes}), errors relative to max|H|")
     _print(table)
     failed = [c for c in checks if not c.ok]
