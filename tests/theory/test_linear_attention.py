@@ -113,7 +113,8 @@ def test_diagonal_blocks_are_psd(drawn):
     layer, _ = drawn
     for name in NAMES:
         values = torch.linalg.eigvalsh(layer.block(name, name))
-        assert float(values[0]) >= -1e-13 * max(float(values[-1]), 1e-30)
+        # A saturated softmax has a token Hessian far below p (1 - p) rounding: compare with what J^T J could give.
+        assert float(values[0]) >= -1e-14 * float(layer.jacobian(name).square().sum())
 
 
 def test_whole_hessian_is_indefinite():
