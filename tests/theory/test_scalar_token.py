@@ -146,6 +146,42 @@ def test_sink_limit():
     assert math.isclose(float(model.spectrum().outliers[-1]), want, rel_tol=1e-9)
 
 
+def sink_sweep(mean, spread, heights):
+    """|c|, largest outlier, share of captured queries; 256 sequences of 32 tokens, s = 2, w_V = 1, y ~ N(0, 1)."""
+    gen = torch.Generator().manual_seed(0)
+    x = mean + spread * torch.randn(256, 32, generator=gen, dtype=torch.float64)
+    y = torch.randn(256, 32, generator=gen, dtype=torch.float64)
+    w = torch.full((4,), 1.0, dtype=torch.float64)
+    out = []
+    for height in heights:
+        model = ScalarTokenModel(x, y, w, w, w[0]).with_sink(height)
+        spectrum = model.spectrum()
+        captured = (model.capture_margin() > 0) & (model.capture() > 0.5)
+        out.append(
+            (float(spectrum.c.abs()), float(spectrum.outliers.abs().max()), float(captured[:, 1:].double().mean()))
+        )
+    return zip(*out, strict=True)
+
+
+def test_sink_shrinks_the_bulk_only_after_capture():
+    """Tokens near 1: the bulk first GROWS with the sink and shrinks once most queries are captured; outliers grow."""
+    bulk, top, captured = sink_sweep(1.0, 0.25, (0, 2, 3, 4, 8, 16))
+    assert bulk[0] < bulk[1]
+    assert captured[1] < 0.5
+    assert captured[3] > 0.5
+    assert bulk[2] > bulk[3] > bulk[4] > bulk[5]
+    assert bulk[5] < bulk[0]
+    assert list(top) == sorted(top)
+
+
+def test_sink_that_half_the_queries_flee():
+    """Zero-mean tokens: half the queries flee, a share ~ 1/b stays undecided; the bulk grows as b, the top as b^2."""
+    bulk, top, captured = sink_sweep(0.0, 1.0, (16, 1024))
+    assert all(0.4 < share < 0.5 for share in captured)
+    assert math.log(bulk[1] / bulk[0], 64) == pytest.approx(1, abs=0.15)
+    assert math.log(top[1] / top[0], 64) == pytest.approx(2, abs=0.15)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 8), st.floats(0.2, 3), st.floats(0.1, 8), st.floats(-1.5, 1.5))
 def test_capture_criterion(L, s, height, level):

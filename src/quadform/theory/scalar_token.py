@@ -202,13 +202,14 @@ class ScalarTokenModel:
         return self.A[..., at]
 
     def capture_margin(self, at: int = 0) -> Tensor:
-        """`s x_i b (2 p_i - 1) - 2` per query i: positive where the sink has captured the query.
+        """`s x_i b (2 p_i - 1) - 2` per query i: positive where it has decided for the sink (p_i > 1/2) or against it.
 
         With p_i the attention on the sink and b its height above the attention-weighted mean of the other tokens, the
         row variance is `mu2_i = p (1 - p) b^2` plus the spread of the others. For a query `i != at` it falls as the
         sink grows exactly where the margin is positive (exact when the other tokens are equal), and with it that
-        query's share of the bulk c. "A sink shrinks the bulk" therefore holds after capture only, and never for
-        queries with `s x_i < 0`, which flee the sink. Source of the claim: [SOH25]; the criterion: [own].
+        query's share of the bulk c; before, it rises. "A sink shrinks the bulk" therefore holds once the queries have
+        decided. Tokens of zero mean never all do: a share ~ 1/b of them has `s x_i b` ~ 1, each adding x r mu2 ~ b^2,
+        so the bulk grows as b while the outliers grow as b^2. Source of the claim: [SOH25]; the criterion: [own].
         """
         p = self.capture(at)
         m = (self.A * self.x[..., None, :]).sum(-1)
