@@ -83,3 +83,11 @@ def test_warm_up_follows_the_measured_ramp():
     assert design(4, "sas-p", seq_len=8, lr=2e-3, **SMALL).warmup_steps == pytest.approx(2e-3 / RAMP, abs=1)
     assert design(4, "pre-ln", seq_len=8, **SMALL).warmup_steps == 0
     assert design(4, "sas-p-no-norm", seq_len=8, **SMALL).warmup_steps == 0
+
+
+def test_a_strength_at_its_share_is_left_alone():
+    """The published rho_L = .8 is exactly its share of the default budget .9: only the slope moves."""
+    made = design(16, "u-spa", seq_len=16, **SMALL)
+    assert made.blocks[-1].mixing.bias.final == 0.8
+    assert "rho_L" not in str(made)
+    assert "slope" in str(made)

@@ -185,7 +185,7 @@ def _weaken_attention(config: ModelConfig, health: Health, T: int) -> tuple[Mode
     def cosine(strength: float) -> float:
         return float(kernel_cosine(target(bias.family, strength, T)))
 
-    if T == 1 or cosine(bias.final) <= limit:
+    if T == 1 or cosine(bias.final) <= limit + 1e-9:
         return config, []
     if bias.family == "u-spa":
         final = limit  # the off-diagonal cosine is rho itself
