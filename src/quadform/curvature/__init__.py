@@ -1,0 +1,15 @@
+"""Exact second-order operators of any model's empirical risk: Hessian, Gauss-Newton, functional part, Fisher."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Risk": ".risk",
+        "hessian": ".operators",
+        "gauss_newton": ".operators",
+        "functional": ".operators",
+        "fisher": ".operators",
+        "activation_hessian": ".operators",
+    },
+)

@@ -1,0 +1,299 @@
+"""Hessian, Gauss-Newton, functional part and Fisher of a risk as operators over its named parameters.
+
+    H   = d2 risk                                  products by jvp(grad): forward over reverse
+    H_o = J^T (d2l/dF2) J                          Gauss-Newton, split at the output F of the network or of one module
+    H_f = <dl/dF, d2F>                             functional part; H = H_o + H_f; its own product, no subtraction
+
+`torch.func.hessian` and every route of the form jvp(jacrev) are wrong through LayerNorm on current torch and are not
+used. Source of the split: [ODS25, Sec. 2]; at a module's output: [own].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp, vjp, vmap
+
+from ..core.errors import InputError
+from ..core.operator import Block, Operator
+from ..core.progress import say
+from ..core.rng import stream
+from ..core.space import Space, Vector
+from .risk import Risk
+from .selfcheck import require_sound_derivatives
+
+Product = Callable[[Vector, Any, Vector], dict[str, Tensor]]
+
+
+def hessian(risk: Risk, rows: str = "*", cols: str = "*", *, chunk: int = 8) -> Operator:
+    """H of the risk, or one of its named blocks: `hessian(risk, rows="*.W_Q", cols="*.W_V")`.
+
+    A block differentiates once with respect to its rows and once along its columns; nothing else is computed.
+    """
+
+    def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
+        return _derivative_of_gradient(lambda p: risk.run(p, batch)[0], theta, v, rows)
+
+    return _select(_RiskOperator(risk, product, psd=False, chunk=chunk, what="Hessian"), rows, cols)
+
+
+def functional(risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8) -> Operator:
+    """H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
+    that of the module named by `split` (then over the parameters inside it)."""
+
+    def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
+        g = _output_gradient(risk, theta, batch, split)
+        return _derivative_of_gradient(lambda p: (g * risk.output(p, batch, split)).sum(), theta, v, rows)
+
+    return _select(
+        _RiskOperator(risk, product, psd=False, chunk=chunk, what="functional part", split=split), rows, cols
+    )
+
+
+def gauss_newton(risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8) -> Operator:
+    """H_o = J^T (d2l/dF2) J, split at the network's output or, `split="layers.0.attn"`, at a module's output (then
+    d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite)."""
+
+    def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
+        def F(p: Vector) -> Tensor:
+            return risk.output({**theta, **p}, batch, split)
+
+        output, dF = jvp(F, ({n: theta[n] for n in v},), (dict(v),))  # type: ignore[misc]
+        curved = _output_curvature(risk, theta, batch, split, output, dF)
+        _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]
+        return pull(curved)[0]
+
+    return _select(_RiskOperator(risk, product, psd=False, chunk=chunk, what="Gauss-Newton", split=split), rows, cols)
+
+
+def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = 8) -> Operator:
+    """d2 risk / dF2 with respect to the output of a module (default: of the network), for data of one batch."""
+    if len(risk.batches) != 1:
+        raise InputError(f"activations belong to one batch; this risk has {len(risk.batches)}. Give it one.")
+    with risk.context(), torch.no_grad():
+        F = risk.output(risk.params, risk.batches[0], module)
+    return _ActivationHessian(risk, module, F, chunk)
+
+
+def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = 8) -> Operator:
+    """The Fisher matrix: `"empirical"`, the second moment of the per-batch gradients at the data's own labels, or
+    `"monte-carlo"`, J^T E[s s^T] J with labels drawn from the model (cross-entropy at its logits); its mean is H_o."""
+    if kind == "empirical":
+        return _EmpiricalFisher(risk)
+    if kind != "monte-carlo":
+        raise InputError(f"fisher kind {kind!r} is not 'empirical' or 'monte-carlo'.")
+    return _SampledFisher(risk, samples, seed, chunk)
+
+
+# --- derivatives ----------------------------------------------------------------------------------------------------
+def _derivative_of_gradient(
+    scalar: Callable[[Vector], Tensor], theta: Vector, v: Vector, rows: tuple[str, ...]
+) -> dict[str, Tensor]:
+    """d/de grad_rows scalar(theta + e v): one forward-over-reverse pass; v lives on some of the parameters."""
+
+    def gradient(moving: Vector) -> dict[str, Tensor]:
+        at = {**theta, **moving}
+        return grad(lambda r: scalar({**at, **r}))({n: at[n] for n in rows})
+
+    return jvp(gradient, ({n: theta[n] for n in v},), (dict(v),))[1]
+
+
+def _output_gradient(risk: Risk, theta: Vector, batch: Any, split: str | None) -> Tensor:
+    """g = dl/dF: the derivative of the loss with respect to a shift of the output."""
+    with torch.no_grad():
+        F = risk.output(theta, batch, split)
+    return grad(lambda shift: risk.run(theta, batch, split, shift)[0])(torch.zeros_like(F)).detach()
+
+
+def _output_curvature(risk: Risk, theta: Vector, batch: Any, split: str | None, F: Tensor, dF: Tensor) -> Tensor:
+    """(d2l/dF2) dF for everything behind the split."""
+    gradient = grad(lambda shift: risk.run(theta, batch, split, shift)[0])
+    return jvp(gradient, (torch.zeros_like(F),), (dF,))[1]
+
+
+def _select(A: Operator, rows: str, cols: str) -> Operator:
+    return A if rows == cols == "*" else A.block(rows, cols)
+
+
+# --- operators ------------------------------------------------------------------------------------------------------
+@final
+class _RiskOperator(Operator):
+    """Sum over batches of one kind of product, k vectors at a time."""
+
+    def __init__(
+        self,
+        risk: Risk,
+        product: Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]],
+        *,
+        psd: bool,
+        chunk: int,
+        what: str,
+        split: str | None = None,
+        rows: Space | None = None,
+        cols: Space | None = None,
+    ) -> None:
+        require_sound_derivatives()
+        rows = risk.space if rows is None else rows
+        cols = risk.space if cols is None else cols
+        super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts, psd=psd)
+        self.risk, self.product, self.chunk, self.what, self.split = risk, product, chunk, what, split
+        self.batched = True
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        k = next(iter(V.values())).shape[0]
+        parts = []
+        with self.risk.context():
+            for start in range(0, k, self.chunk):
+                parts.append(self._some({n: t[start : start + self.chunk] for n, t in V.items()}))
+        return {n: torch.cat([p[n] for p in parts]) for n in self.codomain.names}
+
+    def _some(self, V: Vector) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for weight, batch in zip(self.risk.weights, self.risk.batches, strict=True):
+            image = self._batch(batch, V)
+            for name, t in image.items():
+                total[name] = weight * t if name not in total else total[name] + weight * t
+        return total
+
+    def _batch(self, batch: Any, V: Vector) -> dict[str, Tensor]:
+        theta, rows = self.risk.params, self.codomain.names
+
+        def one(v: Vector) -> dict[str, Tensor]:
+            return {n: t.detach() for n, t in self.product(theta, batch, v, rows).items()}
+
+        if self.batched and next(iter(V.values())).shape[0] > 1:
+            try:
+                return vmap(one)(dict(V))
+            except RuntimeError as error:
+                self.batched = False
+                say(f"{self.what}: not several vectors at once for this model ({_first_line(error)}); one by one.")
+        images = [one({n: t[i] for n, t in V.items()}) for i in range(next(iter(V.values())).shape[0])]
+        return {n: torch.stack([im[n] for im in images]) for n in rows}
+
+    def adjoint(self) -> Operator:
+        return self if self.symmetric else self.sub_of(self.domain, self.codomain)
+
+    def sub(self, rows: Space, cols: Space) -> Operator:
+        if all(n in self.risk.space for n in (*rows.names, *cols.names)):
+            return self.sub_of(rows, cols)
+        owner = {v.name: v.of for v in self.risk.space.views}
+        wide = [self.risk.space.select(*dict.fromkeys(owner.get(n, n) for n in s.names)) for s in (rows, cols)]
+        return Block(self.sub_of(*wide), rows, cols)
+
+    def sub_of(self, rows: Space, cols: Space) -> Operator:
+        return _RiskOperator(
+            self.risk,
+            self.product,
+            psd=self.psd and rows.parts == cols.parts,
+            chunk=self.chunk,
+            what=self.what,
+            split=self.split,
+            rows=rows,
+            cols=cols,
+        )
+
+
+@final
+class _ActivationHessian(Operator):
+    """d2 risk / dF2 over the output of one module."""
+
+    def __init__(self, risk: Risk, module: str | None, F: Tensor, chunk: int) -> None:
+        require_sound_derivatives()
+        space = Space(((module or "output", tuple(F.shape)),))
+        super().__init__(space, dtype=F.dtype, device=F.device, symmetric=True)
+        self.risk, self.module, self.F, self.chunk = risk, module, F, chunk
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        (name,) = self.domain.names
+
+        def one(dF: Tensor) -> Tensor:
+            return _output_curvature(self.risk, self.risk.params, self.risk.batches[0], self.module, self.F, dF)
+
+        with self.risk.context():
+            return {name: vmap(one, chunk_size=self.chunk)(V[name]).detach()}
+
+
+@final
+class _EmpiricalFisher(Operator):
+    """sum_b w_b g_b g_b^T over the gradients of the batches: give batches of one example for the per-example Fisher."""
+
+    def __init__(self, risk: Risk) -> None:
+        super().__init__(risk.space, dtype=risk.dtype, device=risk.device, symmetric=True, psd=True)
+        with risk.context():
+            self.gradients = [
+                {n: g.detach() for n, g in grad(lambda p, b=b: risk.run(p, b)[0])(risk.params).items()}
+                for b in risk.batches
+            ]
+        self.risk = risk
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        k = next(iter(V.values())).shape[0]
+        out = self.domain.zeros(k, dtype=self.dtype, device=self.device)
+        for weight, g in zip(self.risk.weights, self.gradients, strict=True):
+            along = self.domain.inner({n: t.expand(k, *t.shape) for n, t in g.items()}, V)
+            for n, t in g.items():
+                out[n] += weight * along.view(k, *(1,) * t.dim()) * t
+        return out
+
+
+@final
+class _SampledFisher(Operator):
+    """J^T (mean of s s^T) J with s = dl/dF at labels drawn from softmax(F), the same draws at every product."""
+
+    def __init__(self, risk: Risk, samples: int, seed: int, chunk: int) -> None:
+        require_sound_derivatives()
+        super().__init__(risk.space, dtype=risk.dtype, device=risk.device, symmetric=True, psd=True)
+        self.risk, self.chunk = risk, chunk
+        generator = stream(seed, "fisher", risk.device)
+        self.scores = []
+        for batch in risk.batches:
+            with risk.context(), torch.no_grad():
+                F = risk.output(risk.params, batch)
+            weight = _token_weights(risk, batch, F)
+            p = F.softmax(-1).flatten(0, -2)
+            drawn = torch.multinomial(p, samples, replacement=True, generator=generator).T  # (samples, tokens)
+            onehot = torch.nn.functional.one_hot(drawn, p.shape[1]).to(F.dtype)
+            self.scores.append((weight.flatten().sqrt()[:, None] * (p - onehot) / samples**0.5).view(samples, *F.shape))
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        risk = self.risk
+
+        def one(v: Vector) -> dict[str, Tensor]:
+            total: dict[str, Tensor] = {}
+            for weight, batch, s in zip(risk.weights, risk.batches, self.scores, strict=True):
+                F = lambda p, b=batch: risk.output(p, b)  # noqa: E731
+                _, dF = jvp(F, (risk.params,), (dict(v),))  # type: ignore[misc]
+                _, pull = vjp(F, risk.params)  # type: ignore[misc]
+                curved = (s * (s * dF).sum(-1, keepdim=True)).sum(0)
+                for n, t in pull(curved)[0].items():
+                    total[n] = weight * t if n not in total else total[n] + weight * t
+            return total
+
+        with risk.context():
+            return {n: t.detach() for n, t in vmap(one, chunk_size=self.chunk)(dict(V)).items()}
+
+
+def _token_weights(risk: Risk, batch: Any, F: Tensor) -> Tensor:
+    """w_n of a token-wise cross-entropy, read off its Hessian w_n (diag p - p p^T); other losses are refused."""
+    unit = torch.zeros_like(F)
+    unit[..., 0] = 1.0
+    with risk.context():
+        first, constant = (
+            _output_curvature(risk, risk.params, batch, None, F, d).detach() for d in (unit, torch.ones_like(F))
+        )
+    p = F.softmax(-1)[..., 0]
+    weight = first[..., 0] / (p * (1 - p))
+    want = -weight[..., None] * p[..., None] * F.softmax(-1)
+    off = max(float((first - want)[..., 1:].abs().max()), float(constant.abs().max()))
+    if not off <= 1e-3 * float(first.abs().max()):
+        raise InputError(
+            "the Monte-Carlo Fisher needs a cross-entropy of the network's output; use gauss_newton instead."
+        )
+    return weight.clamp_min(0)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0][:100] if str(error) else type(error).__name__

@@ -1,0 +1,327 @@
+"""Risk: the empirical risk of a model on data, as a function of named parameters. It never changes the model.
+
+risk(theta) = sum_b w_b l_b(theta),   w_b the share of batch b in all loss terms
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..core.errors import InputError, closest
+from ..core.progress import say
+from ..core.space import Space, Vector
+from .views import attention_views
+
+Loss = Callable[[Any, Any], Tensor]
+
+IGNORED = -100  # the label torch's cross-entropy leaves out
+
+
+class Risk:
+    """The mean loss of `model` over `data`, twice differentiable in the chosen parameters.
+
+    `model` is a module, or a function `f(params, batch)` with `params={name: tensor}`. A batch is `(x, y)`, a mapping
+    (passed as keywords) or anything else (passed as one argument); `data` is one batch or an iterable of batches.
+    `loss(output, batch)` is a mean over the batch's loss terms; without it the model's own is used: a method
+    `model.loss(batch)`, or the `loss` of its output (Hugging Face, with `labels` in the batch). Batches are averaged
+    by the number of their loss terms: `count(batch)`, by default labels that are not -100, or entries of y.
+
+    `params` chooses by glob among `named_parameters()`; tied weights are one parameter; parts of fused matrices have
+    names of their own (`h.0.attn.W_Q`, `h.0.attn.W_Q[3]`). Dropout is switched off unless `train_mode`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[..., Any],
+        loss: Loss | None = None,
+        data: Any = None,
+        params: str | Sequence[str] | Mapping[str, Tensor] = "*",
+        *,
+        count: Callable[[Any], float] | None = None,
+        include_frozen: bool = False,
+        train_mode: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        if data is None:
+            raise InputError("a risk needs data: one batch, or an iterable of batches.")
+        self.model, self.loss, self.train_mode = model, loss, train_mode
+        self.batches = _batches(data)
+        self.notes: list[str] = []
+        if isinstance(model, nn.Module):
+            chosen, self.coverage, views = self._choose(model, params, include_frozen)
+            self._runner: _Runner = _ModuleRunner(model, loss)
+        else:
+            if not isinstance(params, Mapping) or loss is None:
+                raise InputError(
+                    "a function model needs params={name: tensor} and loss=(a function of output and batch)."
+                )
+            chosen, views = dict(params), []
+            self.coverage = (
+                f"{len(chosen)} of {len(chosen)} tensors, {sum(t.numel() for t in chosen.values()):,} parameters"
+            )
+            self._runner = _FunctionRunner(model, loss)
+        self.params = {name: t.detach() for name, t in chosen.items()}
+        _usable(self.params)
+        self.space = Space.of(self.params, views)
+        first = next(iter(self.params.values()))
+        self.dtype, self.device = first.dtype, first.device
+        counts = [float((count or (lambda b: _terms(b, loss)))(b)) for b in self.batches]
+        if not min(counts) > 0:
+            raise InputError(f"batch {counts.index(min(counts)) + 1} of {len(counts)} has no loss terms.")
+        self.weights = [c / sum(counts) for c in counts]
+        self.check_deterministic()
+        if not quiet:
+            say(str(self))
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+    def __str__(self) -> str:
+        return "; ".join([self.coverage, f"{len(self.batches)} batch{'es' * (len(self.batches) > 1)}", *self.notes])
+
+    def value(self, params: Vector | None = None) -> Tensor:
+        """The risk at `params` (default: where the model stands)."""
+        at = {**self.params, **(params or {})}
+        with self.context():
+            return torch.stack([w * self.run(at, b)[0] for w, b in zip(self.weights, self.batches, strict=True)]).sum()
+
+    def run(
+        self, params: Vector, batch: Any, split: str | None = None, shift: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(loss, output of the module `split`) of one batch; `shift` is added to that output.
+
+        `split` None is the network's output: what the model returns, or the module that makes its logits. The output is
+        None where that module gives no tensor, or several.
+        """
+        return self._runner.run(params, batch, split, shift)
+
+    def output(self, params: Vector, batch: Any, split: str | None = None) -> Tensor:
+        """The output of the module `split` (None: of the network) on one batch."""
+        F = self.run(params, batch, split)[1]
+        if F is None:
+            where = "the model" if split is None else f"module {split!r}"
+            raise InputError(
+                f"{where} does not give one tensor an evaluation; choose a module that does with split='name'."
+            )
+        return F
+
+    # --- keeping the model as it is ---------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def context(self) -> Iterator[None]:
+        """Evaluation mode, attention that can be differentiated twice, and random state: set inside, restored after."""
+        model = self.model if isinstance(self.model, nn.Module) else None
+        modes = [(m, m.training) for m in model.modules()] if model is not None else []
+        devices = [self.device] if self.device.type == "cuda" else []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            stack.enter_context(torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]))
+            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(
+                False
+            )  # nn.MultiheadAttention's fused step has no derivative at all
+            try:
+                if model is not None and not self.train_mode:
+                    model.eval()
+                yield
+            finally:
+                for module, mode in modes:
+                    module.training = mode
+
+    def check_deterministic(self) -> None:
+        """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product."""
+        with torch.no_grad():
+            for i, batch in enumerate(self.batches):
+                with self.context():
+                    a = self.run(self.params, batch)[0]
+                    b = self.run(self.params, batch)[0]
+                if a.dim() != 0:
+                    raise InputError(
+                        f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean."
+                    )
+                if not bool(torch.isfinite(a)):
+                    raise InputError(
+                        f"Loss is {float(a)} on probe batch {i + 1} of {len(self.batches)}. Nothing was measured."
+                    )
+                if not torch.equal(a, b):
+                    gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
+                    raise InputError(
+                        f"The loss is random: two evaluations differ by {100 * gap:.2g} %, so every product would see"
+                        " another matrix. Switch dropout off (train_mode=False) or fix the randomness."
+                    )
+
+    def _choose(self, model: nn.Module, params: Any, include_frozen: bool) -> tuple[dict[str, Tensor], str, list[Any]]:
+        if isinstance(params, Mapping):
+            raise InputError("params={...} is for function models; for a module give globs of parameter names.")
+        named = dict(model.named_parameters())
+        usable = {n: p for n, p in named.items() if p.is_floating_point() and (p.requires_grad or include_frozen)}
+        frozen = [n for n, p in named.items() if p.is_floating_point() and not p.requires_grad]
+        integer = [n for n, p in named.items() if not p.is_floating_point()]
+        if not usable:
+            if integer and not frozen:
+                raise InputError(
+                    "4-bit or integer weights cannot be differentiated twice. Load in float32 or bfloat16; for adapters"
+                    " choose params='*lora*'."
+                )
+            raise InputError(
+                "All parameters are frozen (requires_grad=False); the Hessian is taken over trainable ones. Pass"
+                " include_frozen=True."
+            )
+        views = attention_views(model, set(usable))
+        whole = Space.of(usable, views)
+        globs = (params,) if isinstance(params, str) else tuple(params)
+        try:
+            names = [_owner(whole, n) for n in whole.select(*globs).names]
+        except KeyError:
+            near = ", ".join(closest(globs[0], [*whole.names, *(v.name for v in views)])) or ", ".join(whole.names[:3])
+            raise InputError(f"params {globs} match 0 of {len(usable)} tensors. Closest names: {near}") from None
+        chosen: dict[str, Tensor] = {n: usable[n] for n in usable if n in set(names)}
+        size = sum(p.numel() for p in chosen.values())
+        text = f"{len(chosen)} of {len(named)} tensors, {size:,} parameters"
+        text += f", {len(frozen)} frozen" * bool(frozen and not include_frozen) + f", {len(integer)} not real" * bool(
+            integer
+        )
+        fused = {v.of for v in views if v.name.endswith(".W_Q") and v.of in chosen and v.shape != v.seen_as}
+        if fused:
+            stored = sorted({n.removesuffix(".weight").rpartition(".")[2] for n in fused})
+            text += f"; {', '.join(stored)} split into query/key/value"
+        self.notes += _mode_notes(model, self.train_mode)
+        return dict(chosen), text, [v for v in views if v.of in chosen]
+
+
+class _Runner:
+    """How one batch is evaluated, for modules and for functions."""
+
+    def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        raise NotImplementedError
+
+
+class _FunctionRunner(_Runner):
+    def __init__(self, function: Callable[..., Any], loss: Loss) -> None:
+        self.function, self.loss = function, loss
+
+    def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if split is not None:
+            raise InputError("a function model has no modules; its split is at its output (split=None).")
+        F = self.function(params, batch)
+        return self.loss(F if shift is None else F + shift, batch), F
+
+
+class _Call(nn.Module):
+    """A module whose forward is `loss of model on batch`, so that one functional call serves all kinds of model."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+        own = getattr(model, "loss", None)
+        self.own_loss = own if loss is None and callable(own) and not isinstance(own, nn.Module) else None
+
+    def forward(self, batch: Any) -> Tensor:
+        if self.own_loss is not None:
+            return self.own_loss(batch)
+        if isinstance(batch, Mapping):
+            out = self.model(**batch)
+        else:
+            out = self.model(batch[0] if isinstance(batch, tuple | list) else batch)
+        if self.loss is not None:
+            return self.loss(out, batch)
+        value = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        if value is None:
+            raise InputError(
+                "The model returned no loss. Pass `labels` in the batch or `loss=` (a function of output and batch)."
+            )
+        return value
+
+
+class _ModuleRunner(_Runner):
+    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+        self.call = _Call(model, loss)
+        self.model = model
+
+    def _module(self, split: str | None) -> nn.Module:
+        if split is not None:
+            modules = dict(self.model.named_modules())
+            if split not in modules:
+                near = ", ".join(closest(split, modules)) or ", ".join(list(modules)[1:4])
+                raise InputError(f"{split!r} is no module of this model. Closest names: {near}")
+            return modules[split]
+        ask = getattr(self.model, "get_output_embeddings", None)
+        head = ask() if callable(ask) else None
+        if head is None and hasattr(self.model, "config"):  # Hugging Face heads that make no tokens
+            head = next((m for n in ("classifier", "score", "qa_outputs") if (m := getattr(self.model, n, None))), None)
+        return self.model if head is None else head
+
+    def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        seen: list[Tensor] = []
+
+        def look(module: nn.Module, args: Any, out: Any) -> Any:
+            F = out[0] if isinstance(out, tuple) else out
+            if not isinstance(F, Tensor):
+                return None
+            seen.append(F)
+            if shift is None:
+                return None
+            return (F + shift, *out[1:]) if isinstance(out, tuple) else F + shift
+
+        handle = self._module(split).register_forward_hook(look)
+        try:
+            value = functional_call(self.call, {f"model.{n}": t for n, t in params.items()}, (batch,))
+        finally:
+            handle.remove()
+        return value, seen[0] if len(seen) == 1 else None
+
+
+def _batches(data: Any) -> list[Any]:
+    """One batch or an iterable of batches, as a list."""
+    if isinstance(data, Tensor | Mapping) or (
+        isinstance(data, tuple) and all(isinstance(t, Tensor | Mapping) for t in data)
+    ):
+        return [data]
+    batches = list(data)
+    if not batches:
+        raise InputError("data holds no batches.")
+    return batches
+
+
+def _terms(batch: Any, loss: Loss | None) -> float:
+    """How many loss terms a batch has: labels that count, or entries of the target."""
+    target = None
+    if isinstance(batch, Mapping):
+        target = next(
+            (batch[name] for name in ("labels", "target", "targets", "tokens", "input_ids") if name in batch), None
+        )
+    elif isinstance(batch, tuple | list) and len(batch) > 1:
+        target = batch[1]
+    if isinstance(target, Tensor) and target.dim():
+        return float((target != IGNORED).sum()) if not target.is_floating_point() else float(target.numel())
+    first = (
+        next(iter(batch.values()))
+        if isinstance(batch, Mapping)
+        else batch[0]
+        if isinstance(batch, tuple | list)
+        else batch
+    )
+    return float(len(first)) if isinstance(first, Tensor) and first.dim() else 1.0
+
+
+def _usable(params: Mapping[str, Tensor]) -> None:
+    kinds = {t.dtype for t in params.values()}
+    if torch.float16 in kinds:
+        raise InputError("float16 underflows in second derivatives. Load the model in float32 or bfloat16.")
+    if len(kinds) > 1 or len({t.device for t in params.values()}) > 1:
+        raise InputError(f"parameters are of several kinds ({', '.join(map(str, kinds))}); choose some with params=.")
+
+
+def _mode_notes(model: nn.Module, train_mode: bool) -> list[str]:
+    active = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 and m.training]
+    if active and not train_mode:
+        return ["dropout switched off while measuring"]
+    return []
+
+
+def _owner(space: Space, name: str) -> str:
+    """The parameter a name belongs to: itself, or what it is a view of."""
+    return next((v.of for v in space.views if v.name == name), name)

@@ -1,0 +1,261 @@
+"""Exact matrix-free operators of any model against closed forms, double backward and each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quadform.core.errors import InputError
+from quadform.curvature import Risk, activation_hessian, fisher, functional, gauss_newton, hessian
+from quadform.curvature.selfcheck import require_sound_derivatives
+from quadform.testing import check_operator
+from quadform.theory import AttentionLayer
+
+F64 = torch.float64
+
+
+def mse(out: Tensor, batch: Any) -> Tensor:
+    return (out - batch[1]).square().mean()
+
+
+def cross_entropy(out: Tensor, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(out.flatten(0, -2), batch[1].flatten())
+
+
+def attention_net(p: dict[str, Tensor], batch: Any) -> Tensor:
+    X = batch[0]
+    return ((X @ p["W_Q"]) @ (X @ p["W_K"]).mT / p["W_Q"].shape[1] ** 0.5).softmax(-1) @ X @ p["W_V"]
+
+
+class Block(nn.Module):
+    """Attention by torch (fused, without a second derivative), LayerNorm with weights, dropout, an MLP."""
+
+    def __init__(self, d: int = 6, heads: int = 2, classes: int = 3) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(d)
+        self.attn = nn.MultiheadAttention(d, heads, batch_first=True)
+        self.drop = nn.Dropout(0.3)
+        self.mlp = nn.Sequential(nn.Linear(d, 5), nn.GELU(), nn.Linear(5, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        return self.mlp(self.drop(x + self.attn(h, h, h, need_weights=False)[0]))
+
+
+@pytest.fixture
+def block() -> tuple[Block, tuple[Tensor, Tensor]]:
+    model = Block().to(F64)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    return model, (torch.randn(3, 4, 6, dtype=F64), torch.randint(0, 3, (3, 4)))
+
+
+def double_backward(model: nn.Module, scalar: Callable[[], Tensor], v: dict[str, Tensor]) -> dict[str, Tensor]:
+    params = dict(model.named_parameters())
+    model.eval()
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        g = torch.autograd.grad(scalar(), list(params.values()), create_graph=True)
+        return dict(zip(params, torch.autograd.grad(g, list(params.values()), [v[n] for n in params]), strict=True))
+
+
+def gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in a) / max(float(t.abs().max()) for t in b.values())
+
+
+def test_theory_and_autograd_agree_through_operators() -> None:
+    """`(layer.hessian() - hessian(risk)).dense()` is zero, and so for both parts."""
+    X, Y = torch.randn(2, 5, 4, dtype=F64), torch.randn(2, 5, 3, dtype=F64)
+    W = {name: torch.randn(4, n, dtype=F64) for name, n in (("W_Q", 2), ("W_K", 2), ("W_V", 3))}
+    risk, layer = Risk(attention_net, mse, (X, Y), W), AttentionLayer(X, *W.values(), Y)
+    size = layer.matrix().abs().max()
+    assert float((layer.hessian() - hessian(risk)).dense().abs().max() / size) <= 1e-12
+    assert float((layer.outer_operator() - gauss_newton(risk)).dense().abs().max() / size) <= 1e-12
+    assert float((layer.functional_operator() - functional(risk)).dense().abs().max() / size) <= 1e-12
+
+
+def test_the_hessian_of_a_module_equals_double_backward(block: Any) -> None:
+    """Through LayerNorm with a weight and attention that torch cannot differentiate twice by default."""
+    model, batch = block
+    risk = Risk(model, cross_entropy, batch)
+    v = risk.space.random(dtype=F64)
+    assert gap(hessian(risk) @ v, double_backward(model, lambda: cross_entropy(model(batch[0]), batch), v)) <= 1e-12
+
+
+def test_gauss_newton_plus_functional_is_the_hessian_at_every_split(block: Any) -> None:
+    """H = H_o + H_f, split at the network's output, and at a module's output over the parameters inside it."""
+    model, batch = block
+    risk = Risk(model, cross_entropy, batch)
+    for split, inside in ((None, "*"), ("attn", "attn.*"), ("mlp", "mlp.*"), ("mlp.0", "mlp.0.*")):
+        H = hessian(risk, inside, inside)
+        v = H.domain.random(dtype=F64)
+        H_o, H_f = (make(risk, inside, inside, split=split) @ v for make in (gauss_newton, functional))
+        assert gap({n: H_o[n] + H_f[n] for n in v}, H @ v) <= 1e-12, split
+
+
+def test_every_operator_keeps_the_contract(block: Any) -> None:
+    """k vectors at once, symmetry, named blocks, dense forms, scipy: on some of the parameters of a real module."""
+    model, batch = block
+    risk = Risk(model, cross_entropy, batch, params=["attn.in_proj_weight", "norm.*"])
+    makers = (hessian, gauss_newton, functional, fisher, lambda r: fisher(r, kind="monte-carlo", samples=2))
+    for make in makers:
+        check_operator(make(risk))
+    check_operator(activation_hessian(risk, "norm"))
+
+
+def test_activation_hessian_is_what_lies_behind_the_module(block: Any) -> None:
+    """d2 risk / dF2 at the MLP's hidden layer equals automatic differentiation of everything behind it."""
+    model, batch = block
+    model.eval()
+    risk = Risk(model, cross_entropy, batch)
+    seen: list[Tensor] = []
+    handle = model.mlp[0].register_forward_hook(lambda m, a, out: seen.append(out.detach()))
+    model(batch[0])
+    handle.remove()
+    behind = lambda h: cross_entropy(model.mlp[2](nn.functional.gelu(h)), batch)  # noqa: E731
+    want = torch.func.jacfwd(torch.func.grad(behind))(seen[0]).reshape(seen[0].numel(), -1)
+    assert torch.allclose(activation_hessian(risk, "mlp.0").dense(), want, atol=1e-13)
+
+
+def test_monte_carlo_fisher_converges_to_gauss_newton(block: Any) -> None:
+    """E[s s^T] = diag p - p p^T for labels drawn from the model: the sampled Fisher's mean is H_o."""
+    model, batch = block
+    risk = Risk(model, cross_entropy, batch)
+    v = risk.space.random(dtype=F64)
+    want = float(risk.space.inner(v, gauss_newton(risk) @ v))
+    values = [float(risk.space.inner(v, fisher(risk, kind="monte-carlo", samples=50, seed=s) @ v)) for s in range(20)]
+    mean, stderr = torch.tensor(values).mean(), torch.tensor(values).std() / 20**0.5
+    assert abs(mean - want) <= 5 * stderr
+
+
+def test_batches_are_averaged_by_their_number_of_loss_terms(block: Any) -> None:
+    """Unequal batches, and labels that do not count, give the risk of the whole."""
+    model, (x, y) = block
+    y = y.clone()
+    y[0, :2] = -100
+    whole = Risk(model, cross_entropy, (x, y))
+    parts = Risk(model, cross_entropy, [(x[:1], y[:1]), (x[1:], y[1:])])
+    assert torch.allclose(whole.value(), parts.value(), atol=1e-14)
+    v = whole.space.random(dtype=F64)
+    assert gap(hessian(parts) @ v, hessian(whole) @ v) <= 1e-12
+
+
+def test_fused_weights_have_the_papers_names(block: Any) -> None:
+    """`attn.W_Q` and `attn.W_V[1]` are parts of in_proj_weight; a block between them is a slice of the dense one."""
+    model, batch = block
+    risk = Risk(model, cross_entropy, batch)
+    whole = hessian(risk, "attn.in_proj_weight", "attn.in_proj_weight").dense().view(18, 6, 18, 6)
+    got = hessian(risk, "attn.W_Q", "attn.W_V[1]").dense()
+    assert torch.allclose(got, whole[:6, :, 15:18].reshape(36, 18), atol=1e-13)
+    assert "in_proj_weight split into query/key/value" in risk.coverage
+
+
+def test_the_model_is_left_as_it_was(block: Any) -> None:
+    """Weights, gradients, mode, hooks, requires_grad, random state and attention backends are the same afterwards."""
+    model, batch = block
+    model.train()
+    model.norm.weight.requires_grad_(False)
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled()
+    state = torch.get_rng_state()
+    risk = Risk(model, cross_entropy, batch)
+    v = risk.space.random(3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    for make in (hessian, gauss_newton, functional):
+        make(risk) @ v
+    assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(m.training for m in model.modules())
+    assert not any(m._forward_hooks for m in model.modules())
+    assert torch.equal(state, torch.get_rng_state())
+    assert flags == (torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_enabled())
+    assert "1 frozen" in risk.coverage
+    assert any("dropout" in note for note in risk.notes)
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    """An embedding used twice: one tensor in the space, and the product sees both uses."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.out.weight = self.embed.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(torch.tanh(self.embed(ids)))
+
+    model, ids = Tied().to(F64), torch.randint(0, 7, (2, 5))
+    batch = (ids, ids.roll(-1, 1))
+    risk = Risk(model, cross_entropy, batch)
+    assert risk.space.names == ("embed.weight",)
+    v = risk.space.random(dtype=F64)
+    assert gap(hessian(risk) @ v, double_backward(model, lambda: cross_entropy(model(ids), batch), v)) <= 1e-12
+
+
+def test_hugging_face_gpt2() -> None:
+    """Dict batches, the model's own loss, tied embeddings, c_attn as W_Q/W_K/W_V; equal to double backward."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).to(F64)
+    ids = torch.randint(0, 11, (2, 6))
+    batch = {"input_ids": ids, "labels": ids}
+    risk = Risk(model, data=batch)
+    assert "c_attn split into query/key/value" in risk.coverage
+    v = risk.space.random(dtype=F64)
+    Hv = hessian(risk) @ v
+    # transformers computes the loss in float32 whatever the model's dtype
+    assert gap(Hv, double_backward(model, lambda: model(**batch).loss, v)) <= 1e-5
+    parts = [make(risk) @ v for make in (gauss_newton, functional)]
+    assert gap({n: parts[0][n] + parts[1][n] for n in v}, Hv) <= 1e-5
+    assert hessian(risk, "*.h.0.attn.W_Q[1]", "*.h.1.attn.W_V").shape == (32, 64)
+
+
+def test_the_build_of_torch_is_checked() -> None:
+    """The start-up probe through LayerNorm passes here, to rounding."""
+    assert require_sound_derivatives() < 1e-12
+
+
+class Noisy(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(2, 2), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale + torch.rand(())
+
+
+XY = (torch.randn(3, 2), torch.randn(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Risk(nn.Linear(2, 2), mse, XY, params="q.*"), "match 0 of 2 tensors. Closest names"),
+        (lambda: Risk(nn.Linear(2, 2), None, {"input": XY[0]}), "The model returned no loss"),
+        (lambda: Risk(nn.Linear(2, 2).requires_grad_(False), mse, XY), "All parameters are frozen"),
+        (lambda: Risk(nn.Linear(2, 2).half(), mse, XY), "float16 underflows"),
+        (lambda: Risk(nn.Linear(2, 2), mse, (XY[0] * torch.nan, XY[1])), "Loss is nan on probe batch 1 of 1"),
+        (lambda: Risk(nn.Linear(2, 2), lambda o, b: o - b[1], XY), "one number a batch"),
+        (lambda: Risk(nn.Linear(2, 2), mse), "needs data"),
+        (lambda: Risk(nn.Linear(2, 2), mse, []), "no batches"),
+        (lambda: Risk(attention_net, mse, XY), "needs params="),
+        (lambda: gauss_newton(Risk(nn.Linear(2, 2), mse, XY), split="attn") @ torch.ones(6), "is no module"),
+        (lambda: fisher(Risk(nn.Linear(2, 2), mse, XY), kind="exact"), "not 'empirical' or 'monte-carlo'"),
+        (lambda: fisher(Risk(nn.Linear(2, 2), mse, XY), kind="monte-carlo"), "needs a cross-entropy"),
+    ],
+)
+def test_bad_input_says_what_to_do(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        make()
+
+
+def test_a_loss_that_changes_from_call_to_call_is_refused() -> None:
+    """Randomness the context cannot pin (it re-seeds nothing) makes H another matrix at every product."""
+    with pytest.raises(InputError, match="The loss is random"):
+        Risk(Noisy(), mse, XY)
