@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quadform.core.errors import InputError
 from quadform.core.spec import DESIGNS, design
 from quadform.nn import Sampling, Search, Transformer, generate, log_probabilities
-from quadform.nn.beam import beam_search
+from quadform.nn.beam import Pool, _proved, beam_search
 from quadform.nn.decode import Run, pad_rows
 
 BOS, EOS, VOCAB = 1, 2, 5
@@ -120,10 +120,10 @@ def naive_beam(model, x, how):
 @given(
     seed=st.integers(0, 1000),
     beam=st.integers(1, 4),
-    alpha=st.sampled_from([-0.5, 0.0, 0.6, 1.0]),
+    alpha=st.sampled_from([-1.5, -0.5, 0.0, 0.6, 1.0]),
     least=st.integers(0, 3),
 )
-@settings(max_examples=8)
+@settings(max_examples=20)
 def test_beam_search_is_its_written_rule(stop, seed, beam, alpha, least):
     """The batched search equals the rule in plain Python; stopping by the bound never changes the answer."""
     model = make(seed=seed, depth=1)
@@ -133,6 +133,42 @@ def test_beam_search_is_its_written_rule(stop, seed, beam, alpha, least):
             want = naive_beam(model, x, how)
             assert [whole(h) for h in found] == [y for _, y in want]
             assert [h.score for h in found] == pytest.approx([s for s, _ in want], abs=1e-10)
+
+
+@given(
+    alpha=st.floats(-2, 2),
+    penalty=st.sampled_from(["power", "gnmt"]),
+    best=st.floats(-9, -0.1),
+    ended=st.floats(-40, -0.01),
+    n=st.integers(1, 8),
+)
+@settings(max_examples=200)
+def test_bound_is_sharp(alpha, penalty, best, ended, n):
+    """A sentence is proved exactly when its ended score is at least best / penalty(m) for every length m still open.
+
+    No log-probability is gained on the way, so s = best is the most a live hypothesis can keep.
+    """
+    how = Search(beam=2, max_length=9, alpha=alpha, penalty=penalty)
+    pool = Pool(1, 2, 9, torch.device("cpu"))
+    pool.score[0, 0] = ended
+    penalties = torch.tensor([1.0, *(how.normaliser(m) for m in range(1, 12))], dtype=torch.float64)
+    live = torch.tensor([[best, -math.inf]], dtype=torch.float64)
+    reach = max(best / how.normaliser(m) for m in range(n + 1, 10))
+    assert bool(_proved(how, live, pool, torch.tensor([n]), penalties)) == (ended >= reach)
+
+
+def test_refill_after_an_end():
+    """A parent whose likeliest continuation ends still gives K live ones: beam 1 goes on when told to wait (bound)."""
+    found = [
+        generate(make(seed=seed, depth=1), INPUTS, Search(beam=1, max_length=8, alpha=2.0, stop="bound"))
+        for seed in range(10)
+    ]
+    greedy = [generate(make(seed=seed, depth=1), INPUTS, Search(beam=1, max_length=8, alpha=2.0)) for seed in range(10)]
+    better = [
+        b[0].score - g[0].score for bs, gs in zip(found, greedy, strict=True) for b, g in zip(bs, gs, strict=True)
+    ]
+    assert min(better) >= -1e-10
+    assert max(better) > 1e-3
 
 
 def test_bound_waits_for_the_best():

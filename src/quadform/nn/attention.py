@@ -216,23 +216,28 @@ class Attention(nn.Module):
             return Y
         v = repeat_heads(v, self.heads // self.key_heads)
         if m.uses("beta"):
-            Y = Y if m.beta == 1 and "beta" not in m.learn else self._scalar("beta") * Y
+            Y = Y if m.beta == 1 and "beta" not in m.learn else self._like("beta", Y) * Y
         else:
             Y = torch.zeros_like(Y)
         if m.uses("alpha"):
-            Y = Y + self._scalar("alpha") * v
+            Y = Y + self._like("alpha", v) * v
         if m.uses("gamma"):
             if cache is None:
                 mask = None if frame.mask is None else frame.mask[:, None]
                 mean = running_mean(v, mask, frame.causal)
             else:
                 mean = cache.running_total(v) / (frame.positions[:, None] + 1)
-            Y = Y - self._scalar("gamma") * mean
+            Y = Y - self._like("gamma", mean) * mean
         return Y
 
     def _scalar(self, name: str) -> Tensor | float:
         learned = self._parameters.get(name)
         return getattr(self.mixing, name) if learned is None else learned[:, None, None]
+
+    def _like(self, name: str, Y: Tensor) -> Tensor | float:
+        """The same in Y's type, so that under autocast three scalars do not widen the whole tensor."""
+        scalar = self._scalar(name)
+        return scalar.to(Y.dtype) if isinstance(scalar, Tensor) else scalar
 
     def _project(self, Y: Tensor) -> Tensor:
         Y = Y.transpose(-2, -3).flatten(-2)

@@ -49,7 +49,6 @@ def beam_search(run: Run) -> list[list[Hypothesis]]:
             alone = torch.full_like(score, -math.inf)
             alone[:, 0] = 0.0
             score = torch.where(forced[:, None], alone, score)
-            parent = torch.where(forced[:, None], torch.zeros_like(parent), parent)
         tokens = tokens.gather(1, parent[:, :, None].expand_as(tokens))
         tokens[:, :, t] = choice
         t += 1
