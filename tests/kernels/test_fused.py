@@ -158,6 +158,31 @@ def test_half_types(dtype, tol):
     agree(ours, jvp(grad(f(fp64), ALL), double(x), double(t))[1], tol)
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-12, 1e12])
+def test_float32_products_in_scaled_halves(size):
+    """tf32 mode: float32 in and out, products with ten mantissa bits, whatever the size of tangents and cotangents."""
+    gen = torch.Generator().manual_seed(0)
+    x = tuple(torch.randn(1, 2, 33, 16, generator=gen).to(DEVICE) for _ in range(3))
+    t = tuple(size * torch.randn(2, 1, 2, 33, 16, generator=gen).to(DEVICE) for _ in range(3))
+    t = tuple(torch.stack([a[0], 1e-6 * a[1]]) for a in t)
+
+    def product(f, x, t):
+        loss = lambda *x: size * f(*x, causal=True).sin().sum()  # noqa: E731
+        return grad(loss, ALL)(*x), vmap(lambda *t: jvp(grad(loss, ALL), x, t)[1])(*t)
+
+    with using("triton", "tf32"):
+        first, second = product(attention, x, t)
+    first_exact, second_exact = product(fp64, double(x), double(t))
+    assert second[0].dtype == torch.float32
+    for i in range(2):
+        exact = [a[i] for a in second_exact]
+        scale = max(e.norm() for e in exact)
+        for a, e in zip(second, exact, strict=True):
+            assert (a[i].double() - e).norm() <= 2e-3 * scale
+    scale = max(e.norm() for e in first_exact)
+    assert all((a.double() - e).norm() <= 2e-3 * scale for a, e in zip(first, first_exact, strict=True))
+
+
 def test_views_are_read_in_place():
     """Strided inputs (a fused QKV split and transposed, as models have them) give the same result as dense ones."""
     gen = torch.Generator().manual_seed(0)

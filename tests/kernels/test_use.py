@@ -73,6 +73,17 @@ def test_program_drops_what_is_not_asked():
         traced(params, tangents[1:])
 
 
+def test_training_step_compiles_as_one_graph():
+    """torch.compile(fullgraph=True) of a loss through `attention` has its value and gradient."""
+    _, params, _ = model()
+    leaves = [p.requires_grad_() for tree in params for p in tree.values()]
+    loss = lambda: block(params[1], embed(params[0])).sin().sum()  # noqa: E731
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")()
+    torch.testing.assert_close(compiled, loss())
+    exact = torch.autograd.grad(loss(), leaves[:4])
+    torch.testing.assert_close(torch.autograd.grad(compiled, leaves[:4]), exact, rtol=1e-11, atol=1e-11)
+
+
 def sdpa_problem(heads_k=2):
     gen = torch.Generator().manual_seed(0)
     q = torch.randn(2, 4, 5, 3, generator=gen, dtype=torch.float64, requires_grad=True)

@@ -17,6 +17,8 @@ from quadform.core.errors import InputError, MissingExtra
 BACKENDS = ("reference", "triton")
 PRECISIONS = ("tf32", "tf32x3", "ieee")
 MAX_WIDTH = 256
+MAX_WIDTH_PRECISE = 64
+"""Widest head whose float32 tiles (tf32x3, ieee) fit the shared memory of one multiprocessor."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,18 @@ def _differentiated(t: Tensor) -> bool:
         t = inside.get_unwrapped(t)
 
 
-def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None) -> str | None:
+def _widest(kind: torch.dtype, precision: str) -> int:
+    return MAX_WIDTH_PRECISE if kind == torch.float32 and precision != "tf32" and not interpreted() else MAX_WIDTH
+
+
+def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None, precision: str) -> str | None:
     """Why the Triton twin cannot take these inputs, or None."""
     if not (q.is_cuda or interpreted()):
         return f"inputs are on {q.device.type}"
     if q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"type {q.dtype}"
-    if max(q.shape[-1], v.shape[-1]) > MAX_WIDTH:
-        return f"width over {MAX_WIDTH}"
+    if max(q.shape[-1], v.shape[-1]) > _widest(q.dtype, precision):
+        return f"width over {_widest(q.dtype, precision)} in {q.dtype} at {precision}"
     if bias is not None and _differentiated(bias):
         return "the bias is differentiated"
     if q.numel() == 0 or v.numel() == 0:
@@ -93,12 +99,28 @@ def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None) -> str | None:
     return None
 
 
+def _default_precision() -> str:
+    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+@torch.compiler.assume_constant_result
+def choose_traced(device: str, kind: torch.dtype, width: int, bias: bool, empty: bool) -> str:
+    """The precision of the Triton twin, or "" for the reference: `choose` on plain values, for torch.compile."""
+    backend, precision = _forced.get()
+    precision = precision or _default_precision()
+    known = kind in (torch.float32, torch.bfloat16, torch.float16) and width <= _widest(kind, precision)
+    if backend == "reference" or not (device == "cuda" and known and has_triton()) or bias or empty:
+        return ""
+    from . import ops  # noqa: F401  the operators exist once it is imported
+
+    return precision
+
+
 def choose(q: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
     """The choice for these inputs, recorded for `last_choice`."""
     backend, precision = _forced.get()
-    if precision is None:
-        precision = "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
-    obstacle = _obstacle(q, v, bias)
+    precision = precision or _default_precision()
+    obstacle = _obstacle(q, v, bias, precision)
     if backend == "triton":
         if not has_triton():
             raise MissingExtra("The Triton twin of attention", "kernels")

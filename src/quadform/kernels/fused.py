@@ -39,8 +39,12 @@ def _put(base, x, rows, cols, stride, n_rows, n_cols):
 
 
 @triton.jit
-def _vector(base, i, n):
-    return tl.load(base + i, mask=i < n, other=0.0)
+def _vector(base, i, n, EVEN: tl.constexpr):
+    """Entries i of a vector of length n, zeros outside it."""
+    if EVEN:
+        return tl.load(base + i)
+    else:
+        return tl.load(base + i, mask=i < n, other=0.0)
 
 
 @triton.jit
@@ -161,7 +165,7 @@ def _forward_tangent(
     row = z.to(tl.int64) * rows
     Q = _tile(q + b * q_st[0] + h * q_st[1], i, d, q_st[2], rows, D, EVEN_M, EVEN_D)
     tQ = _tile(tq + n * tq_st[0] + b * tq_st[1] + h * tq_st[2], i, d, tq_st[3], rows, D, EVEN_M, EVEN_D)
-    base = _vector(lse + row, i, rows) * 1.4426950408889634
+    base = _vector(lse + row, i, rows, EVEN_M) * 1.4426950408889634
     mu = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BDV), tl.float32)
     for phase in tl.static_range(2):
@@ -211,16 +215,16 @@ def _grad_rows(
     row = z.to(tl.int64) * rows
     Q = _tile(q + b * q_st[0] + h * q_st[1], i, d, q_st[2], rows, D, EVEN_M, EVEN_D)
     G = _tile(g + b * g_st[0] + h * g_st[1], i, dv, g_st[2], rows, DV, EVEN_M, EVEN_D)
-    base = _vector(lse + row, i, rows) * 1.4426950408889634
-    D0 = _vector(delta + row, i, rows)
+    base = _vector(lse + row, i, rows, EVEN_M) * 1.4426950408889634
+    D0 = _vector(delta + row, i, rows, EVEN_M)
     if TANGENT:
         tk += n * tk_st[0] + b * tk_st[1] + hk * tk_st[2]
         tv += n * tv_st[0] + b * tv_st[1] + hk * tv_st[2]
         tQ = _tile(tq + n * tq_st[0] + b * tq_st[1] + h * tq_st[2], i, d, tq_st[3], rows, D, EVEN_M, EVEN_D)
         tG = _tile(tg + n * tg_st[0] + b * tg_st[1] + h * tg_st[2], i, dv, tg_st[3], rows, DV, EVEN_M, EVEN_D)
         row += n * tl.num_programs(1) * rows
-        mu = _vector(tlse + row, i, rows)
-        D1 = _vector(tdelta + row, i, rows)
+        mu = _vector(tlse + row, i, rows, EVEN_M)
+        D1 = _vector(tdelta + row, i, rows, EVEN_M)
     acc = tl.zeros((BM, BD), tl.float32)
     for phase in tl.static_range(2):
         lo, hi = _row_range(phase, m, columns, BM, BN, CAUSAL, HAS_MASK)
@@ -288,27 +292,32 @@ def _grad_columns(
                 Q = _tile(q_at, i, d, q_st[2], rows, D, EVEN_M, EVEN_D)
                 G = _tile(g_at, i, dv, g_st[2], rows, DV, EVEN_M, EVEN_D)
                 sT = tl.dot(K, Q.T, input_precision=PRECISION)
-                sT = _log2_scores(sT, i[None, :], j[:, None], bias_at, bias_st, scale, HAS_BIAS, rows, columns)
-                pT = tl.exp2(sT - _vector(lse + row, i, rows)[None, :] * 1.4426950408889634)
-                if phase == 0:
-                    seen = _seen(i[None, :], j[:, None], mask_at, mask_st, rows, columns, CAUSAL, HAS_MASK)
-                    pT = tl.where(seen, pT, 0.0)
-                dpT = tl.dot(V, G.T, input_precision=PRECISION) - _vector(delta + row, i, rows)[None, :]
-                dsT = pT * dpT
                 if TANGENT:
                     tQ = _tile(tq_at, i, d, tq_st[3], rows, D, EVEN_M, EVEN_D)
                     tG = _tile(tg_at, i, dv, tg_st[3], rows, DV, EVEN_M, EVEN_D)
-                    acc_v = tl.dot(pT.to(tG.dtype), tG, acc_v, input_precision=PRECISION)
-                    acc_k = tl.dot(dsT.to(tQ.dtype), tQ, acc_k, input_precision=PRECISION)
                     tT = tl.dot(K, tQ.T, input_precision=PRECISION)
-                    tT = tl.dot(tK, Q.T, tT, input_precision=PRECISION) * scale
-                    tT -= _vector(tlse + all_rows + row, i, rows)[None, :]
+                    tT = tl.dot(tK, Q.T, tT, input_precision=PRECISION)
+                sT = _log2_scores(sT, i[None, :], j[:, None], bias_at, bias_st, scale, HAS_BIAS, rows, columns)
+                pT = tl.exp2(sT - _vector(lse + row, i, rows, EVEN_M)[None, :] * 1.4426950408889634)
+                if phase == 0:
+                    seen = _seen(i[None, :], j[:, None], mask_at, mask_st, rows, columns, CAUSAL, HAS_MASK)
+                    pT = tl.where(seen, pT, 0.0)
+                if TANGENT:
+                    acc_v = tl.dot(pT.to(tG.dtype), tG, acc_v, input_precision=PRECISION)
+                    tpT = pT * (tT * scale - _vector(tlse + all_rows + row, i, rows, EVEN_M)[None, :])
+                    acc_v = tl.dot(tpT.to(G.dtype), G, acc_v, input_precision=PRECISION)
+                else:
+                    acc_v = tl.dot(pT.to(G.dtype), G, acc_v, input_precision=PRECISION)
+                dpT = tl.dot(V, G.T, input_precision=PRECISION)
+                if TANGENT:
                     tdpT = tl.dot(V, tG.T, input_precision=PRECISION)
                     tdpT = tl.dot(tV, G.T, tdpT, input_precision=PRECISION)
-                    tdpT -= _vector(tdelta + all_rows + row, i, rows)[None, :]
-                    dsT = dsT * tT + pT * tdpT
-                    pT = pT * tT
-                acc_v = tl.dot(pT.to(G.dtype), G, acc_v, input_precision=PRECISION)
+                dpT -= _vector(delta + row, i, rows, EVEN_M)[None, :]
+                dsT = pT * dpT
+                if TANGENT:
+                    acc_k = tl.dot(dsT.to(tQ.dtype), tQ, acc_k, input_precision=PRECISION)
+                    tdpT -= _vector(tdelta + all_rows + row, i, rows, EVEN_M)[None, :]
+                    dsT = tpT * dpT + pT * tdpT
                 acc_k = tl.dot(dsT.to(Q.dtype), Q, acc_k, input_precision=PRECISION)
     _put(dk + n * dk_st[0] + b * dk_st[1] + hk * dk_st[2], acc_k * scale, j, d, dk_st[3], columns, D)
     _put(dvalue + n * dv_st[0] + b * dv_st[1] + hk * dv_st[2], acc_v, j, dv, dv_st[3], columns, DV)

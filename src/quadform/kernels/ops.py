@@ -4,6 +4,10 @@ As operators with fake kernels they appear as single nodes when a Hessian produc
 rules turn a batch of tangents into the kernels' tangent axis, so k products share one launch and the primal stays
 unbatched. They also carry reverse rules of first and second order, which is what `torch.compile` of a training step
 uses (it refuses an autograd.Function that defines `jvp`).
+
+float32 inputs in "tf32" mode are multiplied as float16 scaled by powers of two: the same ten mantissa bits as TF32 at
+twice its rate and half its shared memory. A second-order product is linear in its tangents and in dO, so two factors
+(one for dO, one per tangent) keep every operand in range; results are float32 and scaled back. Source: [own].
 """
 
 from __future__ import annotations
@@ -16,37 +20,47 @@ from . import fused
 from .choice import interpreted
 
 
-def tiles(kernel: str, dtype: torch.dtype, width: int) -> tuple[int, int, int, int]:
+def tiles(kernel: str, dtype: torch.dtype, width: int, precision: str) -> tuple[int, int, int, int]:
     """Rows, columns per tile, warps, pipeline stages; measured on an H200 (benchmarks/kernels.py --tune)."""
     if interpreted():
         return 16, 32, 4, 1
     narrow, half = width <= 64, dtype != torch.float32
-    if half:
-        table = {
-            "forward": ((128, 64, 4, 3), (128, 64, 8, 3)),
-            "forward_tangent": ((128, 64, 8, 3), (64, 64, 4, 2)),
-            "grad_rows": ((128, 64, 8, 3), (64, 64, 4, 2)),
-            "grad_columns": ((64, 128, 8, 3), (64, 64, 4, 2)),
-            "tangent_rows": ((128, 64, 8, 2), (64, 32, 4, 1)),
-            "tangent_columns": ((64, 128, 8, 2), (32, 64, 4, 1)),
-        }
-    else:
-        table = {
-            "forward": ((128, 64, 8, 2), (64, 32, 4, 2)),
-            "forward_tangent": ((64, 64, 4, 2), (32, 32, 4, 1)),
-            "grad_rows": ((64, 64, 4, 2), (32, 32, 4, 1)),
-            "grad_columns": ((64, 64, 4, 2), (32, 32, 4, 1)),
-            "tangent_rows": ((64, 32, 4, 2), (32, 32, 4, 1)),
-            "tangent_columns": ((32, 64, 4, 2), (32, 32, 4, 1)),
-        }
+    if not half and precision == "ieee":
+        return 16, 16, 4, 1
     if width > 128:
-        return 32, 32, 4, 1
+        return (32, 64, 8, 1) if kernel.endswith("columns") else (64, 32, 8, 1)
+    if not half:
+        return (32, 64, 4, 1) if kernel.endswith("columns") else (64, 32, 4, 1)
+    table = {
+        "forward": ((64, 64, 4, 3), (128, 64, 8, 3)),
+        "forward_tangent": ((64, 64, 4, 3), (64, 64, 4, 2)),
+        "grad_rows": ((128, 64, 8, 3), (64, 64, 4, 2)),
+        "grad_columns": ((64, 128, 8, 3), (64, 64, 4, 2)),
+        "tangent_rows": ((64, 64, 4, 2), (64, 32, 4, 1)),
+        "tangent_columns": ((64, 128, 8, 3), (32, 64, 4, 1)),
+    }
     return table[kernel][0 if narrow else 1]
 
 
 def _dense(*tensors: Tensor) -> list[Tensor]:
     """Unit stride along the width, which the kernels assume."""
     return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
+
+
+def _in_halves(q: Tensor, precision: str) -> bool:
+    """Whether the products are taken in scaled float16."""
+    return q.dtype == torch.float32 and precision == "tf32"
+
+
+def _unit(*largest: Tensor) -> Tensor:
+    """The power of two that brings the largest magnitude to about 1/8, far from both ends of float16."""
+    top = torch.stack(torch.broadcast_tensors(*largest)).amax(0).clamp_min(1e-30)
+    return torch.exp2(-3 - top.log2().floor())
+
+
+def _largest(t: Tensor) -> Tensor:
+    """max |t|, one per entry of the leading tangent axis where there is one; shaped to multiply t."""
+    return t.abs().amax(tuple(range(t.dim() - 4, t.dim())), keepdim=True)
 
 
 def _rows_first(lead: tuple[int, ...], heads: int, tokens: int, width: int, like: Tensor) -> Tensor:
@@ -67,7 +81,7 @@ def _launch(kernel: str, args: tuple, q, k, v, bias, mask, causal, scale, precis
     """Run one kernel over its grid; `tangents` is None for the functions of the primal."""
     heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
     group = heads // k.shape[1]
-    BM, BN, warps, stages = tiles(kernel, q.dtype, max(q.shape[3], v.shape[3]))
+    BM, BN, warps, stages = tiles(kernel, q.dtype, max(q.shape[3], v.shape[3]), precision)
     BD, BDV = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
     constants = {
         "GROUP": group,
@@ -93,6 +107,28 @@ def _launch(kernel: str, args: tuple, q, k, v, bias, mask, causal, scale, precis
     program[grid](*args, *sizes, **constants, BM=BM, BN=BN, BD=BD, BDV=BDV, num_warps=warps, num_stages=stages)
 
 
+CUDNN = torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
+
+
+def _stock(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, causal: bool) -> bool:
+    """Whether torch would take cuDNN's attention: value and gradient then come from there, as it is the faster.
+
+    It returns the same log-sum-exp, so the tangent kernels go on from it. Torch's own flash kernels are slower than
+    ours on the machines measured. Where `torch.use_deterministic_algorithms` is on, ours computes.
+    """
+    plain = bias is None and mask is None and q.shape[1] == k.shape[1] and q.shape[3] == v.shape[3]
+    if not (plain and q.is_cuda and q.dtype != torch.float32) or torch.are_deterministic_algorithms_enabled():
+        return False
+    if causal and q.shape[2] != k.shape[2]:
+        return False
+    return torch._fused_sdp_choice(q, k, v, None, 0.0, causal) == CUDNN
+
+
+def _laid_out(t: Tensor, like: Tensor) -> Tensor:
+    """`t` with the strides the fake kernel promised."""
+    return t if t.stride() == like.stride() else like.copy_(t)
+
+
 @torch.library.custom_op("quadform::attend", mutates_args=())
 def _attend(
     q: Tensor,
@@ -106,6 +142,11 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     q, k, v = _dense(q, k, v)
     O = _rows_first(q.shape[:1], q.shape[1], q.shape[2], v.shape[3], q)
+    if _stock(q, k, v, bias, mask, causal):
+        out = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+        return _laid_out(out[0], O), out[1].reshape(q.shape[:3])
+    if _in_halves(q, precision):
+        q, k, v = (x.half() for x in (q, k, v))
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), O, O.stride(), lse)
     _launch("forward", args, q, k, v, bias, mask, causal, scale, precision)
@@ -126,12 +167,23 @@ def _attend_grad(
     q, k, v, g = _dense(q, k, v, dO)
     lse, delta = lse.contiguous(), delta.contiguous()
     dq, dk, dv = _gradients(q, k, v, ())
+    if _stock(q, k, v, bias, mask, causal):
+        seed = torch.zeros((), dtype=torch.int64, device=q.device)
+        sizes = (seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal)
+        out = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            g, q, k, v, O, lse[..., None], *sizes, scale=scale
+        )
+        return tuple(_laid_out(a, b) for a, b in zip(out, (dq, dk, dv), strict=True))
+    halves = _in_halves(q, precision)
+    if halves:
+        unit = _unit(_largest(g))
+        q, k, v, g, delta = q.half(), k.half(), v.half(), (g * unit).half(), delta * unit[..., 0]
     head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), lse, delta, g, g.stride())
     unused = (q, (0, 0, 0, 0), k, (0, 0, 0, 0), v, (0, 0, 0, 0), lse, delta, g, (0, 0, 0, 0))
     rest = (q, k, v, bias, mask, causal, scale, precision)
     _launch("grad_columns", (*head, *unused, dk, (0, *dk.stride()), dv, (0, *dv.stride())), *rest)
     _launch("grad_rows", (*head, *unused, dq, (0, *dq.stride())), *rest)
-    return dq, dk, dv
+    return tuple(x.div_(unit) for x in (dq, dk, dv)) if halves else (dq, dk, dv)
 
 
 def _gradients(q, k, v, lead):
@@ -151,10 +203,14 @@ def _attend_tangent(
     q, k, v, O, tq, tk, tv = _dense(q, k, v, O, tq, tk, tv)
     tO = _rows_first(tq.shape[:2], q.shape[1], q.shape[2], v.shape[3], q)
     tlse = torch.empty(tq.shape[:4], dtype=torch.float32, device=q.device)
+    halves = _in_halves(q, precision)
+    if halves:
+        unit = _unit(*(_largest(t) for t in (tq, tk, tv)))
+        q, k, v, tq, tk, tv = q.half(), k.half(), v.half(), *((t * unit).half() for t in (tq, tk, tv))
     args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), O, O.stride(), lse.contiguous())
     args += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), tO, tO.stride(), tlse)
     _launch("forward_tangent", args, q, k, v, bias, mask, causal, scale, precision, tq.shape[0])
-    return tO, tlse
+    return (tO.div_(unit), tlse.div_(unit[..., 0])) if halves else (tO, tlse)
 
 
 @_attend_tangent.register_fake
@@ -172,12 +228,20 @@ def _attend_grad_tangent(
     q, k, v, g, tq, tk, tv, tg = _dense(q, k, v, dO, tq, tk, tv, tdO)
     lse, delta, tlse, tdelta = (x.contiguous() for x in (lse, delta, tlse, tdelta))
     tdq, tdk, tdv = _gradients(q, k, v, tq.shape[:1])
+    halves = _in_halves(q, precision)
+    if halves:
+        first = _unit(_largest(g))
+        unit = _unit(*(_largest(t) for t in (tq, tk, tv)), _largest(tg) * first)
+        q, k, v, g, delta = q.half(), k.half(), v.half(), (g * first).half(), delta * first[..., 0]
+        tq, tk, tv = ((t * unit).half() for t in (tq, tk, tv))
+        both = unit * first
+        tg, tlse, tdelta = (tg * both).half(), tlse * unit[..., 0], tdelta * both[..., 0]
     head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), lse, delta, g, g.stride())
     head += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), tlse, tdelta, tg, tg.stride())
     rest = (q, k, v, bias, mask, causal, scale, precision, tq.shape[0])
     _launch("tangent_columns", (*head, tdk, tdk.stride(), tdv, tdv.stride()), *rest)
     _launch("tangent_rows", (*head, tdq, tdq.stride()), *rest)
-    return tdq, tdk, tdv
+    return tuple(x.div_(both) for x in (tdq, tdk, tdv)) if halves else (tdq, tdk, tdv)
 
 
 @_attend_grad_tangent.register_fake

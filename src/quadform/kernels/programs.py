@@ -32,7 +32,8 @@ def _free_constants(graph: torch.fx.Graph) -> None:
 def program(function: Callable, *example: Any, compile: bool = True) -> Callable:
     """`function`, with every `torch.func` level and custom rule inside it flattened into one graph, then compiled.
 
-    `example` fixes shapes and types of the arguments (trees of tensors); the values do not matter. Dynamo refuses an
+    `example` fixes shapes and types of the arguments (trees of tensors); the values do not matter; tensors that
+    `function` closes over are constants of the program. Dynamo refuses an
     autograd rule that defines `jvp`, so `torch.compile(jvp(grad(f)))` stops at `attention`; the traced graph holds
     none. What the answer does not need is removed, and what is computed twice is computed once. Source: [own].
 
@@ -46,7 +47,7 @@ def program(function: Callable, *example: Any, compile: bool = True) -> Callable
         shape[:] = [out_spec]
         return out
 
-    graph = make_fx(flat, tracing_mode="fake")(*leaves)
+    graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     _free_constants(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.graph = fx_graph_cse(graph.graph)

@@ -94,7 +94,7 @@ def forward(q, k, v, bias, mask, causal: bool, scale: float) -> tuple[Tensor, Te
     O, lse = [], []
     for r in _blocks(q, k):
         S = _scores(q, k, bias, mask, causal, scale, r)
-        top = S.amax(-1, keepdim=True)
+        top = S.detach().amax(-1, keepdim=True)
         top = torch.where(top == float("-inf"), torch.zeros_like(top), top)
         E = (S - top).exp()
         total = E.sum(-1, keepdim=True)

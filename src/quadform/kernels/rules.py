@@ -18,7 +18,7 @@ from torch import Tensor
 from quadform.core.errors import InputError
 
 from . import reference
-from .choice import Choice, choose
+from .choice import Choice, choose, choose_traced
 
 
 def _backend(choice: Choice):
@@ -148,13 +148,22 @@ def attention(
     """
     batch, q4, k4, v4, bias4, mask4 = _shapes(q, k, v, bias, mask, alpha, gamma)
     groups = q4.shape[1] // k4.shape[1]
-    choice = choose(q4, v4, bias)
-    if groups > 1 and choice.backend == "reference":
-        k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
-    else:
-        heads_v = v4
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    out, _ = _Attend.apply(q4, k4, heads_v, bias4, mask4, bool(causal), scale, choice)
+    heads_v = v4
+    if torch.compiler.is_dynamo_compiling():
+        width = max(q.shape[-1], v.shape[-1])
+        trained = bias is not None and bias.requires_grad
+        precision = choose_traced(q.device.type, q.dtype, width, trained, q.numel() == 0 or v.numel() == 0)
+        if precision:
+            out = torch.ops.quadform.attend(q4, k4, v4, bias4, mask4, bool(causal), scale, precision)[0]
+        else:
+            k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
+            out = reference.forward(q4, k4, heads_v, bias4, mask4, bool(causal), scale)[0]
+    else:
+        choice = choose(q4, v4, bias)
+        if groups > 1 and choice.backend == "reference":
+            k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
+        out, _ = _Attend.apply(q4, k4, heads_v, bias4, mask4, bool(causal), scale, choice)
     if alpha is not None or beta is not None or gamma is not None:
         if heads_v.shape[1] != q4.shape[1]:
             heads_v = v4.repeat_interleave(groups, 1)
