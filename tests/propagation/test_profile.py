@@ -7,8 +7,8 @@ import torch
 
 from quadform.core.designs import DESIGNS, design
 from quadform.core.errors import InputError
-from quadform.core.spec import BlockSpec, Gain, ModelConfig, Projection
-from quadform.propagation.profile import layer_kernels, predict
+from quadform.core.spec import BlockSpec, Gain, Mixing, ModelConfig, Projection
+from quadform.propagation.profile import layer_kernels, matrix_gain, predict
 
 from . import stacks
 
@@ -98,9 +98,26 @@ def test_block_gains_are_used():
     torch.testing.assert_close(last, 64 * torch.eye(5, dtype=f64))
 
 
-def _identity():
-    from quadform.core.spec import Mixing
+@pytest.mark.parametrize("kind", ["normal", "fan-in", "xavier", "orthogonal"])
+@pytest.mark.parametrize("shape", [(96, 32), (32, 96)])
+def test_gains_of_the_initialisations(kind, shape):
+    """matrix_gain = (second moment of an entry) x fan-in of a drawn matrix, for each initialisation and shape."""
+    config = ModelConfig(blocks=(BlockSpec(),), d_model=8, heads=1, d_ff=8, vocab=8, init=kind, init_std=0.3)
+    W = stacks.matrix(*shape, kind, 0.3, torch.Generator().manual_seed(0))
+    assert matrix_gain(config, *shape) == pytest.approx(shape[0] * float(W.square().mean()), rel=0.06)
 
+
+def test_init_gain_scales_values_and_mlp():
+    """init_gain g multiplies W_V, W_O, W_1, W_2: one token's square length becomes g^4 (attention), g^4 / 2 (ReLU)."""
+    stream = {"norm": "none", "init_gain": 0.5}
+    attention = BlockSpec(attn=Gain(skip=0.0), mlp=None, **stream)
+    relu = BlockSpec(attn=Gain(branch=0.0), mlp=Gain(skip=0.0), **stream)
+    for block, expected in ((attention, 0.5**4), (relu, 0.5**4 / 2)):
+        config = ModelConfig(blocks=(block,), d_model=8, heads=1, d_ff=8, vocab=8)
+        assert float(list(layer_kernels(config, 1))[-1]) == pytest.approx(expected)
+
+
+def _identity():
     return Mixing(alpha=1.0, beta=1.0, gamma=1.0)
 
 
