@@ -57,6 +57,24 @@ def test_the_hessian_equals_automatic_differentiation(problem: dict) -> None:
     assert relative(layer.loss, plain_loss(problem)(layer.weights)) <= 1e-13
 
 
+def test_cross_entropy_with_soft_and_missing_labels() -> None:
+    """Probabilities as targets, of any total mass; and class numbers -100 that do not count."""
+    g = torch.Generator().manual_seed(0)
+    X, W = randn(g, 2, 5, 4), [weight(g, 4, n) for n in (3, 3, 3)]
+    soft = torch.rand(2, 5, 3, generator=g, dtype=X.dtype)
+    hard = torch.randint(0, 3, (2, 5), generator=g)
+    hard[0, :3] = -100
+
+    def logits(w: dict[str, Tensor]) -> Tensor:
+        return (((X @ w["W_Q"]) @ (X @ w["W_K"]).mT / 3**0.5).softmax(-1) @ X @ w["W_V"]).flatten(0, 1)
+
+    cross_entropy = torch.nn.functional.cross_entropy
+    for Y, flat in ((soft, soft.flatten(0, 1)), (hard, hard.flatten())):
+        layer = AttentionLayer(X, *W, Y, loss="cross-entropy")
+        H = autodiff_hessian(lambda w, flat=flat: cross_entropy(logits(w), flat), layer.weights)
+        assert relative(layer.matrix(), H) <= 1e-12
+
+
 @given(attention_problems(losses=("mse", "cross-entropy", "given")))
 def test_both_parts_equal_automatic_differentiation(problem: dict) -> None:
     """H_f = d2 <g, F> and H_o = H - H_f, for losses given by name or by (g, Hl)."""

@@ -234,7 +234,8 @@ def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> N
 def _same_columns(a: Term, b: Term) -> bool:
     """Whether two terms differ only in which of their row indices belongs to the vector (columns vector first: the
     other order makes a skinny product, slower than two)."""
-    return a.c is b.c and not a.shared and not b.shared and a.cols_vector_first and b.cols_vector_first
+    plain = not a.shared and not b.shared and a.cols_vector_first and b.cols_vector_first
+    return plain and a.c is b.c and a.rows_vector_first != b.rows_vector_first
 
 
 def _write_pair(a: Term, b: Term, out: Tensor, mirror: Tensor | None) -> None:
