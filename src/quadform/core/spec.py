@@ -7,21 +7,18 @@ value of one record, `BlockSpec`; nothing else in the project knows design names
     Mixing      A  ->  alpha I + beta softmax(Q K^T / sqrt(d_k) + B) - gamma C
     Projection  W  ->  skip W_init + branch dW
 
-The named designs are in `quadform.core.designs` (`DESIGNS`, `design`), and can be imported from here too.
+The named designs (`DESIGNS`, `design`) are in `quadform.core.designs`, parameter counts in `quadform.core.parameters`;
+both can be imported from here too.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
-import tomllib
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from .codec import decode, encode, from_json, from_toml, hints, to_json, to_toml
 from .errors import InputError, UnknownName, did_you_mean
 
 Norm = Literal["layer", "rms", "none"]
@@ -267,45 +264,32 @@ class ModelConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and texts; equal neighbouring blocks are written once with `repeat`."""
-        return _encode(self)
+        return encode(self)
 
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> ModelConfig:
         """The inverse of `to_dict`; an unknown key or value is an error that names the nearest known one."""
-        return _decode(cls, body, "config")
+        return decode(cls, body, "config")
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1)
+        return to_json(self.to_dict())
 
     def to_toml(self) -> str:
-        return _toml(self.to_dict())
+        return to_toml(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> ModelConfig:
-        try:
-            body = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"the model description is not JSON: {error}.") from error
-        return cls.from_dict(body)
+        return cls.from_dict(from_json(text, "the model description"))
 
     @classmethod
     def from_toml(cls, text: str) -> ModelConfig:
-        try:
-            body = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"the model description is not TOML: {error}.") from error
-        return cls.from_dict(body)
+        return cls.from_dict(from_toml(text, "the model description"))
 
 
 # ------------------------------------------------------------------------------------------------------- validation
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _check_choices(value: Any) -> None:
     """Every field annotated Literal[...] holds one of its values."""
-    for name, hint in _hints(type(value)).items():
+    for name, hint in hints(type(value)).items():
         if typing.get_origin(hint) is Literal:
             choose(name, getattr(value, name), typing.get_args(hint))
 
@@ -334,84 +318,13 @@ def _positive(name: str, got: Any) -> None:
         raise InputError(f"{name} is a whole number of at least 1; got {got!r}.")
 
 
-# -------------------------------------------------------------------------------------------------- TOML, JSON, dicts
-_NOTHING = "none"  # how None is written where the field has another default (TOML has no null)
-
-
-def _encode(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        body = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        optional = {f.name for f in dataclasses.fields(value) if f.default is None}
-        return {k: _NOTHING if v is None else _encode(v) for k, v in body.items() if v is not None or k not in optional}
-    if isinstance(value, tuple) and value and isinstance(value[0], BlockSpec):
-        runs: list[dict[str, Any]] = []
-        for block in map(_encode, value):
-            if runs and {**runs[-1], "repeat": 1} == {"repeat": 1, **block}:
-                runs[-1]["repeat"] += 1
-            else:
-                runs.append({"repeat": 1, **block})
-        return runs
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _decode(kind: Any, body: Any, where: str) -> Any:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        inner = next(k for k in typing.get_args(kind) if k is not type(None))
-        return None if body is None or body == _NOTHING else _decode(inner, body, where)
-    if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)[0]
-        if not isinstance(body, list | tuple):
-            raise InputError(f"{where} is a list; got {body!r}.")
-        if inner is not BlockSpec:
-            return tuple(body)
-        blocks: list[BlockSpec] = []
-        for i, entry in enumerate(body):
-            entry = dict(entry) if isinstance(entry, Mapping) else entry
-            repeat = entry.pop("repeat", 1) if isinstance(entry, dict) else 1
-            _positive(f"{where}[{i}].repeat", repeat)
-            blocks += [_decode(BlockSpec, entry, f"{where}[{i}]")] * repeat
-        return tuple(blocks)
-    if dataclasses.is_dataclass(kind):
-        if not isinstance(body, Mapping):
-            raise InputError(f"{where} is a table of settings; got {body!r}.")
-        hints = _hints(typing.cast(type, kind))
-        for key in body:
-            if key not in hints:
-                raise UnknownName(
-                    f"{where} has no setting {key!r}.{did_you_mean(key, hints)} Known: {', '.join(hints)}."
-                )
-        try:
-            return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in body.items()})  # type: ignore[operator]
-        except TypeError as error:
-            raise InputError(f"{where} is incomplete: {error}.") from error
-    if kind is float and isinstance(body, int) and not isinstance(body, bool):
-        return float(body)
-    if kind in (int, float, bool, str) and type(body) is not kind:
-        raise InputError(f"{where} is {kind.__name__}; got {body!r}.")
-    return body
-
-
-def _toml(body: Mapping[str, Any]) -> str:
-    """TOML of a model's dict: plain settings first, then one [[table]] for each run of equal blocks."""
-
-    def literal(value: Any) -> str:
-        if isinstance(value, Mapping):
-            return "{ " + ", ".join(f"{k} = {literal(v)}" for k, v in value.items()) + " }"
-        if isinstance(value, list):
-            return "[" + ", ".join(map(literal, value)) + "]"
-        return json.dumps(value)
-
-    tables = {k: v for k, v in body.items() if isinstance(v, list) and v and isinstance(v[0], Mapping)}
-    lines = [f"{k} = {literal(v)}" for k, v in body.items() if k not in tables]
-    for name, runs in tables.items():
-        for run in runs:
-            lines += ["", f"[[{name}]]", *(f"{k} = {literal(v)}" for k, v in run.items())]
-    return "\n".join(lines) + "\n"
-
-
 def __getattr__(name: str) -> Any:
-    if name in ("DESIGNS", "CODEPARROT", "CRAMMED_BERT", "Design", "design", "parameter_shapes", "count_parameters"):
+    if name in ("DESIGNS", "CODEPARROT", "CRAMMED_BERT", "Design", "design"):
         from . import designs
 
         return getattr(designs, name)
+    if name in ("parameter_shapes", "count_parameters"):
+        from . import parameters
+
+        return getattr(parameters, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

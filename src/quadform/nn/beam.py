@@ -56,8 +56,6 @@ def beam_search(run: Run) -> list[list[Hypothesis]]:
         done = limit | _proved(run.how, score, pool, n, penalties)
         if how.stop == "count":
             done = done | (pool.count >= K)
-        if forced is not None:
-            done = done & ~forced
         rows = parent + K * torch.arange(B, device=device)[:, None]
         if not bool(done.any()):
             run.select(rows.flatten())

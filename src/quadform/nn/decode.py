@@ -278,8 +278,8 @@ class Run:
                 running = ~forced & ~closed
             else:
                 running = ~closed
-            tokens[:, t] = torch.where(closed, tokens[:, t], choice)
-            log_prob += gained.masked_fill(closed, 0.0)
+            tokens[:, t] = choice
+            log_prob += gained
             t += 1
             ends = running & (choice == self.eos) if self.eos is not None else torch.zeros_like(closed)
             new = ends | (running & (t - self.lengths >= how.max_length))
