@@ -81,7 +81,8 @@ def marks(page, figure: str) -> dict:
             const count = (what) => svg.querySelectorAll(what).length;
             return {paths: count('.mark-rect path, .mark-line path, .mark-symbol path, .mark-rule line'),
                     images: [...svg.querySelectorAll('image')].filter((i) => i.getAttribute('href')).length,
-                    texts: count('text'), width: box.width, height: box.height};
+                    texts: count('text'), width: box.width, height: box.height,
+                    scale: box.width / svg.viewBox.baseVal.width};
         }""",
         figure,
     )
@@ -112,6 +113,7 @@ def test_every_figure_is_drawn_and_fits(browser, files, lang, theme, width) -> N
             assert seen["paths"] + seen["images"] > 10, figure
             assert seen["texts"] > 5, figure
             assert 200 < seen["width"] <= width
+            assert seen["scale"] > 0.85, figure  # letters of 12 pixels stay above 10
             assert seen["height"] > 150
         assert marks(page, "heat_map-1")["images"] == 6
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -144,7 +146,9 @@ def test_at_400_per_cent_zoom_there_is_one_column(browser, files, lang) -> None:
         lefts = page.eval_on_selector_all(".card", "cards => cards.map((c) => c.getBoundingClientRect().left)")
         assert len(set(lefts)) == 1
         for figure in FIGURES:
-            assert marks(page, figure)["width"] <= 320
+            seen = marks(page, figure)
+            assert seen["width"] <= 320
+            assert seen["scale"] > 0.7, figure
         out = page.evaluate(
             """() => [...document.querySelectorAll('main *')].filter((e) => !e.closest('.scroll, .unseen, svg'))
                 .filter((e) => e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 90))"""
@@ -186,7 +190,7 @@ def test_the_theme_can_be_chosen_by_keyboard(browser, files) -> None:
         assert page.evaluate("document.activeElement.id") == "theme"
         page.keyboard.press("Enter")
         page.wait_for_selector("html[data-ready=dark]")
-        assert page.evaluate("[...document.querySelectorAll('.chart')].every((c) => c.dataset.drawn === 'dark')")
+        assert page.evaluate("[...document.querySelectorAll('[data-chart]')].every((c) => c.dataset.drawn === 'dark')")
         assert page.inner_text("#theme") == EN("to_light")
         # everything that can be pressed is reached by Tab alone
         reached = set()

@@ -86,6 +86,7 @@ def test_a_failed_write_leaves_nothing_behind(record, tmp_path, monkeypatch) -> 
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 
+    monkeypatch.setattr("quadform.report.html.render", lambda *_: "new")
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(FileError, match=r"cannot write the report to .*disk full.*another path"):
         write_report(record, path)

@@ -20,7 +20,7 @@
 
   async function draw(place) {
     const id = place.dataset.chart, data = charts[id], room = Math.floor(place.clientWidth);
-    const controls = place.parentElement.querySelector(".controls");
+    const controls = place.closest("article").querySelector(".controls");
     const kept = views.get(id);
     const sign = kept && kept.signs ? kept.view.signal("sign") : null;
     if (kept) kept.finalize();
@@ -76,7 +76,7 @@
   addEventListener("beforeprint", () => {
     if (!root.dataset.paper) return;
     for (const place of document.querySelectorAll("[data-chart]")) {
-      place.parentElement.querySelector(".print").innerHTML = paper.get(place.dataset.chart);
+      place.closest("article").querySelector(".print").innerHTML = paper.get(place.dataset.chart);
     }
     root.classList.add("printing");
   });
