@@ -180,6 +180,30 @@ def test_attention_padding_moves_the_sink():
     assert result["sink[0]"].value == pytest.approx(1 / 3)
 
 
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 99))
+def test_mean_kernel_is_the_mean_over_real_pairs(sizes, seed):
+    """MeanKernel averages <x_i, x_j> / d over the sequences where both tokens are real, whatever the batches."""
+    X = draw(4, 3, seed, sum(sizes))
+    mask = torch.rand(sum(sizes), 4, generator=torch.Generator().manual_seed(seed)) < 0.7
+    stream = collapse.MeanKernel()
+    for x, m in zip(X.split(sizes), mask.split(sizes), strict=True):
+        stream.update(x.masked_fill(~m[..., None], math.nan), m)
+    for i in range(4):
+        for j in range(4):
+            seen = [float(x[i] @ x[j]) / 3 for x, m in zip(X, mask, strict=True) if m[i] and m[j]]
+            got = float(stream.result()[i, j])
+            assert got == pytest.approx(sum(seen) / len(seen)) if seen else math.isnan(got)
+
+
+def test_repeat_kernel_is_the_kernel_of_orthogonal_embeddings():
+    """Positions hold the same token in a share of the sequences: the mean kernel of one-hot embeddings, d Sigma."""
+    tokens = torch.randint(0, 3, (5, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(6) < torch.tensor([6, 5, 6, 4, 6])[:, None]
+    stream = collapse.MeanKernel()
+    stream.update(torch.nn.functional.one_hot(tokens, 3).to(f64), mask)
+    torch.testing.assert_close(collapse.repeat_kernel(tokens, mask), 3 * stream.result())
+
+
 def test_half_precision_is_raised():
     """bfloat16 tokens are measured in float32 (and never multiplied in bfloat16)."""
     stream = collapse.TokenCollapse()
@@ -195,5 +219,11 @@ def test_bad_input_is_named():
         collapse.TokenCollapse().update(torch.ones(2, 3, dtype=torch.long))
     with pytest.raises(InputError, match="padding mask"):
         collapse.TokenCollapse().update(torch.ones(2, 3), torch.ones(2))
+    kernel = collapse.MeanKernel()
+    with pytest.raises(InputError, match="no sequence"):
+        kernel.result()
+    kernel.update(torch.ones(2, 3))
+    with pytest.raises(InputError, match="one length"):
+        kernel.update(torch.ones(4, 3))
     with pytest.raises(InputError, match="heads, queries, keys"):
         collapse.AttentionCollapse().update(torch.ones(2, 3))

@@ -31,5 +31,7 @@ __getattr__, __dir__, __all__ = attach(
         "TokenCollapse": ".collapse",
         "AttentionCollapse": ".collapse",
         "NormRatio": ".collapse",
+        "MeanKernel": ".collapse",
+        "repeat_kernel": ".collapse",
     },
 )

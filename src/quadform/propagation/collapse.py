@@ -215,6 +215,52 @@ class TokenCollapse:
         return self.moments.result()
 
 
+class MeanKernel:
+    """Streaming mean of Sigma = X X^T / d over sequences of one length: what `predict(..., Sigma_0=)` takes.
+
+    An entry is averaged over the sequences in which both of its tokens are real; NaN where there is none.
+    """
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+        self._count: Tensor | None = None
+
+    @torch.no_grad()
+    def update(self, X: Tensor, mask: Tensor | None = None) -> None:
+        X = _at_least_float32(X)
+        T, d = X.shape[-2:]
+        if self._total is None or self._count is None:
+            self._total, self._count = torch.zeros(2, T, T, dtype=torch.float64)
+        if self._total.shape[0] != T:
+            raise InputError(
+                f"a mean kernel is of sequences of one length; got {T} tokens after {self._total.shape[0]}. "
+                f"Pad to one length and pass the mask."
+            )
+        weight = _weights(X, mask)
+        rows = _real_rows(X, mask)
+        self._total += (rows @ rows.mT / d).reshape(-1, T, T).sum(0).to("cpu", torch.float64)
+        self._count += (weight @ weight.mT).reshape(-1, T, T).sum(0).to("cpu", torch.float64)
+
+    def result(self) -> Tensor:
+        """(T, T) float64."""
+        if self._total is None or self._count is None:
+            raise InputError("no sequence was seen yet; call update(X) first.")
+        return self._total / self._count
+
+
+def repeat_kernel(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The kernel of unit, mutually orthogonal embeddings: how often positions i and j hold the same token, (T, T).
+
+    Text repeats its tokens, so Sigma_0 is not the identity even before any training; tokens (..., T) are ids.
+    """
+    T = tokens.shape[-1]
+    flat = tokens.reshape(-1, T)
+    real = torch.ones_like(flat, dtype=torch.bool) if mask is None else mask.reshape(-1, T)
+    both = (real[:, :, None] & real[:, None, :]).sum(0)
+    same = ((flat[:, :, None] == flat[:, None, :]) & real[:, :, None] & real[:, None, :]).sum(0)
+    return same.to(torch.float64) / both.to(torch.float64)
+
+
 class NormRatio:
     """Streaming ratio of sizes, rms(X) / rms(reference): norm growth (a layer over the input), gradient-norm ratio (the
     gradient at an early layer over that at the last one; 1 = neither vanishing nor exploding).
