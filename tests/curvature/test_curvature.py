@@ -216,6 +216,48 @@ def test_hugging_face_gpt2() -> None:
     assert hessian(risk, "*.h.0.attn.W_Q[1]", "*.h.1.attn.W_V").shape == (32, 64)
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_traced_program_gives_the_same_products(block: Any, k: int) -> None:
+    """One aten graph, traced once for each shape of batch: equal to the eager route on unequal batches."""
+    model, (x, y) = block
+    risk = Risk(model, cross_entropy, [(x[:1], y[:1]), (x[1:], y[1:])])
+    V = risk.space.random(k, dtype=F64)
+    for make in (hessian, gauss_newton, functional):
+        A = make(risk, route="traced")
+        assert gap(A @ V, make(risk) @ V) <= 1e-13
+        assert A.route == "traced"
+        assert len(A._programs) == 2
+
+
+@pytest.mark.slow
+def test_a_compiled_program_gives_the_same_products() -> None:
+    """Traced, compiled by torch's compiler, reused."""
+    X, Y = torch.randn(2, 5, 4, dtype=F64), torch.randn(2, 5, 3, dtype=F64)
+    W = {name: torch.randn(4, n, dtype=F64) for name, n in (("W_Q", 2), ("W_K", 2), ("W_V", 3))}
+    risk = Risk(attention_net, mse, (X, Y), W)
+    A, v = hessian(risk, route="compiled"), risk.space.random(dtype=F64)
+    assert gap(A @ v, hessian(risk) @ v) <= 1e-12
+    assert A.route == "compiled"
+
+
+def test_a_model_that_cannot_be_traced_falls_back_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """Control flow on values stops tracing; the product is right all the same."""
+
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) if bool(x.sum() > -1e9) else x
+
+    model, batch = Branching().to(F64), tuple(t.to(F64) for t in XY)
+    risk = Risk(model, mse, batch)
+    v = risk.space.random(dtype=F64)
+    assert gap(hessian(risk, route="traced") @ v, hessian(risk) @ v) <= 1e-13
+    assert "step by step instead" in capsys.readouterr().err
+
+
 def test_the_build_of_torch_is_checked() -> None:
     """The start-up probe through LayerNorm passes here, to rounding."""
     assert require_sound_derivatives() < 1e-12

@@ -11,36 +11,42 @@ used. Source of the split: [ODS25, Sec. 2]; at a module's output: [own].
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..core.errors import InputError
 from ..core.operator import Block, Operator
 from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Space, Vector
+from ..kernels.programs import program
 from .risk import Risk
 from .selfcheck import require_sound_derivatives
 
-Product = Callable[[Vector, Any, Vector], dict[str, Tensor]]
+#: How a product is run: step by step; as one traced graph; or that graph compiled (minutes at first, then fastest).
+Route = Literal["eager", "traced", "compiled"]
 
 
-def hessian(risk: Risk, rows: str = "*", cols: str = "*", *, chunk: int = 8) -> Operator:
+def hessian(risk: Risk, rows: str = "*", cols: str = "*", *, chunk: int = 8, route: Route = "eager") -> Operator:
     """H of the risk, or one of its named blocks: `hessian(risk, rows="*.W_Q", cols="*.W_V")`.
 
-    A block differentiates once with respect to its rows and once along its columns; nothing else is computed.
+    A block differentiates once with respect to its rows and once along its columns; nothing else is computed. `chunk`
+    is how many vectors share one pass; `route` how a pass is run (see `Route`), for all three operators.
     """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         return _derivative_of_gradient(lambda p: risk.run(p, batch)[0], theta, v, rows)
 
-    return _select(_RiskOperator(risk, product, psd=False, chunk=chunk, what="Hessian"), rows, cols)
+    return _select(_RiskOperator(risk, product, chunk=chunk, what="Hessian", route=route), rows, cols)
 
 
-def functional(risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8) -> Operator:
+def functional(
+    risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8, route: Route = "eager"
+) -> Operator:
     """H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
     that of the module named by `split` (then over the parameters inside it)."""
 
@@ -48,12 +54,12 @@ def functional(risk: Risk, rows: str = "*", cols: str = "*", *, split: str | Non
         g = _output_gradient(risk, theta, batch, split)
         return _derivative_of_gradient(lambda p: (g * risk.output(p, batch, split)).sum(), theta, v, rows)
 
-    return _select(
-        _RiskOperator(risk, product, psd=False, chunk=chunk, what="functional part", split=split), rows, cols
-    )
+    return _select(_RiskOperator(risk, product, chunk=chunk, what="functional part", route=route), rows, cols)
 
 
-def gauss_newton(risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8) -> Operator:
+def gauss_newton(
+    risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8, route: Route = "eager"
+) -> Operator:
     """H_o = J^T (d2l/dF2) J, split at the network's output or, `split="layers.0.attn"`, at a module's output (then
     d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite)."""
 
@@ -66,7 +72,7 @@ def gauss_newton(risk: Risk, rows: str = "*", cols: str = "*", *, split: str | N
         _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]
         return pull(curved)[0]
 
-    return _select(_RiskOperator(risk, product, psd=False, chunk=chunk, what="Gauss-Newton", split=split), rows, cols)
+    return _select(_RiskOperator(risk, product, chunk=chunk, what="Gauss-Newton", route=route), rows, cols)
 
 
 def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = 8) -> Operator:
@@ -128,19 +134,21 @@ class _RiskOperator(Operator):
         risk: Risk,
         product: Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]],
         *,
-        psd: bool,
         chunk: int,
         what: str,
-        split: str | None = None,
+        route: Route,
         rows: Space | None = None,
         cols: Space | None = None,
     ) -> None:
+        if route not in ("eager", "traced", "compiled"):
+            raise InputError(f"route {route!r} is not 'eager', 'traced' or 'compiled'.")
         require_sound_derivatives()
         rows = risk.space if rows is None else rows
         cols = risk.space if cols is None else cols
-        super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts, psd=psd)
-        self.risk, self.product, self.chunk, self.what, self.split = risk, product, chunk, what, split
+        super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
+        self.risk, self.product, self.chunk, self.what, self.route = risk, product, chunk, what, route
         self.batched = True
+        self._programs: dict[Any, Callable[..., dict[str, Tensor]]] = {}
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         k = next(iter(V.values())).shape[0]
@@ -153,47 +161,68 @@ class _RiskOperator(Operator):
     def _some(self, V: Vector) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
         for weight, batch in zip(self.risk.weights, self.risk.batches, strict=True):
-            image = self._batch(batch, V)
-            for name, t in image.items():
+            for name, t in self._batch(batch, V).items():
                 total[name] = weight * t if name not in total else total[name] + weight * t
         return total
 
     def _batch(self, batch: Any, V: Vector) -> dict[str, Tensor]:
-        theta, rows = self.risk.params, self.codomain.names
-
-        def one(v: Vector) -> dict[str, Tensor]:
-            return {n: t.detach() for n, t in self.product(theta, batch, v, rows).items()}
-
-        if self.batched and next(iter(V.values())).shape[0] > 1:
+        k = next(iter(V.values())).shape[0]
+        if self.route != "eager":
             try:
-                return vmap(one)(dict(V))
+                return self._by_program(batch, V, k)
+            except Exception as error:  # whatever tracing or compiling dislikes about a model, the eager route remains
+                say(f"{self.what}: cannot be {self.route} ({_first_line(error)}); step by step instead.")
+                self.route = "eager"
+        if self.batched and k > 1:
+            try:
+                return self._stacked(self.risk.params, batch, V)
             except RuntimeError as error:
                 self.batched = False
                 say(f"{self.what}: not several vectors at once for this model ({_first_line(error)}); one by one.")
-        images = [one({n: t[i] for n, t in V.items()}) for i in range(next(iter(V.values())).shape[0])]
-        return {n: torch.stack([im[n] for im in images]) for n in rows}
+        images = [self._stacked(self.risk.params, batch, {n: t[i : i + 1] for n, t in V.items()}) for i in range(k)]
+        return {n: torch.cat([im[n] for im in images]) for n in self.codomain.names}
+
+    def _stacked(self, theta: Vector, batch: Any, V: Vector) -> dict[str, Tensor]:
+        """The products with a stack of vectors; a single one is not vmapped, which some models do not survive."""
+
+        def one(v: Vector) -> dict[str, Tensor]:
+            image = self.product(theta, batch, v, self.codomain.names)
+            return {n: image[n].detach() for n in self.codomain.names}
+
+        if next(iter(V.values())).shape[0] > 1:
+            return vmap(one)(dict(V))
+        return {n: t[None] for n, t in one({n: t[0] for n, t in V.items()}).items()}
+
+    def _by_program(self, batch: Any, V: Vector, k: int) -> dict[str, Tensor]:
+        """The same through one traced graph, made once for each shape of batch and number of vectors."""
+        leaves, spec = tree_flatten(batch)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = (k, str(spec), tuple((tuple(t.shape), t.dtype) for t in tensors))
+
+        def whole(theta: Vector, given: list[Tensor], V: Vector) -> dict[str, Tensor]:
+            left = iter(given)
+            again = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+            return self._stacked(theta, again, V)
+
+        contiguous = {n: t.contiguous() for n, t in V.items()}
+        if key not in self._programs:
+            example = (dict(self.risk.params), tensors, contiguous)
+            self._programs[key] = program(whole, *example, compile=self.route == "compiled")
+        return self._programs[key](dict(self.risk.params), tensors, contiguous)
 
     def adjoint(self) -> Operator:
-        return self if self.symmetric else self.sub_of(self.domain, self.codomain)
+        return self if self.symmetric else self._between(self.domain, self.codomain)
 
     def sub(self, rows: Space, cols: Space) -> Operator:
         if all(n in self.risk.space for n in (*rows.names, *cols.names)):
-            return self.sub_of(rows, cols)
+            return self._between(rows, cols)
         owner = {v.name: v.of for v in self.risk.space.views}
         wide = [self.risk.space.select(*dict.fromkeys(owner.get(n, n) for n in s.names)) for s in (rows, cols)]
-        return Block(self.sub_of(*wide), rows, cols)
+        return Block(self._between(*wide), rows, cols)
 
-    def sub_of(self, rows: Space, cols: Space) -> Operator:
-        return _RiskOperator(
-            self.risk,
-            self.product,
-            psd=self.psd and rows.parts == cols.parts,
-            chunk=self.chunk,
-            what=self.what,
-            split=self.split,
-            rows=rows,
-            cols=cols,
-        )
+    def _between(self, rows: Space, cols: Space) -> Operator:
+        options = {"chunk": self.chunk, "what": self.what, "route": self.route}
+        return _RiskOperator(self.risk, self.product, rows=rows, cols=cols, **options)  # type: ignore[arg-type]
 
 
 @final

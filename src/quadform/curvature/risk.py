@@ -279,8 +279,8 @@ def _batches(data: Any) -> list[Any]:
     if isinstance(data, Tensor | Mapping) or (
         isinstance(data, tuple) and all(isinstance(t, Tensor | Mapping) for t in data)
     ):
-        return [data]
-    batches = list(data)
+        data = [data]
+    batches = [dict(b) if isinstance(b, Mapping) else b for b in data]
     if not batches:
         raise InputError("data holds no batches.")
     return batches
