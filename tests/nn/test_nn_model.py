@@ -196,6 +196,16 @@ def test_causal_loss():
     close(each[real], -picked[real])
 
 
+def test_causal_loss_with_a_mask():
+    """Without a pad token a mask says the same: left-padded and right-padded rows lose what they lose alone."""
+    model = moved("pre-ln")
+    tokens = draw(2, 6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1]]).bool()
+    loss = model.loss({"tokens": tokens, "mask": mask}, reduction="sum")
+    alone = [model.loss({"tokens": t[m][None]}, reduction="sum") for t, m in zip(tokens, mask, strict=True)]
+    close(loss, sum(alone))
+
+
 def test_sequence_to_sequence_loss():
     """-log p(target | source), and neither side's padding moves it."""
     model = moved("pre-ln", kind="encoder-decoder", pad=0)

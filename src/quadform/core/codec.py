@@ -13,7 +13,6 @@ from typing import Any
 
 from .errors import InputError, UnknownName, did_you_mean
 
-
 #: Field name -> resolved type of a dataclass.
 hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _NOTHING = "none"  # how None is written where the field has another default (TOML has no null)

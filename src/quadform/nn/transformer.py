@@ -233,7 +233,7 @@ class Transformer(nn.Module):
             labels, mask = batch["tokens"][:, 1:], batch.get("mask")
             out = self(batch["tokens"][:, :-1], None if mask is None else mask[:, :-1])
             if mask is not None:
-                labels = labels.masked_fill(~mask[:, 1:], IGNORE)
+                labels = labels.masked_fill(~(mask[:, :-1] & mask[:, 1:]), IGNORE)
         elif "labels" in batch:
             labels, out = batch["labels"], self(batch["tokens"], batch.get("mask"))
         else:
