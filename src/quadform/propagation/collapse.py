@@ -18,7 +18,7 @@ Attention maps A (heads, queries, keys), averaged over the queries that see at l
 The unit of replication is the sequence: a standard error is the spread over sequences / sqrt(their number). Sequences a
 measure is undefined on (fewer than two tokens, all zero) are left out of it and counted in the note.
 
-Source: the residual and its norm are those of Dong et al. 2021 in their code (m the mean, with the square root);
+Source: the residual and its norm are those of [DCL21] in their code (m the mean, with the square root);
 effective rank is Roy and Vetterli's 2007; the rest are standard.
 """
 
