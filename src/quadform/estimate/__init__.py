@@ -1,0 +1,25 @@
+"""Estimates of any operator from products with it: eigenpairs, spectral density, trace, diagonal, norms."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Eigenpairs": ".lanczos",
+        "eigenpairs": ".lanczos",
+        "Curve": ".quadrature",
+        "Density": ".quadrature",
+        "density": ".quadrature",
+        "trace": ".traces",
+        "Diagonal": ".diagonals",
+        "diagonal": ".diagonals",
+        "BlockNorms": ".norms",
+        "block_norms": ".norms",
+        "condition_number": ".norms",
+        "frobenius": ".norms",
+        "nuclear_norm": ".norms",
+        "singular_ends": ".norms",
+        "spectral_norm": ".norms",
+        "stable_rank": ".norms",
+    },
+)

@@ -1,0 +1,194 @@
+"""A Krylov basis of a symmetric operator: rows, the projected matrix, expansion, Ritz pairs, thick restart.
+
+The basis is kept as rows `Q` (count, n). The first m of them have been multiplied; for these
+
+    A q_j = sum_i T_ij q_i ,   i over all rows, j < m
+
+holds to round-off (the coefficients are those of the orthogonalisation). The rows after the first m are *pending*:
+any of them may be multiplied next, so single-vector Lanczos (one pending row), block Lanczos (several), and a basis
+that is widened by a fresh random direction half-way are one and the same object (Ruhe's band Lanczos, 1979). Restart
+keeps chosen Ritz vectors and all pending rows (thick restart, Wu and Simon 2000; Stewart's Krylov-Schur, 2002).
+
+T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .vectors import orthogonalise
+
+#: Columns of the basis that one step of a restart rotates: bounds its temporary memory.
+_PANEL = 2**20
+
+
+class Krylov:
+    """An orthonormal basis that grows by products. `draw(i)` gives the i-th random start row.
+
+    `selective=True` orthogonalises once where that suffices: a running bound of the loss of orthogonality decides when
+    the second pass is needed, so that the basis stays orthogonal to sqrt(eps) (semi-orthogonal, Simon 1984).
+    """
+
+    def __init__(
+        self,
+        n: int,
+        capacity: int,
+        draw: Callable[[int], Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        width: int = 1,
+        selective: bool = False,
+    ) -> None:
+        self.n, self.capacity = n, min(capacity, n)
+        self.Q = torch.empty((self.capacity, n), dtype=dtype, device=device)
+        self.T = torch.zeros((self.capacity, self.capacity), dtype=torch.float64)
+        self.selective = selective
+        self.count = self.multiplied = self.drawn = 0
+        self.norm_seen = 0.0  # the longest image of a unit vector so far: a lower bound of the norm of A
+        self._draw = draw
+        self._eps = torch.finfo(dtype).eps
+        self._loss = self._eps
+        self._ritz: tuple[Tensor, Tensor, Tensor] | None = None  # of the current rows
+        for _ in range(min(width, self.capacity)):
+            self.inject()
+
+    # --- growing ----------------------------------------------------------------------------------------------------
+    @property
+    def pending(self) -> int:
+        return self.count - self.multiplied
+
+    @property
+    def whole(self) -> bool:
+        """Whether the multiplied rows span the whole space: every Ritz pair is then an eigenpair."""
+        return self.multiplied == self.n
+
+    def inject(self) -> bool:
+        """Append a fresh random row, orthogonal to all; False where there is no room for one."""
+        while self.count < self.capacity:
+            _, w = orthogonalise(self._draw(self.drawn), self.Q[: self.count], passes=3)
+            self.drawn += 1
+            size = float(w.norm())
+            if size > 0:
+                self.Q[self.count] = w / size
+                self.count += 1
+                return True
+        return False
+
+    def bring_forward(self, chosen: Tensor) -> None:
+        """Put these pending rows (positions among the pending) in front of the others."""
+        m, front = self.multiplied, chosen.tolist()
+        places = torch.tensor([*front, *(i for i in range(self.pending) if i not in front)], dtype=torch.long) + m
+        if not torch.equal(places, torch.arange(m, self.count)):
+            self.Q[m : self.count] = self.Q[places.to(self.Q.device)]
+            self.T[m : self.count, :m] = self.T[places, :m]
+            self._ritz = None
+
+    def first(self, width: int) -> Tensor:
+        """The first pending rows, at most `width`: what to multiply and absorb next."""
+        return self.Q[self.multiplied : min(self.multiplied + width, self.count)]
+
+    def absorb(self, images: Tensor) -> None:
+        """Take in the images of the first pending rows: one column of T each, and one new row unless it is noise.
+
+        The part of an image outside a full basis is dropped: it is missing in the residuals. Restart before that, or
+        do not ask for them.
+        """
+        for w in images:
+            size = float(w.norm())
+            self.norm_seen = max(self.norm_seen, size)
+            h, w = self._orthogonalise(w, size)
+            self.T[: self.count, self.multiplied] = h
+            rest = float(w.norm())
+            grown = rest > 100 * self._eps * self.norm_seen and self.count < self.capacity
+            if grown:
+                self.Q[self.count] = w / rest
+                self.T[self.count, self.multiplied] = rest
+            self.multiplied += 1
+            self.count += grown
+            self._ritz = None
+
+    def _orthogonalise(self, w: Tensor, size: float) -> tuple[Tensor, Tensor]:
+        Q = self.Q[: self.count]
+        if not self.selective:
+            return orthogonalise(w, Q)
+        h, once = orthogonalise(w, Q, passes=1)
+        rest = float(once.norm())
+        loss = (self._loss + self._eps) * size / rest if rest > 0 else math.inf
+        if loss <= math.sqrt(self._eps):
+            self._loss = max(loss, self._loss)
+            return h, once
+        more, twice = orthogonalise(once, Q, passes=2)
+        self._loss = self._eps * math.sqrt(self.count)
+        return h + more, twice
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Ritz values (m,) ascending, their coordinates S (m, m), and the norms |A v - theta v| (m,)."""
+        m = self.multiplied
+        if self._ritz is not None:
+            return self._ritz
+        T = self.T[:m, :m]
+        theta, S = torch.linalg.eigh((T + T.T) / 2)
+        rest = self.T[: self.count, :m] @ S
+        rest[:m] -= S * theta
+        self._ritz = theta, S, rest.norm(dim=0)
+        return self._ritz
+
+    def vectors(self, S: Tensor) -> Tensor:
+        """The rows `S^T Q` of the space for coordinates S (m, k)."""
+        out = self.Q.new_empty((S.shape[1], self.n))
+        self._rotate(S, out)
+        return out
+
+    def coupling(self, S: Tensor) -> Tensor:
+        """How much each pending row stands in the residuals of the Ritz vectors S: `(pending,)`."""
+        return (self.T[self.multiplied : self.count, : self.multiplied] @ S).norm(dim=1)
+
+    def asymmetry(self) -> float:
+        """|T - T^T| / |T| in the Frobenius norm: zero for exact products of a symmetric operator."""
+        T = self.T[: self.multiplied, : self.multiplied]
+        size = float(T.norm())
+        return float((T - T.T).norm()) / (2 * size) if size > 0 else 0.0
+
+    # --- restarting -------------------------------------------------------------------------------------------------
+    def restart(self, S: Tensor) -> None:
+        """Go on with the Ritz vectors of coordinates S (m, k) and the pending rows; everything else is forgotten."""
+        m, p, k = self.multiplied, self.pending, S.shape[1]
+        T = torch.zeros_like(self.T)
+        T[:k, :k] = S.T @ self.T[:m, :m] @ S
+        T[k : k + p, :k] = self.T[m : self.count, :m] @ S
+        self._rotate(S, self.Q)
+        for i in range(p):
+            self.Q[k + i] = self.Q[m + i]
+        self.T, self.multiplied, self.count, self._ritz = T, k, k + p, None
+
+    def _rotate(self, S: Tensor, out: Tensor) -> None:
+        m, k = S.shape
+        small = S.to(self.Q).T.contiguous()
+        for a in range(0, self.n, _PANEL):
+            panel = slice(a, min(a + _PANEL, self.n))
+            out[:k, panel] = small @ self.Q[:m, panel]
+
+    # --- saving -----------------------------------------------------------------------------------------------------
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that is needed to go on: tensors and numbers."""
+        numbers = {
+            name: getattr(self, name) for name in ("count", "multiplied", "drawn", "norm_seen", "_loss", "capacity")
+        }
+        return {"Q": self.Q[: self.count], "T": self.T}, numbers
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Become the basis that `state` was taken from."""
+        if numbers["capacity"] != self.capacity:
+            self.capacity = int(numbers["capacity"])
+            self.Q = self.Q.new_empty((self.capacity, self.n))
+        self.Q[: len(tensors["Q"])] = tensors["Q"].to(self.Q)
+        self.T, self._ritz = tensors["T"].clone(), None
+        for name, value in numbers.items():
+            setattr(self, name, value)

@@ -1,0 +1,280 @@
+"""Extreme eigenpairs of a symmetric operator by restarted (block) Lanczos, each with its residual.
+
+For a symmetric operator and a unit vector v some eigenvalue lies within |A v - theta v| of theta: the residual is a
+rigorous error bound, not a spread over samples. What no Krylov method can prove is that *no* eigenvalue was missed: a
+multiple eigenvalue shows one copy to one start vector. After convergence a fresh random direction, orthogonal to all
+that is known, is therefore followed for a few products; if it brings something new, the search goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, TooLarge
+from ..core.operator import Operator
+from ..core.progress import Progress, Report
+from ..core.record import Estimate
+from .krylov import Krylov
+from .resume import Checkpoint, State
+from .vectors import at_least, multiply, need_symmetric, probes, rows_that_fit, working_dtype
+
+#: Rows of the basis before it is restarted, where memory allows.
+ROWS = 96
+#: Rows of the smallest basis beyond the wanted pairs and two blocks: fresh directions, and something to restart with.
+_SPARE = 6
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """Extreme eigenvalues, largest first in `top`, smallest first in `bottom`; vectors and residuals in that order.
+
+    `vectors` is `{name: (k, *shape)}`, unit vectors; `residuals` is `(k,)`, |A v - theta v|. `asymmetry` is the part
+    of the projected operator that is not symmetric (relative): round-off, or the noise of the products.
+    """
+
+    top: tuple[Estimate, ...]
+    bottom: tuple[Estimate, ...]
+    vectors: dict[str, Tensor]
+    residuals: Tensor
+    products: int
+    asymmetry: float
+
+    @property
+    def values(self) -> tuple[Estimate, ...]:
+        return self.top + self.bottom
+
+    @property
+    def converged(self) -> bool:
+        return all(e.converged for e in self.values)
+
+    def __str__(self) -> str:
+        rows = [f"top {e}" for e in self.top] + [f"bottom {e}" for e in self.bottom]
+        return "\n".join([*rows, f"{self.products} products"])
+
+
+def eigenpairs(
+    A: Operator,
+    top: int = 5,
+    bottom: int = 0,
+    *,
+    tol: float = 1e-3,
+    max_products: int | None = None,
+    block: int = 1,
+    reorthogonalise: Literal["full", "selective"] = "full",
+    rows: int = ROWS,
+    seed: int = 0,
+    memory: float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = False,
+) -> Eigenpairs:
+    """The `top` largest and `bottom` smallest eigenvalues of a symmetric operator, with vectors and residuals.
+
+    A pair has converged when |A v - theta v| <= tol max(|theta|, tol |A|). Its value is then an `estimate` whose
+    `stderr` is the residual, a rigorous bound of the distance to an eigenvalue. A pair that has not converged after
+    `max_products` (default 60, or 20 a pair) is a `bound`: by interlacing the i-th largest eigenvalue is at least the
+    i-th largest Ritz value. When the basis spans the whole space the values are `exact`. On spaces smaller than `top`
+    there are as many pairs as dimensions.
+
+    `block` vectors are multiplied at once: cheaper per vector on a GPU, more products in all; 1 needs the fewest.
+    At most `rows` basis vectors are kept, fewer where `memory` (bytes) is short, with thick restart. `resume` names a
+    folder that keeps the state; a larger `max_products` continues it.
+    """
+    need_symmetric(A, "eigenpairs")
+    n = A.domain.size
+    top, bottom = min(at_least("top", top, 0), n), min(at_least("bottom", bottom, 0), n)
+    wanted, block = top + bottom, min(at_least("block", block, 1), n)
+    if wanted == 0:
+        raise InputError("eigenpairs of nothing: ask for top >= 1 or bottom >= 1.")
+    if not tol > 0:
+        raise InputError(f"tol is a positive relative residual; got {tol}.")
+    if reorthogonalise not in ("full", "selective"):
+        raise InputError(f"reorthogonalise is 'full' or 'selective'; got {reorthogonalise!r}.")
+    budget = max(60, 20 * wanted) if max_products is None else at_least("max_products", max_products, 1)
+    if budget < max(top, bottom):
+        raise InputError(f"{max(top, bottom)} eigenpairs need as many products at least; got max_products={budget}.")
+    least = min(n, wanted + 2 * block + _SPARE)
+    # Beside the basis: one batch and its images, and the vectors that are returned.
+    fit = rows_that_fit(A, memory, least=least + 2 * block + wanted, purpose="Lanczos") - 2 * block - wanted
+    capacity = min(n, fit, max(at_least("rows", rows, 1), least))
+    settings: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "block": block, "seed": seed}
+    settings |= {"reorthogonalise": reorthogonalise, "rows": rows}
+
+    with Checkpoint(resume, "eigenpairs", A, settings) as checkpoint:
+        search = _Search(A, top, bottom, tol, block, capacity, reorthogonalise == "selective", seed)
+        if checkpoint.found is not None:
+            search.load(*checkpoint.found)
+        with Progress(budget, "products", show=progress) as shown:
+            if search.products:
+                shown.step(search.products)
+            while search.products < budget and not search.done():
+                used = search.step(budget - search.products)
+                checkpoint.reached(search.state)
+                shown.step(used, search.text())
+        return search.result()
+
+
+class _Search:
+    """The state of one search, and what to multiply next."""
+
+    def __init__(
+        self,
+        A: Operator,
+        top: int,
+        bottom: int,
+        tol: float,
+        block: int,
+        capacity: int,
+        selective: bool,
+        seed: int,
+    ) -> None:
+        self.A, self.top, self.bottom, self.tol, self.block = A, top, bottom, tol, block
+        self.products, self.width = 0, block
+        self.followed = -1  # products along the last fresh direction; -1: none since something new appeared
+        # A direction missed so far has about 1/sqrt(n) of itself in a random vector. If its eigenvalue stands 3 times
+        # farther out than the rest, j products raise it by T_j(3) ~ 5.8^j / 2: it shows when 5.8^(2j) > 4 n.
+        self.enough = 2 + math.ceil(math.log(4 * A.domain.size) / (2 * math.log(5.83)))
+        self.krylov = Krylov(
+            A.domain.size,
+            capacity,
+            lambda i: probes(A, seed, "eigenpairs", [i], "gaussian")[0],
+            dtype=working_dtype(A),
+            device=A.device,
+            width=block,
+            selective=selective,
+        )
+
+    # --- one step ---------------------------------------------------------------------------------------------------
+    def chosen(self, theta: Tensor) -> Tensor:
+        """Positions of the wanted Ritz values: largest first, then smallest first."""
+        places = torch.arange(len(theta))
+        return torch.cat([places.flip(0)[: self.top], places[: self.bottom]])
+
+    def open(self, theta: Tensor, residual: Tensor) -> Tensor:
+        """Positions of the wanted pairs that have not converged."""
+        norm = max(self.krylov.norm_seen, float(theta.abs().max()))
+        noise = 100 * torch.finfo(self.krylov.Q.dtype).eps * norm
+        chosen = self.chosen(theta)
+        allowed = (self.tol * theta[chosen].abs().clamp(min=self.tol * norm)).clamp(min=noise)
+        return chosen[residual[chosen] > allowed]
+
+    def done(self) -> bool:
+        krylov = self.krylov
+        if krylov.whole:
+            return True
+        if krylov.multiplied < max(self.top, self.bottom):
+            return False
+        theta, _, residual = krylov.ritz()
+        return not len(self.open(theta, residual)) and self.followed >= self.enough
+
+    def step(self, left: int) -> int:
+        """Multiply the rows that were prepared, then prepare the next; returns the number of products.
+
+        Nothing changes before the product has come back, so a state that is saved when the operator fails is whole.
+        """
+        krylov = self.krylov
+        images = multiply(self.A, krylov.first(min(self.width, left)))
+        krylov.absorb(images)
+        self.products += len(images)
+        self.followed += self.followed >= 0
+        if not self.done():
+            self.prepare()
+        return len(images)
+
+    def prepare(self) -> None:
+        """Bring the pending rows that matter most to the front; restart or add a fresh direction where needed."""
+        krylov = self.krylov
+        order, self.width = torch.arange(krylov.pending), self.block
+        if krylov.multiplied >= max(self.top, self.bottom):
+            theta, S, residual = krylov.ritz()
+            open_ = self.open(theta, residual)
+            if len(open_):
+                self.followed = -1
+                order = krylov.coupling(S[:, open_]).argsort(descending=True, stable=True)
+                self.make_room(theta, S, self.width)
+            else:  # all is found, it seems: follow a fresh direction, newest row first
+                self.width = 1
+                self.make_room(theta, S, 2)
+                if self.followed < 0:
+                    krylov.inject()
+                    self.followed = 0
+                order = torch.arange(krylov.pending).flip(0)
+        if not krylov.pending:  # an invariant subspace: go on outside it
+            krylov.inject()
+            order = torch.arange(1)
+        krylov.bring_forward(order[: self.width])
+
+    def make_room(self, theta: Tensor, S: Tensor, room: int) -> None:
+        """Thick restart when fewer than `room` rows are free: keep the wanted Ritz vectors and half of the others."""
+        krylov = self.krylov
+        if krylov.count + room <= krylov.capacity or krylov.capacity == krylov.n:
+            return
+        m, wanted = len(theta), self.top + self.bottom
+        most = krylov.capacity - krylov.pending - room
+        keep = min(most, m - 1, wanted + max(0, most - wanted) // 2)
+        if keep < wanted:
+            raise TooLarge(
+                f"{krylov.capacity} basis vectors are too few for {wanted} eigenpairs with {krylov.pending} open"
+                " directions. Raise `memory=` or `rows=`, or ask for fewer pairs."
+            )
+        extra = keep - wanted
+        high = self.top + (extra if not self.bottom else extra - extra // 2 if self.top else 0)
+        low = keep - high
+        S = torch.cat([S[:, :low], S[:, m - high :]], 1)
+        krylov.restart(S)
+
+    # --- what it says -----------------------------------------------------------------------------------------------
+    def text(self) -> str:
+        theta, _, residual = self.krylov.ritz()
+        i = -1 if self.top else 0
+        return f"lambda_{'max' if self.top else 'min'} {float(theta[i]):.4g} (+-{float(residual[i]):.1g})"
+
+    def result(self) -> Eigenpairs:
+        krylov = self.krylov
+        theta, S, residual = krylov.ritz()
+        chosen, open_ = self.chosen(theta), set(self.open(theta, residual).tolist())
+        complete = self.done()
+
+        def value(place: int, name: str, side: str) -> Estimate:
+            lam, r = float(theta[place]), float(residual[place])
+            if krylov.whole:
+                return Estimate(lam, matvecs=self.products, note=f"all {krylov.n} dimensions were multiplied")
+            relative = r / abs(lam) if lam else r
+            if place in open_:
+                note = (
+                    f"{name} {lam:.4g} after {self.products} products, residual {relative:.0e} > {self.tol:.0e}."
+                    f" Reported as {side} bound; continue with `--resume --products {2 * self.products}`."
+                )
+                return Estimate(lam, r, "bound", self.products, False, note)
+            note = f"relative residual {relative:.0e}; an eigenvalue lies within +- the residual"
+            if not complete:
+                note += "; products ran out before a fresh direction was followed, so others may have been missed"
+            return Estimate(lam, r, "estimate", self.products, True, note)
+
+        top = min(self.top, len(theta))
+        names = ["lambda_max", *(f"lambda_{i + 1}" for i in range(1, top))]
+        ends = ["lambda_min", *(f"lambda_-{i + 1}" for i in range(1, len(chosen) - top))]
+        vectors = krylov.vectors(S[:, chosen])
+        return Eigenpairs(
+            top=tuple(value(int(p), names[i], "a lower") for i, p in enumerate(chosen[:top])),
+            bottom=tuple(value(int(p), ends[i], "an upper") for i, p in enumerate(chosen[top:])),
+            vectors=self.A.domain.unflatten(vectors.T),
+            residuals=residual[chosen],
+            products=self.products,
+            asymmetry=krylov.asymmetry(),
+        )
+
+    def state(self) -> State:
+        tensors, numbers = self.krylov.state()
+        return tensors, {**numbers, "products": self.products, "width": self.width, "followed": self.followed}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        numbers = dict(numbers)
+        self.products, self.width = int(numbers.pop("products")), int(numbers.pop("width"))
+        self.followed = int(numbers.pop("followed"))
+        self.krylov.load(tensors, numbers)

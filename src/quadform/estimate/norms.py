@@ -1,0 +1,354 @@
+"""Sizes of an operator, square or rectangular: Frobenius, spectral and nuclear norm, condition number, stable rank.
+
+Each is exact, from the dense matrix, where the smaller side needs no more products than were allowed; the note says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.operator import Operator
+from ..core.progress import Progress, Report
+from ..core.record import Estimate
+from ..core.space import Vector
+from .lanczos import eigenpairs
+from .quadrature import density
+from .sampling import mean_and_error, sample
+from .vectors import AT_ONCE, Probe, at_least, chunks, multiply, orthogonalise, probes, rows_that_fit
+
+
+def frobenius(
+    A: Operator,
+    products: int = 60,
+    *,
+    probe: Probe = "rademacher",
+    tol: float | None = None,
+    seed: int = 0,
+    memory: float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = False,
+) -> Estimate:
+    """|A|_F, from |A|_F^2 = E |A z|^2; for a named block pair give `A.block(rows, cols)`.
+
+    The standard error of the root follows from that of the square, s / (2 |A|_F); the bias of the root, -s^2 / (8
+    |A|_F^3), is smaller than it by the relative standard error.
+    """
+    products = at_least("products", products, 2)
+    side = _smaller_side(A, products)
+    if side is not None:
+        total = 0.0
+        for which in chunks(0, side.domain.size, AT_ONCE):
+            total += float(side.columns(which.start, which.stop).detach().double().square().sum())
+        return Estimate(math.sqrt(total), matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")
+    values = sample(
+        A,
+        lambda Z, AZ: AZ.square().sum(1, dtype=torch.float64),
+        "frobenius",
+        products,
+        probe=probe,
+        tol=None if tol is None else 2 * tol,
+        seed=seed,
+        memory=memory,
+        resume=resume,
+        progress=progress,
+        label="|A|^2",
+    )
+    mean, error = (float(x) for x in mean_and_error(values))
+    norm = math.sqrt(mean)
+    spread = error / (2 * norm) if norm else 0.0
+    reached = tol is None or spread <= tol * norm
+    return Estimate(norm, spread, "estimate", len(values), reached, f"{len(values)} {probe} probes")
+
+
+@dataclass(frozen=True)
+class BlockNorms:
+    """Frobenius norms of all block pairs: `value[i, j]` = |A(rows i, cols j)|_F with its standard error."""
+
+    names: tuple[str, ...]
+    value: Tensor
+    stderr: Tensor
+    exact: Tensor
+    matvecs: int
+
+    def __getitem__(self, pair: tuple[str, str]) -> Estimate:
+        try:
+            i, j = (self.names.index(name) for name in pair)
+        except ValueError:
+            raise InputError(f"no block {pair}; the blocks are {', '.join(self.names)}.") from None
+        value, error = float(self.value[i, j]), float(self.stderr[i, j])
+        if bool(self.exact[i, j]):
+            return Estimate(value, matvecs=self.matvecs)
+        return Estimate(value, error, "estimate", self.matvecs)
+
+
+def block_norms(
+    A: Operator,
+    blocks: Sequence[str] | dict[str, Sequence[str]],
+    products: int = 20,
+    *,
+    probe: Probe = "rademacher",
+    seed: int = 0,
+    memory: float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = False,
+) -> BlockNorms:
+    """|A(a, b)|_F for all pairs of named blocks of a square operator, `products` for each column block.
+
+    A probe that lives on block b alone gives |A(a, b)| for every a at once, so P blocks cost P * products, not P^2.
+    Column blocks of at most `products` coordinates are exact. `blocks` are names or globs, or `{label: globs}`. For a
+    symmetric operator the pairs (a, b) and (b, a) are two independent estimates of one number and are joined.
+    """
+    named = {b: (b,) for b in blocks} if not isinstance(blocks, dict) else {k: tuple(v) for k, v in blocks.items()}
+    names, P = tuple(named), len(named)
+    spaces = [A.codomain.select(*globs) for globs in named.values()]
+    square = torch.zeros((P, P), dtype=torch.float64)
+    error = torch.zeros((P, P), dtype=torch.float64)
+    exact = torch.zeros((P, P), dtype=torch.bool)
+    used = 0
+    for j, globs in enumerate(named.values()):
+        cols = A.domain.select(*globs)
+        part = A.sub(A.codomain, cols)
+
+        def sizes(image: Tensor, part: Operator = part) -> Tensor:
+            V: Vector = part.codomain.unflatten(image.T)
+            parts = [rows.flatten(A.codomain.restrict(rows, V)) for rows in spaces]
+            return torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1)
+
+        if cols.size <= products:
+            units = torch.eye(cols.size, dtype=part.dtype, device=part.device)
+            for which in chunks(0, cols.size, AT_ONCE):
+                square[:, j] += sizes(multiply(part, units[which.start : which.stop])).sum(0).cpu()
+            exact[:, j] = True
+            used += cols.size
+            continue
+        values = sample(
+            part,
+            lambda Z, AZ, sizes=sizes: sizes(AZ),  # type: ignore[misc]
+            f"block_norms-{j}",
+            products,
+            probe=probe,
+            seed=seed,
+            memory=memory,
+            resume=resume,
+            progress=progress,
+            label=f"|A(., {names[j]})|^2",
+            settings={"block": names[j]},
+        )
+        square[:, j], error[:, j] = mean_and_error(values)
+        used += len(values)
+    if A.symmetric:
+        square, error, exact = _joined(square, error, exact)
+    value = square.sqrt()
+    stderr = torch.where(value > 0, error / (2 * value), torch.zeros_like(value))
+    return BlockNorms(names, value, stderr, exact, used)
+
+
+def _joined(square: Tensor, error: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Join the estimates of (a, b) and (b, a): an exact one wins, else the mean (a weighted one would be biased)."""
+    one = torch.where(exact, square, square.T)
+    mean, spread = (square + square.T) / 2, (error.square() + error.T.square()).sqrt() / 2
+    either = exact | exact.T
+    diagonal = torch.eye(len(square), dtype=torch.bool)
+    square, spread = torch.where(either, one, mean), torch.where(diagonal, error, spread)
+    return square, torch.where(either, torch.zeros_like(spread), spread), either
+
+
+def _smaller_side(A: Operator, products: int) -> Operator | None:
+    """A or A^T, whichever has at most `products` columns; None where neither has."""
+    m, n = A.shape
+    if n <= products and n <= m:
+        return A
+    if m <= products:
+        try:
+            return A.T
+        except InputError:  # an operator without an adjoint
+            return A if n <= products else None
+    return A if n <= products else None
+
+
+# --- singular values --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class SingularEnds:
+    """The largest and the smallest singular value of an operator, among the min(m, n) of its matrix."""
+
+    largest: Estimate
+    smallest: Estimate
+
+
+def singular_ends(
+    A: Operator,
+    *,
+    tol: float = 1e-3,
+    max_products: int = 120,
+    smallest: bool = False,
+    seed: int = 0,
+    memory: float | None = None,
+    progress: bool | Report = False,
+) -> SingularEnds:
+    """Extreme singular values of any operator that has an adjoint, by Golub-Kahan bidiagonalisation.
+
+    A v_j = beta_{j-1} u_{j-1} + alpha_j u_j ,  A^T u_j = alpha_j v_j + beta_j v_{j+1} , both bases kept orthogonal. For
+    a singular triplet of the bidiagonal matrix |A^T u - sigma v| is a bound of the distance to a singular value. Stops
+    when the largest (with `smallest=True` also the smallest) has |A^T u - sigma v| <= tol sigma. Each step costs a
+    product with A and one with A^T.
+    """
+    side = A if A.shape[1] <= A.shape[0] else A.T
+    back, n = side.T, side.domain.size
+    steps = min(n, at_least("max_products", max_products, 2) // 2)
+    steps = min(steps, rows_that_fit(A, memory, least=8, purpose="Golub-Kahan") // 2 - 2)
+    v = probes(side, seed, "golub-kahan", [0], "gaussian")[0]
+    U, V = v.new_empty((steps, side.codomain.size)), v.new_empty((steps, n))
+    B = torch.zeros((steps, steps), dtype=torch.float64)
+    v, norm, used, ended, beta = v / v.norm(), 0.0, 0, False, 0.0
+    ends: list[tuple[float, float]] = []
+    eps = torch.finfo(v.dtype).eps
+    with Progress(2 * steps, "products", show=progress) as shown:
+        for j in range(steps):
+            V[j] = v
+            w = multiply(side, v[None])[0]
+            norm = max(norm, float(w.norm()))
+            h, w = orthogonalise(w, U[:j])
+            B[:j, j] = h  # beta_{j-1} above the diagonal, round-off elsewhere
+            alpha = float(w.norm())
+            if alpha <= 100 * eps * norm:
+                U[j], alpha = orthogonal_unit(side, U[:j], seed, j), 0.0
+            else:
+                U[j] = w / alpha
+            B[j, j] = alpha
+            _, w = orthogonalise(multiply(back, U[j][None])[0], V[: j + 1])
+            beta, used = float(w.norm()), used + 2
+            ended = beta <= 100 * eps * norm or j + 1 == n
+            left, sigma, _ = torch.linalg.svd(B[: j + 1, : j + 1])
+            residual = (0.0 if ended else beta) * left[-1].abs()
+            ends = [(float(sigma[i]), float(residual[i])) for i in (0, -1)]
+            shown.step(2, f"sigma_max {ends[0][0]:.4g} (+-{ends[0][1]:.1g})")
+            wanted = ends if smallest else ends[:1]
+            if ended or all(r <= tol * s for s, r in wanted):
+                break
+            v = w / beta
+    whole = j + 1 == n
+
+    def value(s: float, r: float, side_: str) -> Estimate:
+        if whole:
+            return Estimate(s, matvecs=used, note=f"all {n} dimensions were multiplied")
+        if r <= max(tol * s, 100 * eps * norm):
+            return Estimate(s, r, "estimate", used, True, "a singular value lies within +- the residual")
+        return Estimate(s, r, "bound", used, False, f"residual {r / s if s else r:.0e} > {tol:.0e}: {side_} bound")
+
+    return SingularEnds(value(*ends[0], "a lower"), value(*ends[1], "an upper"))
+
+
+def orthogonal_unit(side: Operator, U: Tensor, seed: int, number: int) -> Tensor:
+    """A random unit vector of the codomain orthogonal to the rows U."""
+    other = probes(side.T, seed, "golub-kahan/left", [number], "gaussian")[0]
+    _, w = orthogonalise(other, U, passes=3)
+    return w / w.norm()
+
+
+def spectral_norm(
+    A: Operator,
+    *,
+    tol: float = 1e-3,
+    max_products: int = 120,
+    seed: int = 0,
+    memory: float | None = None,
+    progress: bool | Report = False,
+) -> Estimate:
+    """|A|_2, the largest singular value: Lanczos at both ends for a symmetric operator, else Golub-Kahan."""
+    if not A.symmetric:
+        return singular_ends(A, tol=tol, max_products=max_products, seed=seed, memory=memory, progress=progress).largest
+    pairs = eigenpairs(
+        A, 1, 0 if A.psd else 1, tol=tol, max_products=max_products, seed=seed, memory=memory, progress=progress
+    )
+    e = max(pairs.values, key=lambda e: abs(e.value))
+    return Estimate(abs(e.value), e.stderr, e.kind, e.matvecs, e.converged, e.note)
+
+
+def condition_number(
+    A: Operator,
+    *,
+    tol: float = 1e-3,
+    max_products: int = 240,
+    seed: int = 0,
+    memory: float | None = None,
+    progress: bool | Report = False,
+) -> Estimate:
+    """sigma_max / sigma_min over the min(m, n) singular values; infinite for a singular operator.
+
+    The smallest singular value comes out too large until it has converged, so an unconverged condition number is a
+    lower bound. `stderr` is the first-order effect of both residuals.
+    """
+    side = _smaller_side(A, max_products)
+    if side is not None:
+        s = torch.linalg.svdvals(side.dense().double())
+        floor = torch.finfo(A.dtype).eps * max(A.shape) * float(s[0])
+        value = float(s[0] / s[-1]) if float(s[-1]) > floor else math.inf
+        return Estimate(value, matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")
+    if A.psd:
+        pairs = eigenpairs(A, 1, 1, tol=tol, max_products=max_products, seed=seed, memory=memory, progress=progress)
+        high, low = pairs.top[0], pairs.bottom[0]
+    else:
+        found = singular_ends(
+            A, tol=tol, max_products=max_products, smallest=True, seed=seed, memory=memory, progress=progress
+        )
+        high, low = found.largest, found.smallest
+    floor = 100 * torch.finfo(A.dtype).eps * high.value
+    if low.value <= floor:
+        note = "the smallest singular value cannot be told from zero"
+        return Estimate(math.inf, None, "bound", high.matvecs, low.converged, note)
+    value = high.value / low.value
+    spread = value * ((high.stderr or 0.0) / high.value + (low.stderr or 0.0) / low.value)
+    if low.converged and high.converged:
+        exact = high.kind == low.kind == "exact"
+        return Estimate(value, None if exact else spread, "exact" if exact else "estimate", high.matvecs)
+    note = "the smallest singular value has not converged: a lower bound"
+    return Estimate(value, spread, "bound", high.matvecs, False, note)
+
+
+@final
+class Gram(Operator):
+    """A^T A, symmetric and positive semi-definite: two products with A's matrix for each of its own."""
+
+    def __init__(self, A: Operator) -> None:
+        super().__init__(A.domain, dtype=A.dtype, device=A.device, symmetric=True, psd=True)
+        self.A, self.back = A, A.T
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        return self.back.apply(self.A.apply(dict(V)))
+
+
+def nuclear_norm(A: Operator, probes: int = 8, steps: int = 30, **options: Any) -> Estimate:
+    """The sum of the singular values, by Lanczos quadrature (of |x|, or of sqrt(x) on the Gram operator)."""
+    side = _smaller_side(A, probes * steps)
+    if side is not None:
+        value = float(torch.linalg.svdvals(side.dense().double()).sum())
+        return Estimate(value, matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")
+    if A.symmetric:
+        return density(A, probes, steps, **options).sum(torch.abs)
+    small = A if A.shape[1] <= A.shape[0] else A.T
+    e = density(Gram(small), probes, steps, **options).sum(lambda x: x.clamp(min=0).sqrt())
+    return Estimate(e.value, e.stderr, e.kind, 2 * e.matvecs, e.converged, e.note)
+
+
+def stable_rank(A: Operator, products: int = 60, *, seed: int = 0, memory: float | None = None) -> Estimate:
+    """|A|_F^2 / |A|_2^2, between 1 and the rank; the errors of both norms are joined."""
+    F = frobenius(A, products, seed=seed, memory=memory)
+    top = spectral_norm(A, max_products=max(products, 60), seed=seed, memory=memory)
+    used = F.matvecs + top.matvecs
+    if top.value == 0:
+        return Estimate(0.0, matvecs=used, note="the operator is zero")
+    value = (F.value / top.value) ** 2
+    spread = 2 * value * math.hypot((F.stderr or 0.0) / F.value, (top.stderr or 0.0) / top.value)
+    if F.kind == top.kind == "exact":
+        return Estimate(value, matvecs=used)
+    if not top.converged:
+        return Estimate(value, spread, "bound", used, False, "the spectral norm has not converged: an upper bound")
+    return Estimate(value, spread, "estimate", used)

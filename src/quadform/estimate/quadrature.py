@@ -1,0 +1,329 @@
+"""The spectral density of a symmetric operator by stochastic Lanczos quadrature, with an error band over the probes.
+
+A random unit vector z sees the spectrum through the measure sum_i (z . v_i)^2 delta(lambda - lambda_i), whose mean is
+the spectral density. m Lanczos steps from z give the m-point Gauss rule of that measure: nodes (Ritz values) and
+weights (squared first coordinates), exact for polynomials of degree 2m - 1 (Golub and Meurant 2010; Ubaru, Chen, Saad
+2017). Everything that is a mean over the spectrum follows from the nodes and weights without further products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, TooLarge
+from ..core.operator import Operator
+from ..core.progress import Progress, Report
+from ..core.record import Estimate
+from .krylov import Krylov
+from .resume import Checkpoint, State
+from .sampling import mean_and_error
+from .vectors import AT_ONCE, at_least, chunks, multiply, need_symmetric, probes, rows_that_fit, working_dtype
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A density to draw. `u = asinh(x / linear)` is linear near 0 and logarithmic far out (a symlog axis).
+
+    `density` and `stderr` are per unit of u: the area under `density` over `u` is 1.
+    """
+
+    x: Tensor
+    u: Tensor
+    density: Tensor
+    stderr: Tensor
+    linear: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Density:
+    """Gauss rules of the spectral measure, one per probe: nodes and weights `(probes, m)`, weights of a row sum to 1.
+
+    `coarse` holds the same with one Lanczos step less, from which the error of the rule itself is judged. For an exact
+    density (all eigenvalues known) there is one row, and `exact` is true.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    coarse: tuple[Tensor, Tensor]
+    n: int
+    products: int
+    exact: bool
+    eps: float
+    note: str = ""
+
+    # --- means over the spectrum ------------------------------------------------------------------------------------
+    def mean(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+        """tr f(A) / n. The standard error joins the spread over probes and the change by the last Lanczos step."""
+        values = (self.weights * f(self.nodes)).sum(1)
+        if self.exact:
+            return Estimate(float(values.mean()), matvecs=self.products, note=self.note)
+        mean, spread = mean_and_error(values)
+        rule = abs(float(mean - (self.coarse[1] * f(self.coarse[0])).sum(1).mean()))
+        note = f"{self.note}; s.e. {float(spread):.2g} over probes, {rule:.2g} of the rule"
+        return Estimate(float(mean), math.hypot(float(spread), rule), "estimate", self.products, True, note)
+
+    def sum(self, f: Callable[[Tensor], Tensor]) -> Estimate:
+        """tr f(A), the sum over all n eigenvalues."""
+        e = self.mean(f)
+        return Estimate(
+            self.n * e.value, None if e.stderr is None else self.n * e.stderr, e.kind, e.matvecs, note=e.note
+        )
+
+    def moment(self, power: int) -> Estimate:
+        """tr A^power / n; without error of the rule up to power 2m - 1."""
+        return self.mean(lambda x: x ** at_least("power", power, 0))
+
+    def effective_dimension(self, ridge: float) -> Estimate:
+        """sum_i lambda_i / (lambda_i + ridge) over the positive eigenvalues: directions that stand above `ridge`."""
+        if not ridge > 0:
+            raise InputError(f"the ridge of an effective dimension is positive; got {ridge}.")
+        return self.sum(lambda x: x.clamp(min=0) / (x.clamp(min=0) + ridge))
+
+    @property
+    def zero(self) -> float:
+        """Below this size an eigenvalue cannot be told from zero in the precision of the products."""
+        return 100 * self.eps * float(self.nodes.abs().max())
+
+    def below(self, x: float) -> Estimate:
+        """The share of eigenvalues smaller than x.
+
+        A Gauss rule brackets the distribution function between two nodes by the weights of both (Chebyshev, Markov,
+        Stieltjes). The standard error joins the spread over probes and that bracket, taken as uniform (width/sqrt 12).
+        """
+        under = self.nodes < x
+        values = (self.weights * under).sum(1)
+        if self.exact:
+            return Estimate(float(values.mean()), matvecs=self.products, note=self.note)
+        mean, spread = mean_and_error(values)
+        place = under.sum(1, keepdim=True)
+        m = self.nodes.shape[1]
+        left = self.weights.gather(1, (place - 1).clamp(min=0)) * (place > 0)
+        right = self.weights.gather(1, place.clamp(max=m - 1)) * (place < m)
+        inside = (place > 0) & (place < m)  # outside the nodes there is next to nothing
+        bracket = float(((left + right) * inside).mean()) / math.sqrt(12)
+        note = f"{self.note}; s.e. {float(spread):.2g} over probes, {bracket:.2g} of the rule"
+        return Estimate(float(mean), math.hypot(float(spread), bracket), "estimate", self.products, True, note)
+
+    def negative_mass(self) -> Estimate:
+        """The share of eigenvalues that are negative (smaller than -`zero`)."""
+        return self.below(-self.zero)
+
+    # --- drawing ----------------------------------------------------------------------------------------------------
+    def curve(self, points: int = 400, *, linear: float | None = None, width: float | None = None) -> Curve:
+        """The density smoothed by a normal kernel of `width` on the axis u = asinh(x / linear), with its error band.
+
+        Default `linear`: the median size of an eigenvalue; default width: the mean distance of the nodes of one rule
+        on that axis, its resolution (a fortieth of the axis where all eigenvalues are known).
+        """
+        nodes, weights = self.nodes.double(), self.weights.double()
+        largest = float(nodes.abs().max()) or 1.0
+        if linear is None:
+            sizes, order = nodes.abs().reshape(-1).sort()
+            share = weights.reshape(-1)[order].cumsum(0) / weights.sum()
+            linear = max(float(sizes[int((share < 0.5).sum())]), 1e-6 * largest)
+        u = (nodes / linear).asinh()
+        low, high = float(u[weights > 0].min()), float(u[weights > 0].max())
+        if width is None:
+            width = max(high - low, 0.5) / nodes.shape[1] if not self.exact else max(high - low, 0.5) / 40
+        grid = torch.linspace(low - 4 * width, high + 4 * width, at_least("points", points, 2), dtype=torch.float64)
+        each = torch.zeros((len(u), len(grid)), dtype=torch.float64)
+        for p in range(len(u)):
+            for part in chunks(0, u.shape[1], 1024):
+                some = slice(part.start, part.stop)
+                kernel = torch.exp(-0.5 * ((grid - u[p, some, None]) / width) ** 2)
+                each[p] += (weights[p, some, None] * kernel).sum(0) / (width * math.sqrt(2 * math.pi))
+        mean, error = each[0], torch.zeros_like(each[0])
+        if not self.exact:
+            mean, error = mean_and_error(each)
+        return Curve(linear * grid.sinh(), grid, mean, error, linear, width)
+
+
+def density(
+    A: Operator,
+    probes: int = 8,
+    steps: int = 30,
+    *,
+    reorthogonalise: Literal["auto", "full", "selective", "none"] = "auto",
+    seed: int = 0,
+    memory: float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = False,
+) -> Density:
+    """The spectral density of a symmetric operator from `probes * steps` products, several probes at once.
+
+    Exact (all eigenvalues, n products) where n <= probes * steps. `none` keeps three vectors a probe instead of
+    `steps`: the rule stays good, but extreme eigenvalues may appear as several nodes that share their weight; `auto`
+    is full where the memory budget allows it, else none.
+    """
+    need_symmetric(A, "the spectral density")
+    probes, steps, n = at_least("probes", probes, 2), at_least("steps", steps, 2), A.domain.size
+    if reorthogonalise not in ("auto", "full", "selective", "none"):
+        raise InputError(f"reorthogonalise is auto, full, selective or none; got {reorthogonalise!r}.")
+    eps = torch.finfo(A.dtype).eps
+    if n <= probes * steps:
+        nodes = torch.linalg.eigvalsh(_symmetric(A.dense().double())).cpu()[None]
+        weights = torch.full_like(nodes, 1 / n)
+        return Density(nodes, weights, (nodes, weights), n, n, True, eps, f"exact: all {n} eigenvalues")
+    try:
+        fit = rows_that_fit(A, memory, least=steps + 4, purpose="Lanczos quadrature") // (steps + 4)
+    except TooLarge:
+        if reorthogonalise in ("full", "selective"):
+            raise
+        reorthogonalise = "none"
+    if reorthogonalise == "none":
+        fit = rows_that_fit(A, memory, least=6, purpose="Lanczos quadrature") // 6
+    reorthogonalise = "full" if reorthogonalise == "auto" else reorthogonalise
+    settings = {"steps": steps, "seed": seed, "reorthogonalise": reorthogonalise}
+    run = _Quadrature(A, probes, steps, reorthogonalise, max(1, min(fit, probes, AT_ONCE)), seed)
+    with (
+        Checkpoint(resume, "density", A, settings) as checkpoint,
+        Progress(probes * steps, "products", show=progress) as shown,
+    ):
+        if checkpoint.found is not None:
+            run.load(*checkpoint.found)
+            shown.step(min(run.products, probes * steps))
+        while not run.done():
+            used = run.step()
+            checkpoint.reached(run.state)
+            shown.step(used, run.text())
+    T = run.T[:probes]
+    fine, coarse = _gauss(T), _gauss(T, less=1)
+    note = f"Lanczos quadrature, {probes} probes of {steps} steps, reorthogonalisation {reorthogonalise}"
+    return Density(*fine, coarse, n, run.products, False, eps, note)
+
+
+def _symmetric(M: Tensor) -> Tensor:
+    return (M + M.T) / 2
+
+
+def _gauss(T: Tensor, less: int = 0) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of tridiagonal matrices `(probes, m, m)`; a matrix that stopped early is padded with zeros."""
+    if less and T.shape[1] > less:
+        T = T[:, :-less, :-less]
+    nodes, S = torch.linalg.eigh((T + T.transpose(1, 2)) / 2)
+    return nodes, S[:, 0, :] ** 2
+
+
+class _Quadrature:
+    """Lanczos from several probes at once. T is `(probes, steps, steps)`; unreached steps stay zero and weightless."""
+
+    def __init__(self, A: Operator, count: int, steps: int, reorthogonalise: str, together: int, seed: int) -> None:
+        self.A, self.count, self.steps, self.together, self.seed = A, count, steps, together, seed
+        self.reorthogonalise = reorthogonalise
+        self.T = torch.zeros((count, steps, steps), dtype=torch.float64)
+        self.finished = self.products = 0  # probes done; products made
+        self.running: list[Krylov | _ThreeTerm] = []
+
+    def _start(self, number: int) -> Krylov | _ThreeTerm:
+        def draw(i: int) -> Tensor:
+            return probes(self.A, self.seed, "density", [number], "sphere")[0]
+
+        if self.reorthogonalise == "none":
+            return _ThreeTerm(draw(0), self.steps)
+        return Krylov(
+            self.A.domain.size,
+            self.steps,
+            draw,
+            dtype=working_dtype(self.A),
+            device=self.A.device,
+            selective=self.reorthogonalise == "selective",
+        )
+
+    def done(self) -> bool:
+        return self.finished >= self.count
+
+    def step(self) -> int:
+        """One product for each probe that is running."""
+        if not self.running:
+            last = min(self.finished + self.together, self.count)
+            self.running = [self._start(i) for i in range(self.finished, last)]
+        active = [k for k in self.running if k.pending]
+        rows = torch.cat([k.first(1) for k in active])
+        images = multiply(self.A, rows)
+        for k, image in zip(active, images, strict=True):
+            k.absorb(image[None])
+        self.products += len(active)
+        if not any(k.pending for k in self.running):
+            for i, k in enumerate(self.running, start=self.finished):
+                self.T[i, : k.multiplied, : k.multiplied] = k.T[: k.multiplied, : k.multiplied]
+            self.finished, self.running = self.finished + len(self.running), []
+        return len(active)
+
+    def text(self) -> str:
+        if self.running:
+            return f"lambda_max {max(float(k.ritz()[0].max()) for k in self.running):.4g}"
+        return f"{self.finished} of {self.count} probes"
+
+    def state(self) -> State:
+        """Finished probes and the running ones."""
+        tensors: dict[str, Tensor] = {"T": self.T[: self.finished]}
+        numbers: dict[str, Any] = {
+            "finished": self.finished,
+            "products": self.products,
+            "together": self.together,
+            "running": [],
+        }
+        for i, k in enumerate(self.running):
+            own, known = k.state()
+            tensors |= {f"{i}/{name}": t for name, t in own.items()}
+            numbers["running"].append(known)
+        return tensors, numbers
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        self.finished, self.products = int(numbers["finished"]), int(numbers["products"])
+        self.together = int(numbers["together"])
+        if self.finished > self.count:
+            self.T = torch.zeros((self.finished, self.steps, self.steps), dtype=torch.float64)
+        self.T[: self.finished] = tensors["T"]
+        for i, known in enumerate(numbers["running"]):
+            k = self._start(self.finished + i)
+            k.load({name.partition("/")[2]: t for name, t in tensors.items() if name.startswith(f"{i}/")}, known)
+            self.running.append(k)
+
+
+class _ThreeTerm:
+    """Lanczos without reorthogonalisation: two vectors are kept. The part of `Krylov` that the quadrature uses."""
+
+    def __init__(self, start: Tensor, steps: int) -> None:
+        self.Q = torch.stack([torch.zeros_like(start), start / start.norm()])  # the previous row and the pending one
+        self.T = torch.zeros((steps, steps), dtype=torch.float64)
+        self.multiplied, self.pending, self.norm_seen = 0, 1, 0.0
+
+    def first(self, width: int) -> Tensor:
+        return self.Q[1:]
+
+    def absorb(self, images: Tensor) -> None:
+        j, w = self.multiplied, images[0]
+        self.norm_seen = max(self.norm_seen, float(w.norm()))
+        before = float(self.T[j, j - 1]) if j else 0.0
+        w = w - before * self.Q[0]
+        alpha = float(self.Q[1] @ w)
+        w = w - alpha * self.Q[1]
+        beta = float(w.norm())
+        self.T[j, j] = alpha
+        self.multiplied += 1
+        self.pending = int(j + 1 < len(self.T) and beta > 100 * torch.finfo(w.dtype).eps * self.norm_seen)
+        if self.pending:
+            self.T[j + 1, j] = self.T[j, j + 1] = beta
+            self.Q = torch.stack([self.Q[1], w / beta])
+
+    def ritz(self) -> tuple[Tensor, ...]:
+        return (torch.linalg.eigvalsh(self.T[: self.multiplied, : self.multiplied]),)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {"Q": self.Q, "T": self.T}, {
+            name: getattr(self, name) for name in ("multiplied", "pending", "norm_seen")
+        }
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        self.Q, self.T = tensors["Q"].to(self.Q), tensors["T"].clone()
+        for name, value in numbers.items():
+            setattr(self, name, value)

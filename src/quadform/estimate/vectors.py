@@ -1,0 +1,128 @@
+"""Vectors of an operator as rows of one matrix: random probes, products, orthonormal rows, how many fit the memory.
+
+Inside this room a vector is one row of a `(k, n)` tensor in the working precision: float64 for float64 operators,
+float32 for all others (a bfloat16 operator is multiplied in bfloat16, but its Krylov basis is not kept in it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError, TooLarge
+from ..core.memory import free_bytes, in_words
+from ..core.operator import Operator
+from ..core.rng import stream
+
+Probe = Literal["rademacher", "gaussian", "sphere"]
+
+#: Vectors given to one call of `apply`; operators that need more room for each cut the batch themselves.
+AT_ONCE = 16
+
+
+def working_dtype(A: Operator) -> torch.dtype:
+    """float64 for a float64 operator, float32 for every other."""
+    return torch.float64 if A.dtype == torch.float64 else torch.float32
+
+
+def need_symmetric(A: Operator, what: str) -> None:
+    """Refuse an operator that is not symmetric."""
+    if not A.symmetric:
+        raise InputError(f"{what} needs a symmetric operator; got {A!r}. Use `norms.singular_values`, or A.T @ A.")
+
+
+def need_square(A: Operator, what: str) -> None:
+    """Refuse an operator between two different spaces."""
+    if A.domain.parts != A.codomain.parts:
+        raise InputError(f"{what} needs an operator of a space into itself; got {A.domain} -> {A.codomain}.")
+
+
+def at_least(name: str, value: int, least: int) -> int:
+    """An integer argument that may not be smaller than `least`."""
+    if isinstance(value, bool) or int(value) != value or value < least:
+        raise InputError(f"{name} is a whole number of at least {least}; got {value!r}.")
+    return int(value)
+
+
+def multiply(A: Operator, rows: Tensor) -> Tensor:
+    """`A` times each row: `(k, n)` -> `(k, m)`. A product that is not finite is an error."""
+    image = A.codomain.flatten(A.apply(A.domain.unflatten(rows.to(A.dtype).T))).T.detach()
+    if not bool(image.isfinite().all()):
+        raise InputError("a product of the operator is NaN or infinite. Nothing was measured; check loss and weights.")
+    return image.to(working_dtype(A))
+
+
+def probes(A: Operator, seed: int, name: str, which: Sequence[int], kind: Probe) -> Tensor:
+    """The random rows number `which` of a named stream: each depends on its number only, not on its neighbours.
+
+    `rademacher`: signs +-1; `gaussian`: standard normal; `sphere`: uniform of squared length n. E z z^T = I for all.
+    """
+    n, dtype = A.domain.size, working_dtype(A)
+    out = torch.empty((len(which), n), dtype=dtype, device=A.device)
+    for row, number in zip(out, which, strict=True):
+        generator = stream(seed, f"{name}/{number}", A.device)
+        if kind == "rademacher":
+            row.copy_(torch.randint(0, 2, (n,), generator=generator, device=A.device, dtype=torch.int8))
+            row.mul_(2).sub_(1)
+        elif kind in ("gaussian", "sphere"):
+            torch.randn(n, generator=generator, out=row)
+            if kind == "sphere":
+                row.mul_(n**0.5 / row.norm())
+        else:
+            raise InputError(f"probes are 'rademacher', 'gaussian' or 'sphere'; got {kind!r}.")
+    return out
+
+
+def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str) -> int:
+    """How many rows of the longer space fit the budget in bytes (default: half of what is free on the device)."""
+    each = max(A.shape) * working_dtype(A).itemsize
+    budget = free_bytes(A.device) / 2 if memory is None else float(memory)
+    if budget < least * each:
+        raise TooLarge(
+            f"{purpose} keeps at least {least} vectors of {max(A.shape):,} entries, {in_words(least * each)};"
+            f" the budget is {in_words(budget)}. Measure a named block, or raise `memory=`."
+        )
+    return int(budget // each)
+
+
+def chunks(start: int, stop: int, size: int) -> list[range]:
+    """`start .. stop` in pieces of at most `size`."""
+    return [range(a, min(a + size, stop)) for a in range(start, stop, size)]
+
+
+def orthogonalise(w: Tensor, Q: Tensor, passes: int = 2) -> tuple[Tensor, Tensor]:
+    """`w` without its part in the span of the orthonormal rows `Q`, and the coefficients of that part (float64, CPU).
+
+    Classical Gram-Schmidt; two passes leave an orthogonality of the size of round-off (Giraud, Langou, Rozloznik 2005).
+    """
+    h = torch.zeros(len(Q), dtype=torch.float64)
+    if not len(Q):
+        return h, w
+    for _ in range(passes):
+        part = Q @ w
+        w = torch.addmv(w, Q.T, part, alpha=-1)
+        h += part.double().cpu()
+    return h, w
+
+
+def orthonormal_rows(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """`Q` with orthonormal rows and `R` with `Y^T = Q^T R`; rows that depend on earlier ones give none in Q.
+
+    `R` is `(r, k)`, float64 on the CPU, upper triangular where Y has full rank r = k.
+    """
+    k, n = Y.shape
+    Q = torch.empty((min(k, n), n), dtype=Y.dtype, device=Y.device)
+    R = torch.zeros((min(k, n), k), dtype=torch.float64)
+    noise = 100 * torch.finfo(Y.dtype).eps * float(Y.norm(dim=1).max())
+    r = 0
+    for j in range(k):
+        h, w = orthogonalise(Y[j], Q[:r])
+        R[:r, j] = h
+        size = float(w.norm())
+        if size > noise and r < n:
+            Q[r], R[r, j] = w / size, size
+            r += 1
+    return Q[:r], R[:r]
