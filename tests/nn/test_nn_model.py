@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.func import functional_call, grad, jvp
+from torch.func import functional_call, grad, jvp, vmap
 
 from quadform.core.errors import InputError
 from quadform.core.spec import Projection, count_parameters, design, parameter_shapes
@@ -278,6 +278,23 @@ def test_orthogonal(rows, columns):
     close(G, max(columns / rows, 1.0) * torch.eye(len(G), dtype=torch.float64))
 
 
+def test_deepnorm_start():
+    """DeepNorm: W_V, W_O, W_1 and W_2 start (8L)^{1/4} times smaller than the same draws; W_Q and W_K do not."""
+    deep = Transformer(design="deepnorm", depth=2, dtype=torch.float64).layers[1]
+    plain = Transformer(design="post-ln", depth=2, init="xavier", dtype=torch.float64).layers[1]
+    for name in ("attn.W_Q", "attn.W_K", "attn.W_V", "attn.W_O", "mlp.W_1", "mlp.W_2"):
+        ratio = 1.0 if name in ("attn.W_Q", "attn.W_K") else 16**0.25
+        close(ratio * deep.get_parameter(name), plain.get_parameter(name))
+
+
+def test_embedding_start():
+    """Tokens and learned positions enter the stream at the same size: 0.02 for init "normal", 1 otherwise."""
+    for init, size in (("normal", 0.02), ("fan-in", 1.0)):
+        embed = Transformer(design="pre-ln", vocab=2000, init=init, depth=1).embed
+        assert (embed.scale * embed.W_E).std().item() == pytest.approx(size, rel=0.02)
+        assert embed.W_pos.std().item() == pytest.approx(size, rel=0.02)
+
+
 def test_zero_queries_and_biases():
     """W_Q = 0 and all biases 0 where the design says so."""
     attn = Transformer(design="sas", depth=2, biases=("q", "k")).layers[1].attn
@@ -320,6 +337,26 @@ def test_second_derivatives(name, padded):
     for n, twice in zip(params, double, strict=True):
         close(forward[n], twice, atol=1e-10)
         close(forward[n], (plus[n] - minus[n]) / (2 * step), atol=1e-5 * max(1.0, float(twice.abs().max())))
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "shaped", "u-spa"])
+@pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
+def test_many_tangents_at_once(name, kind):
+    """vmap(jvp(grad)) over k tangents equals k single products, padding included."""
+    model, tokens = moved(name, kind=kind, pad=0), draw(2, 6)
+    tokens[1, 4:] = 0
+    sides = {"source": tokens} if kind == "encoder-decoder" else {}
+    params = {n: p.detach() for n, p in model.named_parameters()}
+
+    def f(p):
+        return functional_call(model, p, (tokens,), sides).square().mean()
+
+    V = {n: torch.randn(3, *p.shape, dtype=p.dtype) for n, p in params.items()}
+    many = vmap(lambda v: jvp(grad(f), (params,), (v,))[1])(V)
+    for i in range(3):
+        one = jvp(grad(f), (params,), ({n: v[i] for n, v in V.items()},))[1]
+        for n in params:
+            close(many[n][i], one[n], atol=1e-10 * max(1.0, float(one[n].abs().max())))
 
 
 def test_first_order_kernel_equals_the_second_order_one():
