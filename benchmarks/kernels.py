@@ -2,9 +2,10 @@
 
     python benchmarks/kernels.py [PART ...] [--out FILE]      (parts: see PARTS at the end)
 
-Every part is a process of its own: they compile side by side and measure one at a time, behind a lock. Accuracy is
-against float64. The floors count the products a second-order product cannot avoid at the matrix rate measured in the
-same run, and each tensor read or written once at the measured bandwidth. Times are medians over device events.
+Every part is a process of its own: they compile side by side, wait for each other, and then measure one at a time,
+behind a lock. Accuracy is against float64. The floors count the products a second-order product cannot avoid at the
+matrix rate measured in the same run, and each tensor read or written once at the measured bandwidth. Times are medians
+over device events.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ def alone():
     with open(LOCK, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def ready(name: str, parts: int = int(os.environ.get("QUADFORM_BENCHMARK_PARTS", "1"))) -> None:
+    """This part has compiled; wait until all have, or have ended."""
+    if LOCK is None:
+        return
+    folder = os.path.dirname(LOCK)
+    open(os.path.join(folder, f"ready-{name}"), "w").close()
+    while sum(n.startswith("ready-") for n in os.listdir(folder)) < parts:
+        time.sleep(0.2)
 
 
 def timed(f, reps: int = 10, warm: int = 2) -> float:
@@ -159,6 +170,7 @@ def row_products(a, b):
 
 def attention_alone(report, lengths) -> None:
     """The tangent kernels beside torch's forward + backward, B·H = 96."""
+    ready("attention")
     from quadform.kernels import ops
 
     rates = report["ceilings"]
@@ -337,7 +349,10 @@ def measure(report, name, run, vectors=1, reps=5) -> None:
     """Compile by running (side by side with the other parts), then time and memory, alone."""
     clock = time.time()
     run()
+    torch.cuda.synchronize()
     built = time.time() - clock
+    torch.cuda.empty_cache()
+    ready(sys.argv[1])
     with alone():
         row = {"name": name, "ms": timed(run, reps, 1) / vectors, "gib": peak(run), "first_call_s": built}
     report.setdefault("models", []).append(row)
@@ -425,6 +440,8 @@ def part(name: str, report: dict, out: str) -> None:
         print(f"  {name} FAILED", repr(problem)[:1500], flush=True)
     with open(out, "w") as file:
         json.dump(report, file)
+    if LOCK is not None:
+        open(os.path.join(os.path.dirname(LOCK), f"ready-{name}"), "w").close()
 
 
 def ratios(report: dict) -> dict[str, float]:

@@ -28,7 +28,7 @@ def problems(draw):
     return (new(batch, tokens, d), new(d, vocab)), targets, new
 
 
-@pytest.fixture(autouse=True, params=[1 << 26, 7])
+@pytest.fixture(autouse=True, params=[1 << 25, 7])
 def block(request, monkeypatch):
     """Every identity holds for one block of tokens and for several."""
     monkeypatch.setattr(loss, "BLOCK_ELEMENTS", request.param)

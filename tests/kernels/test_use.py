@@ -151,3 +151,11 @@ def test_hugging_face_model(padded):
 
         answers.append((loss(params), jvp(grad(loss), (params,), (v,))[1]))
     torch.testing.assert_close(answers[1], answers[0], rtol=1e-6, atol=1e-8)
+
+
+def test_self_test_runs(capsys):
+    """`python -m quadform.kernels` checks itself and ends well."""
+    from quadform.kernels.__main__ import main
+
+    assert main() == 0
+    assert "ok" in capsys.readouterr().out

@@ -22,7 +22,7 @@ from quadform.core.errors import InputError
 
 from .rules import _zeros_if_none
 
-BLOCK_ELEMENTS = 1 << 26
+BLOCK_ELEMENTS = 1 << 25
 """Largest number of logits held at once."""
 
 

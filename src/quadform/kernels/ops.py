@@ -60,7 +60,12 @@ def _unit(*largest: Tensor) -> Tensor:
 
 def _largest(t: Tensor) -> Tensor:
     """max |t|, one per entry of the leading tangent axis where there is one; shaped to multiply t."""
-    return t.abs().amax(tuple(range(t.dim() - 4, t.dim())), keepdim=True)
+    return torch.linalg.vector_norm(t, float("inf"), tuple(range(t.dim() - 4, t.dim())), keepdim=True)
+
+
+def _half(t: Tensor, unit: Tensor) -> Tensor:
+    """unit t in float16, in one pass."""
+    return torch.mul(t, unit, out=torch.empty_like(t, dtype=torch.float16))
 
 
 def _rows_first(lead: tuple[int, ...], heads: int, tokens: int, width: int, like: Tensor) -> Tensor:
@@ -177,7 +182,7 @@ def _attend_grad(
     halves = _in_halves(q, precision)
     if halves:
         unit = _unit(_largest(g))
-        q, k, v, g, delta = q.half(), k.half(), v.half(), (g * unit).half(), delta * unit[..., 0]
+        q, k, v, g, delta = q.half(), k.half(), v.half(), _half(g, unit), delta * unit[..., 0]
     head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), lse, delta, g, g.stride())
     unused = (q, (0, 0, 0, 0), k, (0, 0, 0, 0), v, (0, 0, 0, 0), lse, delta, g, (0, 0, 0, 0))
     rest = (q, k, v, bias, mask, causal, scale, precision)
@@ -206,7 +211,7 @@ def _attend_tangent(
     halves = _in_halves(q, precision)
     if halves:
         unit = _unit(*(_largest(t) for t in (tq, tk, tv)))
-        q, k, v, tq, tk, tv = q.half(), k.half(), v.half(), *((t * unit).half() for t in (tq, tk, tv))
+        q, k, v, tq, tk, tv = q.half(), k.half(), v.half(), *(_half(t, unit) for t in (tq, tk, tv))
     args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), O, O.stride(), lse.contiguous())
     args += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), tO, tO.stride(), tlse)
     _launch("forward_tangent", args, q, k, v, bias, mask, causal, scale, precision, tq.shape[0])
@@ -232,10 +237,10 @@ def _attend_grad_tangent(
     if halves:
         first = _unit(_largest(g))
         unit = _unit(*(_largest(t) for t in (tq, tk, tv)), _largest(tg) * first)
-        q, k, v, g, delta = q.half(), k.half(), v.half(), (g * first).half(), delta * first[..., 0]
-        tq, tk, tv = ((t * unit).half() for t in (tq, tk, tv))
+        q, k, v, g, delta = q.half(), k.half(), v.half(), _half(g, first), delta * first[..., 0]
+        tq, tk, tv = (_half(t, unit) for t in (tq, tk, tv))
         both = unit * first
-        tg, tlse, tdelta = (tg * both).half(), tlse * unit[..., 0], tdelta * both[..., 0]
+        tg, tlse, tdelta = _half(tg, both), tlse * unit[..., 0], tdelta * both[..., 0]
     head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), lse, delta, g, g.stride())
     head += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), tlse, tdelta, tg, tg.stride())
     rest = (q, k, v, bias, mask, causal, scale, precision, tq.shape[0])
