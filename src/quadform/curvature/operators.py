@@ -171,14 +171,14 @@ class _RiskOperator(Operator):
             try:
                 return self._by_program(batch, V, k)
             except Exception as error:  # whatever tracing or compiling dislikes about a model, the eager route remains
-                say(f"{self.what}: cannot be {self.route} ({_first_line(error)}); step by step instead.")
+                say(f"{self.what}: cannot be {self.route} ({_in_short(error)}); step by step instead.")
                 self.route = "eager"
         if self.batched and k > 1:
             try:
                 return self._stacked(self.risk.params, batch, V)
             except RuntimeError as error:
                 self.batched = False
-                say(f"{self.what}: not several vectors at once for this model ({_first_line(error)}); one by one.")
+                say(f"{self.what}: not several vectors at once for this model ({_in_short(error)}); one by one.")
         images = [self._stacked(self.risk.params, batch, {n: t[i : i + 1] for n, t in V.items()}) for i in range(k)]
         return {n: torch.cat([im[n] for im in images]) for n in self.codomain.names}
 
@@ -324,5 +324,6 @@ def _token_weights(risk: Risk, batch: Any, F: Tensor) -> Tensor:
     return weight.clamp_min(0)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:100] if str(error) else type(error).__name__
+def _in_short(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:160] if lines else type(error).__name__

@@ -29,6 +29,14 @@ def _free_constants(graph: torch.fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def _reshapes(graph: torch.fx.Graph) -> None:
+    """Views as reshapes: the compiler lays tensors out anew, and a view possible when traced may not be then."""
+    aten = torch.ops.aten
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is aten.view.default:
+            node.target = aten.reshape.default
+
+
 def program(function: Callable, *example: Any, compile: bool = True) -> Callable:
     """`function`, with every `torch.func` level and custom rule inside it flattened into one graph, then compiled.
 
@@ -49,6 +57,7 @@ def program(function: Callable, *example: Any, compile: bool = True) -> Callable
 
     graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     _free_constants(graph.graph)
+    _reshapes(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.graph = fx_graph_cse(graph.graph)
     graph.graph.eliminate_dead_code()
