@@ -267,8 +267,22 @@ def test_lengths():
         for h in itertools.chain(*generate(model, INPUTS, Search(beam=beam, max_length=4, min_length=3))):
             assert 3 <= len(whole(h)) <= 4
             assert h.finished or len(h.tokens) == 4
-        (h,) = generate(model, [[3]], Search(beam=beam, max_length=1))[0]
-        assert len(whole(h)) == 1
+    decoder = make(kind="decoder")
+    for beam in (1, 3):  # one token each, also after prompts of unequal length
+        for x, (h,) in zip(INPUTS, generate(decoder, INPUTS, Search(beam=beam, max_length=1)), strict=True):
+            assert whole(h) == [int(decoder(torch.tensor([x]))[0, -1].argmax())]
+
+
+def test_min_length_is_exact():
+    """The end token may come exactly at min_length: greedy search equals the plain rule, and some do end there."""
+    ended = 0
+    for seed in range(12):
+        model, how = make(seed=seed, depth=1), Search(max_length=6, min_length=3)
+        with torch.no_grad():
+            for x, (h,) in zip(INPUTS[:3], generate(model, INPUTS[:3], how), strict=True):
+                assert whole(h) == naive_beam(model, x, how)[0][1]
+                ended += len(whole(h)) == 3 and h.finished
+    assert ended
 
 
 def test_no_end_token():
