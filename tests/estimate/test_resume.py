@@ -46,6 +46,7 @@ RUNS: dict[str, Callable[..., Any]] = {
     "xtrace": lambda A, **o: trace(A, 40, method="xtrace", **o),
     "hutch++": lambda A, **o: trace(A, 40, method="hutch++", **o),
     "frobenius": lambda A, **o: frobenius(A, 40, **o),
+    "frobenius sampled": lambda A, **o: frobenius(A, 40, method="sampled", **o),
     "diagonal": lambda A, **o: diagonal(A, 40, **o),
     "block_norms": lambda A, **o: block_norms(A, ("a", "b"), 20, **o),
 }

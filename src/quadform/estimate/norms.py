@@ -1,4 +1,4 @@
-"""Sizes of an operator, square or rectangular: Frobenius, spectral and nuclear norm, condition number, stable rank.
+"""Sizes of an operator, square or rectangular: singular values, spectral and nuclear norm, condition, stable rank.
 
 Each is exact, from the dense matrix, where the smaller side needs no more products than were allowed; the note says so.
 """
@@ -6,175 +6,22 @@ Each is exact, from the dense matrix, where the smaller side needs no more produ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from ..core.record import Estimate
 from ..core.space import Vector
+from .blocks import frobenius, smaller_side
 from .lanczos import eigenpairs
 from .quadrature import density
-from .sampling import mean_and_error, sample
-from .vectors import AT_ONCE, Probe, at_least, chunks, multiply, orthogonalise, probes, rows_that_fit
+from .vectors import at_least, multiply, orthogonalise, probes, rows_that_fit
 
 
-def frobenius(
-    A: Operator,
-    products: int = 60,
-    *,
-    probe: Probe = "rademacher",
-    tol: float | None = None,
-    seed: int = 0,
-    memory: float | None = None,
-    resume: str | Path | None = None,
-    progress: bool | Report = False,
-) -> Estimate:
-    """|A|_F, from |A|_F^2 = E |A z|^2; for a named block pair give `A.block(rows, cols)`.
-
-    The standard error of the root follows from that of the square, s / (2 |A|_F); the bias of the root, -s^2 / (8
-    |A|_F^3), is smaller than it by the relative standard error.
-    """
-    products = at_least("products", products, 2)
-    side = _smaller_side(A, products)
-    if side is not None:
-        total = 0.0
-        for which in chunks(0, side.domain.size, AT_ONCE):
-            total += float(side.columns(which.start, which.stop).detach().double().square().sum())
-        return Estimate(math.sqrt(total), matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")
-    values = sample(
-        A,
-        lambda Z, AZ: AZ.square().sum(1, dtype=torch.float64),
-        "frobenius",
-        products,
-        probe=probe,
-        tol=None if tol is None else 2 * tol,
-        seed=seed,
-        memory=memory,
-        resume=resume,
-        progress=progress,
-        label="|A|^2",
-    )
-    mean, error = (float(x) for x in mean_and_error(values))
-    norm = math.sqrt(mean)
-    spread = error / (2 * norm) if norm else 0.0
-    reached = tol is None or spread <= tol * norm
-    return Estimate(norm, spread, "estimate", len(values), reached, f"{len(values)} {probe} probes")
-
-
-@dataclass(frozen=True)
-class BlockNorms:
-    """Frobenius norms of all block pairs: `value[i, j]` = |A(rows i, cols j)|_F with its standard error."""
-
-    names: tuple[str, ...]
-    value: Tensor
-    stderr: Tensor
-    exact: Tensor
-    matvecs: int
-
-    def __getitem__(self, pair: tuple[str, str]) -> Estimate:
-        try:
-            i, j = (self.names.index(name) for name in pair)
-        except ValueError:
-            raise InputError(f"no block {pair}; the blocks are {', '.join(self.names)}.") from None
-        value, error = float(self.value[i, j]), float(self.stderr[i, j])
-        if bool(self.exact[i, j]):
-            return Estimate(value, matvecs=self.matvecs)
-        return Estimate(value, error, "estimate", self.matvecs)
-
-
-def block_norms(
-    A: Operator,
-    blocks: Sequence[str] | dict[str, Sequence[str]],
-    products: int = 20,
-    *,
-    probe: Probe = "rademacher",
-    seed: int = 0,
-    memory: float | None = None,
-    resume: str | Path | None = None,
-    progress: bool | Report = False,
-) -> BlockNorms:
-    """|A(a, b)|_F for all pairs of named blocks of a square operator, `products` for each column block.
-
-    A probe that lives on block b alone gives |A(a, b)| for every a at once, so P blocks cost P * products, not P^2.
-    Column blocks of at most `products` coordinates are exact. `blocks` are names or globs, or `{label: globs}`. For a
-    symmetric operator the pairs (a, b) and (b, a) are two independent estimates of one number and are joined.
-    """
-    named = {b: (b,) for b in blocks} if not isinstance(blocks, dict) else {k: tuple(v) for k, v in blocks.items()}
-    names, P = tuple(named), len(named)
-    spaces = [A.codomain.select(*globs) for globs in named.values()]
-    square = torch.zeros((P, P), dtype=torch.float64)
-    error = torch.zeros((P, P), dtype=torch.float64)
-    exact = torch.zeros((P, P), dtype=torch.bool)
-    used = 0
-    for j, globs in enumerate(named.values()):
-        cols = A.domain.select(*globs)
-        part = A.sub(A.codomain, cols)
-
-        def sizes(image: Tensor, part: Operator = part) -> Tensor:
-            V: Vector = part.codomain.unflatten(image.T)
-            parts = [rows.flatten(A.codomain.restrict(rows, V)) for rows in spaces]
-            return torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1)
-
-        if cols.size <= products:
-            units = torch.eye(cols.size, dtype=part.dtype, device=part.device)
-            for which in chunks(0, cols.size, AT_ONCE):
-                square[:, j] += sizes(multiply(part, units[which.start : which.stop])).sum(0).cpu()
-            exact[:, j] = True
-            used += cols.size
-            continue
-        values = sample(
-            part,
-            lambda Z, AZ, sizes=sizes: sizes(AZ),  # type: ignore[misc]
-            f"block_norms-{j}",
-            products,
-            probe=probe,
-            seed=seed,
-            memory=memory,
-            resume=resume,
-            progress=progress,
-            label=f"|A(., {names[j]})|^2",
-            settings={"block": names[j]},
-        )
-        square[:, j], error[:, j] = mean_and_error(values)
-        used += len(values)
-    if A.symmetric:
-        square, error, exact = _joined(square, error, exact)
-    value = square.sqrt()
-    stderr = torch.where(value > 0, error / (2 * value), torch.zeros_like(value))
-    return BlockNorms(names, value, stderr, exact, used)
-
-
-def _joined(square: Tensor, error: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Join the estimates of (a, b) and (b, a): an exact one wins, else the mean (a weighted one would be biased)."""
-    one = torch.where(exact, square, square.T)
-    mean, spread = (square + square.T) / 2, (error.square() + error.T.square()).sqrt() / 2
-    either = exact | exact.T
-    diagonal = torch.eye(len(square), dtype=torch.bool)
-    square, spread = torch.where(either, one, mean), torch.where(diagonal, error, spread)
-    return square, torch.where(either, torch.zeros_like(spread), spread), either
-
-
-def _smaller_side(A: Operator, products: int) -> Operator | None:
-    """A or A^T, whichever has at most `products` columns; None where neither has."""
-    m, n = A.shape
-    if n <= products and n <= m:
-        return A
-    if m <= products:
-        try:
-            return A.T
-        except InputError:  # an operator without an adjoint
-            return A if n <= products else None
-    return A if n <= products else None
-
-
-# --- singular values --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class SingularEnds:
     """The largest and the smallest singular value of an operator, among the min(m, n) of its matrix."""
@@ -286,7 +133,7 @@ def condition_number(
     The smallest singular value comes out too large until it has converged, so an unconverged condition number is a
     lower bound. `stderr` is the first-order effect of both residuals.
     """
-    side = _smaller_side(A, max_products)
+    side = smaller_side(A, max_products)
     if side is not None:
         s = torch.linalg.svdvals(side.dense().double())
         floor = torch.finfo(A.dtype).eps * max(A.shape) * float(s[0])
@@ -327,7 +174,7 @@ class Gram(Operator):
 
 def nuclear_norm(A: Operator, probes: int = 8, steps: int = 30, **options: Any) -> Estimate:
     """The sum of the singular values, by Lanczos quadrature (of |x|, or of sqrt(x) on the Gram operator)."""
-    side = _smaller_side(A, probes * steps)
+    side = smaller_side(A, probes * steps)
     if side is not None:
         value = float(torch.linalg.svdvals(side.dense().double()).sum())
         return Estimate(value, matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")

@@ -22,9 +22,20 @@ from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from ..core.record import Estimate
 from .krylov import Krylov
+from .lanczos import Eigenpairs
 from .resume import Checkpoint, State
 from .sampling import mean_and_error
-from .vectors import AT_ONCE, at_least, chunks, multiply, need_symmetric, probes, rows_that_fit, working_dtype
+from .vectors import (
+    AT_ONCE,
+    at_least,
+    chunks,
+    multiply,
+    need_symmetric,
+    orthogonalise,
+    probes,
+    rows_that_fit,
+    working_dtype,
+)
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,7 @@ def density(
     probes: int = 8,
     steps: int = 30,
     *,
+    known: Eigenpairs | None = None,
     reorthogonalise: Literal["auto", "full", "selective", "none"] = "auto",
     seed: int = 0,
     memory: float | None = None,
@@ -159,7 +171,9 @@ def density(
 ) -> Density:
     """The spectral density of a symmetric operator from `probes * steps` products, several probes at once.
 
-    Exact (all eigenvalues, n products) where n <= probes * steps. `none` keeps three vectors a probe instead of
+    Exact (all eigenvalues, n products) where n <= probes * steps. `known` eigenpairs enter with their exact weight 1/n
+    each, and the probes see only what is orthogonal to them: outliers, which make most of the spread over probes, then
+    make none. `none` keeps three vectors a probe instead of
     `steps`: the rule stays good, but extreme eigenvalues may appear as several nodes that share their weight; `auto`
     is full where the memory budget allows it, else none.
     """
@@ -172,17 +186,19 @@ def density(
         nodes = torch.linalg.eigvalsh(_symmetric(A.dense().double())).cpu()[None]
         weights = torch.full_like(nodes, 1 / n)
         return Density(nodes, weights, (nodes, weights), n, n, True, eps, f"exact: all {n} eigenvalues")
+    values, V = _distinct(A, known)
+    each, k, what = steps + 4, len(V), "Lanczos quadrature"
     try:
-        fit = rows_that_fit(A, memory, least=steps + 4, purpose="Lanczos quadrature") // (steps + 4)
+        fit = (rows_that_fit(A, memory, least=each + k, purpose=what) - k) // each
     except TooLarge:
         if reorthogonalise in ("full", "selective"):
             raise
         reorthogonalise = "none"
     if reorthogonalise == "none":
-        fit = rows_that_fit(A, memory, least=6, purpose="Lanczos quadrature") // 6
+        fit = (rows_that_fit(A, memory, least=6 + k, purpose=what) - k) // 6
     reorthogonalise = "full" if reorthogonalise == "auto" else reorthogonalise
-    settings = {"steps": steps, "seed": seed, "reorthogonalise": reorthogonalise}
-    run = _Quadrature(A, probes, steps, reorthogonalise, max(1, min(fit, probes, AT_ONCE)), seed)
+    settings = {"steps": steps, "seed": seed, "reorthogonalise": reorthogonalise, "known": values.tolist()}
+    run = _Quadrature(A, V, probes, steps, reorthogonalise, max(1, min(fit, probes, AT_ONCE)), seed)
     with (
         Checkpoint(resume, "density", A, settings) as checkpoint,
         Progress(probes * steps, "products", show=progress) as shown,
@@ -195,8 +211,9 @@ def density(
             checkpoint.reached(run.state)
             shown.step(used, run.text())
     T = run.T[:probes]
-    fine, coarse = _gauss(T), _gauss(T, less=1)
+    fine, coarse = (_with_known(*_gauss(T[:, :m, :m]), values, n) for m in (steps, steps - 1))
     note = f"Lanczos quadrature, {probes} probes of {steps} steps, reorthogonalisation {reorthogonalise}"
+    note += f", {k} known eigenvalues" if k else ""
     return Density(*fine, coarse, n, run.products, False, eps, note)
 
 
@@ -204,18 +221,38 @@ def _symmetric(M: Tensor) -> Tensor:
     return (M + M.T) / 2
 
 
-def _gauss(T: Tensor, less: int = 0) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of tridiagonal matrices `(probes, m, m)`; a matrix that stopped early is padded with zeros."""
-    if less and T.shape[1] > less:
-        T = T[:, :-less, :-less]
+def _gauss(T: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of tridiagonal matrices `(probes, m, m)`; zeros that pad an early end get no weight."""
     nodes, S = torch.linalg.eigh((T + T.transpose(1, 2)) / 2)
     return nodes, S[:, 0, :] ** 2
+
+
+def _with_known(nodes: Tensor, weights: Tensor, values: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The measure of the whole space from that of the complement of k eigenvectors and their eigenvalues."""
+    k, rows = len(values), len(nodes)
+    nodes = torch.cat([nodes, values.expand(rows, k)], 1)
+    weights = torch.cat([weights * (n - k) / n, torch.full((rows, k), 1 / n, dtype=weights.dtype)], 1)
+    nodes, order = nodes.sort(1)
+    return nodes, weights.gather(1, order)
+
+
+def _distinct(A: Operator, known: Eigenpairs | None) -> tuple[Tensor, Tensor]:
+    """Converged eigenvalues (k,) and their vectors as rows (k, n), each pair once."""
+    if known is None:
+        return torch.zeros(0, dtype=torch.float64), torch.zeros((0, A.domain.size), dtype=working_dtype(A))
+    V = A.domain.flatten(known.vectors).T
+    seen = (V @ V.T).abs().tril(-1).amax(1).cpu() > 0.5
+    keep = [i for i, e in enumerate(known.values) if e.converged and not seen[i]]
+    return torch.tensor([known.values[i].value for i in keep], dtype=torch.float64), V[keep]
 
 
 class _Quadrature:
     """Lanczos from several probes at once. T is `(probes, steps, steps)`; unreached steps stay zero and weightless."""
 
-    def __init__(self, A: Operator, count: int, steps: int, reorthogonalise: str, together: int, seed: int) -> None:
+    def __init__(
+        self, A: Operator, V: Tensor, count: int, steps: int, reorthogonalise: str, together: int, seed: int
+    ) -> None:
+        self.V = V  # the operator is P A P with P = I - V^T V
         self.A, self.count, self.steps, self.together, self.seed = A, count, steps, together, seed
         self.reorthogonalise = reorthogonalise
         self.T = torch.zeros((count, steps, steps), dtype=torch.float64)
@@ -224,7 +261,7 @@ class _Quadrature:
 
     def _start(self, number: int) -> Krylov | _ThreeTerm:
         def draw(i: int) -> Tensor:
-            return probes(self.A, self.seed, "density", [number], "sphere")[0]
+            return orthogonalise(probes(self.A, self.seed, "density", [number], "gaussian")[0], self.V)[1]
 
         if self.reorthogonalise == "none":
             return _ThreeTerm(draw(0), self.steps)
@@ -249,7 +286,7 @@ class _Quadrature:
         rows = torch.cat([k.first(1) for k in active])
         images = multiply(self.A, rows)
         for k, image in zip(active, images, strict=True):
-            k.absorb(image[None])
+            k.absorb(orthogonalise(image, self.V)[1][None])
         self.products += len(active)
         if not any(k.pending for k in self.running):
             for i, k in enumerate(self.running, start=self.finished):

@@ -22,7 +22,7 @@ from ..core.progress import Progress, Report
 from ..core.record import Estimate
 from .resume import Checkpoint, State
 from .sampling import batch_size, mean_and_error, sample, sweep
-from .vectors import AT_ONCE, Probe, at_least, chunks, need_square, orthonormal_rows, probes, working_dtype
+from .vectors import AT_ONCE, Probe, at_least, chunks, need_square, orthonormal_rows, probes, without, working_dtype
 
 Method = Literal["auto", "exact", "hutchinson", "hutch++", "xtrace"]
 
@@ -100,8 +100,8 @@ def _exact(A: Operator) -> Tensor:
     return total
 
 
-class _Images:
-    """Blocks of rows with their images that survive an interruption: block i is `rows(i)` and `A rows(i)`."""
+class Images:
+    """Named stacks of rows and their images, which survive an interruption."""
 
     def __init__(self, A: Operator, checkpoint: Checkpoint, shown: Progress, batch: int) -> None:
         self.A, self.checkpoint, self.shown, self.batch = A, checkpoint, shown, batch
@@ -113,10 +113,10 @@ class _Images:
             self.full = {name: int(k) for name, k in numbers.items()}
             shown.step(sum(self.full.values()))
 
-    def of(self, name: str, rows: Callable[[range], Tensor], count: int) -> Tensor:
-        """The images of `count` rows, `(count, n)`."""
-        done = self.full.get(name, 0)
-        out = torch.empty((count, self.A.codomain.size), dtype=working_dtype(self.A), device=self.A.device)
+    def of(self, name: str, rows: Callable[[range], Tensor], count: int, through: Operator | None = None) -> Tensor:
+        """The images of `count` rows through the operator (or another one), `(count, n)`."""
+        A, done = through or self.A, self.full.get(name, 0)
+        out = torch.empty((count, A.codomain.size), dtype=working_dtype(A), device=A.device)
         if done:
             out[:done] = self.made[name][:done].to(out)
         self.made[name] = out
@@ -126,7 +126,7 @@ class _Images:
             self.full[name] = which.stop
 
         sweep(
-            self.A,
+            A,
             range(done, count),
             self.batch,
             rows,
@@ -161,11 +161,11 @@ def _sketched(
         Checkpoint(resume, "trace-" + name.replace("+", "p"), A, settings) as checkpoint,
         Progress(products, "products", show=progress) as shown,
     ):
-        value, error, used, note = estimator(A, products, probe, seed, _Images(A, checkpoint, shown, batch))
+        value, error, used, note = estimator(A, products, probe, seed, Images(A, checkpoint, shown, batch))
     return _estimate(value, error, used, tol, note)
 
 
-def _hutchpp(A: Operator, products: int, probe: Probe, seed: int, images: _Images) -> tuple[float, float, int, str]:
+def _hutchpp(A: Operator, products: int, probe: Probe, seed: int, images: Images) -> tuple[float, float, int, str]:
     third = products // 3
     Y = images.of("Y", lambda which: probes(A, seed, "hutch++/sketch", which, probe), third)
     Q, _ = orthonormal_rows(Y)
@@ -175,9 +175,7 @@ def _hutchpp(A: Operator, products: int, probe: Probe, seed: int, images: _Image
     rest = products - third - len(Q)
 
     def outside(which: range) -> Tensor:
-        G = probes(A, seed, "hutch++/rest", which, probe)
-        G = G - (G @ Q.T) @ Q
-        return G - (G @ Q.T) @ Q
+        return without(probes(A, seed, "hutch++/rest", which, probe), Q)
 
     values: list[Tensor] = []
     AG = images.of("AG", outside, rest)
@@ -187,7 +185,7 @@ def _hutchpp(A: Operator, products: int, probe: Probe, seed: int, images: _Image
     return known + float(mean), float(error), third + len(Q) + rest, f"Hutch++, {len(Q)} directions, {rest} probes"
 
 
-def _better(A: Operator, products: int, probe: Probe, seed: int, images: _Images) -> tuple[float, float, int, str]:
+def _better(A: Operator, products: int, probe: Probe, seed: int, images: Images) -> tuple[float, float, int, str]:
     """XTrace or Hutchinson from the same images, whichever has the smaller standard error."""
     found = _xtrace(A, products, probe, seed, images)
     Y = images.made["Y"]
@@ -201,7 +199,7 @@ def _better(A: Operator, products: int, probe: Probe, seed: int, images: _Images
     return found
 
 
-def _xtrace(A: Operator, products: int, probe: Probe, seed: int, images: _Images) -> tuple[float, float, int, str]:
+def _xtrace(A: Operator, products: int, probe: Probe, seed: int, images: Images) -> tuple[float, float, int, str]:
     """XTrace. With Y = A Omega = Q R, s_i the unit vector along R^{-T} e_i, Q_(i) Q_(i)^T = Q (I - s_i s_i^T) Q^T:
 
         t_i = tr Q_(i)^T A Q_(i) + c_i u_i^T A u_i ,   u_i = (I - Q_(i) Q_(i)^T) omega_i ,
@@ -225,12 +223,23 @@ def _xtrace(A: Operator, products: int, probe: Probe, seed: int, images: _Images
         V[:, part] = (Z @ Omega.T).double().cpu()  # (omega_i^T A Q)^T
         own[part] = (Omega * Y[part]).sum(1, dtype=torch.float64).cpu()  # omega_i^T A omega_i
         length[part] = Omega.square().sum(1, dtype=torch.float64).cpu()
+    values = leave_one_out(R, H, W, R + V, own, length if probe != "rademacher" else None, n)
+    mean, error = mean_and_error(values)
+    return float(mean), float(error), 2 * m, f"XTrace, {m} probes left out in turn"
+
+
+def leave_one_out(R: Tensor, H: Tensor, W: Tensor, cross: Tensor, own: Tensor, length: Tensor | None, n: int) -> Tensor:
+    """The m leave-one-out values t_i of the trace of a matrix B (see `_xtrace`, where B = A) from small matrices.
+
+    R `(m, m)`: triangular factor of the sketch; H = Q^T B Q; W = Q^T Omega; cross = Q^T (B + B^T) Omega;
+    own_i = omega_i^T B omega_i; length_i = |omega_i|^2, or None for probes that are not to be scaled.
+    """
+    m = len(R)
     S = torch.linalg.inv(R).T
     S = S / S.norm(dim=0)
     X = W - S * (S * W).sum(0)  # coordinates of Q_(i)^T omega_i
     inside = H.trace() - ((H @ S) * S).sum(0)
-    outside = own - (X * R).sum(0) - (X * V).sum(0) + (X * (H @ X)).sum(0)
-    if probe != "rademacher":
+    outside = own - (X * cross).sum(0) + (X * (H @ X)).sum(0)
+    if length is not None:
         outside = outside * (n - m + 1) / (length - X.square().sum(0))
-    mean, error = mean_and_error(inside + outside)
-    return float(mean), float(error), 2 * m, f"XTrace, {m} probes left out in turn"
+    return inside + outside

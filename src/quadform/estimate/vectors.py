@@ -126,3 +126,9 @@ def orthonormal_rows(Y: Tensor) -> tuple[Tensor, Tensor]:
             Q[r], R[r, j] = w / size, size
             r += 1
     return Q[:r], R[:r]
+
+
+def without(rows: Tensor, Q: Tensor) -> Tensor:
+    """Rows less their parts in the span of the orthonormal rows Q."""
+    rows = rows - (rows @ Q.T) @ Q
+    return rows - (rows @ Q.T) @ Q

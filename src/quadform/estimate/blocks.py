@@ -1,0 +1,255 @@
+"""Frobenius norms: of any operator, of a named block pair, of all block pairs of an operator in one run.
+
+|A|_F^2 = E |A z|^2 is the trace of A^T A, and a few large singular values make most of its spread (and make it skew:
+few samples then understate their own error). As for the trace, the large directions are therefore found first and
+measured exactly, and only the rest is sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.operator import Operator
+from ..core.progress import Progress, Report
+from ..core.record import Estimate
+from ..core.space import Vector
+from .resume import Checkpoint
+from .sampling import batch_size, mean_and_error, sample
+from .traces import Images, leave_one_out
+from .vectors import AT_ONCE, Probe, at_least, chunks, multiply, orthonormal_rows, probes, without
+
+
+def frobenius(
+    A: Operator,
+    products: int = 60,
+    *,
+    method: Literal["auto", "exact", "sampled", "sketched"] = "auto",
+    probe: Probe | None = None,
+    tol: float | None = None,
+    seed: int = 0,
+    memory: float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = False,
+) -> Estimate:
+    """|A|_F of any operator; for a named block pair give `A.block(rows, cols)`.
+
+    `exact`: unit vectors of the smaller side. `sketched`: half of the products (a third where A is not symmetric; it
+    then needs an adjoint) finds the large directions, which are measured exactly, the rest is sampled. `sampled`: plain
+    mean of |A z|^2. `auto` takes the first of these that `products` and the memory budget allow. Default probes: normal
+    for the sketch, signs for the plain mean.
+
+    The standard error of the root follows from that of the square, s / (2 |A|_F); its bias, -s^2 / (8 |A|_F^3), is
+    smaller than it by the relative standard error. Source of the leave-one-out form for symmetric A: [own], after
+    XTrace.
+    """
+    products = at_least("products", products, 2)
+    if method not in ("auto", "exact", "sampled", "sketched"):
+        raise InputError(f"method is auto, exact, sampled or sketched; got {method!r}.")
+    side = smaller_side(A, products if method == "auto" else max(A.shape))
+    if method in ("auto", "exact") and side is not None:
+        total = 0.0
+        for which in chunks(0, side.domain.size, AT_ONCE):
+            total += float(side.columns(which.start, which.stop).detach().double().square().sum())
+        return Estimate(math.sqrt(total), matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")
+    if method == "sketched" or (method == "auto" and _can_sketch(A, products, memory)):
+        square, error, used, note = _sketched(A, products, probe or "gaussian", seed, memory, resume, progress)
+        return _root(square, error, used, tol, note)
+    probe = probe or "rademacher"
+    values = sample(
+        A,
+        lambda Z, AZ: AZ.square().sum(1, dtype=torch.float64),
+        "frobenius",
+        products,
+        probe=probe,
+        tol=None if tol is None else 2 * tol,
+        seed=seed,
+        memory=memory,
+        resume=resume,
+        progress=progress,
+        label="|A|^2",
+    )
+    mean, spread = mean_and_error(values)
+    return _root(float(mean), float(spread), len(values), tol, f"{len(values)} {probe} probes")
+
+
+def _root(square: float, error: float, products: int, tol: float | None, note: str) -> Estimate:
+    norm = math.sqrt(max(square, 0.0))
+    spread = error / (2 * norm) if norm else math.sqrt(error)
+    return Estimate(norm, spread, "estimate", products, tol is None or spread <= tol * norm, note)
+
+
+def _memory_of_sketch(A: Operator, products: int, memory: float | None) -> int:
+    return batch_size(A, memory, each=4, kept=2 * products + 2, purpose=f"a sketch with {products} products")
+
+
+def _can_sketch(A: Operator, products: int, memory: float | None) -> bool:
+    try:
+        _ = A.T, _memory_of_sketch(A, products, memory)
+    except InputError:  # no adjoint, or no room
+        return False
+    return products >= 6
+
+
+def _sketched(
+    A: Operator,
+    products: int,
+    probe: Probe,
+    seed: int,
+    memory: float | None,
+    resume: str | Path | None,
+    progress: bool | Report,
+) -> tuple[float, float, int, str]:
+    """|A|_F^2 with its standard error, the products used and how. [own]
+
+    Q spans the images of A^T under random vectors. Symmetric A: these are images of A, and every probe is left out of
+    Q in turn, t_i = |A Q_(i)|^2 + c_i |A (I - Q_(i) Q_(i)^T) omega_i|^2, all from A Omega and A Q. Else:
+    |A Q|^2 + mean of |A (I - Q Q^T) g|^2 over further probes g.
+    """
+    at_least("products for a sketch", products, 6)
+    batch = _memory_of_sketch(A, products, memory)
+    settings = {"products": products, "probe": probe, "seed": seed}
+    with (
+        Checkpoint(resume, "frobenius-sketched", A, settings) as checkpoint,
+        Progress(products, "products", show=progress) as shown,
+    ):
+        images = Images(A, checkpoint, shown, batch)
+        m = products // 2 if A.symmetric else products // 3
+        Y = images.of("Y", lambda which: probes(A.T, seed, "frobenius/sketch", which, probe), m, A.T)
+        Q, R = orthonormal_rows(Y)
+        Z = images.of("Z", lambda which: Q[which.start : which.stop], len(Q))
+        H = (Z @ Z.T).double().cpu()
+        if len(Q) < m:
+            noise = torch.finfo(Q.dtype).eps * float(H.norm()) * math.sqrt(max(A.shape))
+            return float(H.trace()), noise, m + len(Q), f"the operator has rank {len(Q)}, found whole"
+        if A.symmetric:
+            W = torch.empty((m, m), dtype=torch.float64)
+            length = torch.empty(m, dtype=torch.float64)
+            for which in chunks(0, m, AT_ONCE):
+                Omega = probes(A, seed, "frobenius/sketch", which, probe)
+                W[:, which.start : which.stop] = (Q @ Omega.T).double().cpu()
+                length[which.start : which.stop] = Omega.square().sum(1, dtype=torch.float64).cpu()
+            cross, own = 2 * (Z @ Y.T).double().cpu(), Y.square().sum(1, dtype=torch.float64).cpu()
+            values = leave_one_out(R, H, W, cross, own, length if probe != "rademacher" else None, A.domain.size)
+            note = f"{m} probes left out in turn"
+            known, used = 0.0, 2 * m
+        else:
+            rest = products - 2 * m
+            G = images.of("G", lambda which: without(probes(A, seed, "frobenius/rest", which, probe), Q), rest)
+            values = G.square().sum(1, dtype=torch.float64).cpu()
+            known, used, note = float(H.trace()), products, f"{m} directions measured, {rest} probes of the rest"
+        mean, error = mean_and_error(values)
+    return known + float(mean), float(error), used, note
+
+
+@dataclass(frozen=True)
+class BlockNorms:
+    """Frobenius norms of all block pairs: `value[i, j]` = |A(rows i, cols j)|_F with its standard error."""
+
+    names: tuple[str, ...]
+    value: Tensor
+    stderr: Tensor
+    exact: Tensor
+    matvecs: int
+
+    def __getitem__(self, pair: tuple[str, str]) -> Estimate:
+        try:
+            i, j = (self.names.index(name) for name in pair)
+        except ValueError:
+            raise InputError(f"no block {pair}; the blocks are {', '.join(self.names)}.") from None
+        value, error = float(self.value[i, j]), float(self.stderr[i, j])
+        if bool(self.exact[i, j]):
+            return Estimate(value, matvecs=self.matvecs)
+        return Estimate(value, error, "estimate", self.matvecs)
+
+
+def block_norms(
+    A: Operator,
+    blocks: Sequence[str] | dict[str, Sequence[str]],
+    products: int = 20,
+    *,
+    probe: Probe = "rademacher",
+    seed: int = 0,
+    memory: float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = False,
+) -> BlockNorms:
+    """|A(a, b)|_F for all pairs of named blocks of a square operator, `products` for each column block.
+
+    A probe that lives on block b alone gives |A(a, b)| for every a at once, so P blocks cost P * products, not P^2.
+    Column blocks of at most `products` coordinates are exact. `blocks` are names or globs, or `{label: globs}`. For a
+    symmetric operator the pairs (a, b) and (b, a) are two independent estimates of one number and are joined.
+    """
+    named = {b: (b,) for b in blocks} if not isinstance(blocks, dict) else {k: tuple(v) for k, v in blocks.items()}
+    names, P = tuple(named), len(named)
+    spaces = [A.codomain.select(*globs) for globs in named.values()]
+    square = torch.zeros((P, P), dtype=torch.float64)
+    error = torch.zeros((P, P), dtype=torch.float64)
+    exact = torch.zeros((P, P), dtype=torch.bool)
+    used = 0
+    for j, globs in enumerate(named.values()):
+        cols = A.domain.select(*globs)
+        part = A.sub(A.codomain, cols)
+
+        def sizes(image: Tensor, part: Operator = part) -> Tensor:
+            V: Vector = part.codomain.unflatten(image.T)
+            parts = [rows.flatten(A.codomain.restrict(rows, V)) for rows in spaces]
+            return torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1)
+
+        if cols.size <= products:
+            units = torch.eye(cols.size, dtype=part.dtype, device=part.device)
+            for which in chunks(0, cols.size, AT_ONCE):
+                square[:, j] += sizes(multiply(part, units[which.start : which.stop])).sum(0).cpu()
+            exact[:, j] = True
+            used += cols.size
+            continue
+        values = sample(
+            part,
+            lambda Z, AZ, sizes=sizes: sizes(AZ),  # type: ignore[misc]
+            f"block_norms-{j}",
+            products,
+            probe=probe,
+            seed=seed,
+            memory=memory,
+            resume=resume,
+            progress=progress,
+            label=f"|A(., {names[j]})|^2",
+            settings={"block": names[j]},
+        )
+        square[:, j], error[:, j] = mean_and_error(values)
+        used += len(values)
+    if A.symmetric:
+        square, error, exact = _joined(square, error, exact)
+    value = square.sqrt()
+    stderr = torch.where(value > 0, error / (2 * value), torch.zeros_like(value))
+    return BlockNorms(names, value, stderr, exact, used)
+
+
+def _joined(square: Tensor, error: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Join the estimates of (a, b) and (b, a): an exact one wins, else the mean (a weighted one would be biased)."""
+    one = torch.where(exact & exact.T, (square + square.T) / 2, torch.where(exact, square, square.T))
+    mean, spread = (square + square.T) / 2, (error.square() + error.T.square()).sqrt() / 2
+    either = exact | exact.T
+    diagonal = torch.eye(len(square), dtype=torch.bool)
+    square, spread = torch.where(either, one, mean), torch.where(diagonal, error, spread)
+    return square, torch.where(either, torch.zeros_like(spread), spread), either
+
+
+def smaller_side(A: Operator, products: int) -> Operator | None:
+    """A or A^T, whichever has at most `products` columns; None where neither has."""
+    m, n = A.shape
+    if n <= products and n <= m:
+        return A
+    if m <= products:
+        try:
+            return A.T
+        except InputError:  # an operator without an adjoint
+            return A if n <= products else None
+    return A if n <= products else None
