@@ -248,6 +248,21 @@ def test_separate_and_shared_vocabularies():
 
 
 # -------------------------------------------------------------------------------------------------- initial values
+def test_ways_to_build():
+    """A config, a design name, and a design with settings give the same model; torch's default dtype is respected."""
+    settings = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
+    models = [
+        Transformer(design("sas", **settings), seed=4),
+        Transformer("sas", seed=4, **settings),
+        Transformer(design="sas", seed=4, **settings),
+    ]
+    states = [m.state_dict() for m in models]
+    assert all(torch.equal(states[0][n], s[n]) for s in states[1:] for n in states[0])
+    assert models[0].embed.W_E.dtype == torch.get_default_dtype()
+    single, double = (Transformer("sas", seed=4, dtype=t, **settings) for t in (torch.float32, torch.float64))
+    assert all(torch.equal(p, q.float()) for p, q in zip(single.parameters(), double.parameters(), strict=True))
+
+
 def test_seeds():
     """One seed, one model; every tensor has its own stream, so depth does not move the layers before."""
     a, b = (Transformer(design="sas", depth=n, dim=12, heads=3, vocab=9, seed=7).state_dict() for n in (2, 3))

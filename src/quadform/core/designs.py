@@ -5,9 +5,10 @@ Each design is a value: a `BlockSpec`, what is different in block 1, and how its
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -240,6 +241,10 @@ CRAMMED_BERT: Mapping[str, Any] = MappingProxyType(
 )
 
 
+#: Fields of `ModelConfig` that `design` fills in itself.
+_SET_BY_DESIGN = ("kind", "blocks", "encoder_blocks", "d_model", "heads", "d_ff", "vocab", "design")
+
+
 def design(
     name: str = "pre-ln",
     *,
@@ -276,6 +281,12 @@ def design(
         raise UnknownName(
             f"{name!r} is not a block design.{did_you_mean(name, DESIGNS)} Known designs: {', '.join(DESIGNS)}."
         )
+    open_fields = [f.name for f in fields(ModelConfig) if f.name not in _SET_BY_DESIGN]
+    for key in settings:
+        if key not in open_fields:
+            known = [*inspect.signature(design).parameters, *open_fields]
+            known.remove("settings")
+            raise UnknownName(f"a model has no setting {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}.")
     chosen = DESIGNS[name]
     d_ff = 4 * dim if d_ff is None else d_ff
     for what, number in (("depth", depth), ("dim", dim), ("d_ff", d_ff)):

@@ -80,14 +80,16 @@ def sinusoid(positions: Tensor, d: int) -> Tensor:
 
 
 class Transformer(nn.Module):
-    """A model of one `ModelConfig`; `Transformer(design="pre-ln", depth=6, dim=64, heads=4, vocab=256, seed=0)` builds
-    the description from a named design first. `layers` is the main stack, `encoder_layers` the encoder of an
-    encoder-decoder. Parameter names: `layers.3.attn.W_Q`, `layers.3.mlp.W_1`, `embed.W_E`, ...
+    """A model of one `ModelConfig`.
+
+    `Transformer(design="pre-ln", depth=6, dim=64, heads=4, vocab=256, seed=0)` builds the description from a design
+    first; `Transformer("pre-ln", depth=6)` means the same. `layers` is the main stack, `encoder_layers` the encoder of
+    an encoder-decoder. Parameter names: `layers.3.attn.W_Q`, `layers.3.mlp.W_1`, `embed.W_E`, ...
     """
 
     def __init__(
         self,
-        config: ModelConfig | None = None,
+        config: ModelConfig | str | None = None,
         *,
         seed: int = 0,
         dtype: torch.dtype | None = None,
@@ -95,8 +97,8 @@ class Transformer(nn.Module):
         **description: Any,
     ) -> None:
         super().__init__()
-        if config is None:
-            config = design(description.pop("design", "pre-ln"), **description)
+        if config is None or isinstance(config, str):
+            config = design(config or description.pop("design", "pre-ln"), **description)
         elif description:
             raise InputError(
                 f"give a config or a design with its settings, not both; got {', '.join(description)} too."
