@@ -15,6 +15,8 @@ __getattr__, __dir__, __all__ = attach(
         "diagonal": ".diagonals",
         "BlockNorms": ".blocks",
         "block_norms": ".blocks",
+        "Heterogeneity": ".heterogeneity",
+        "js_distance": ".heterogeneity",
         "condition_number": ".norms",
         "frobenius": ".blocks",
         "nuclear_norm": ".norms",

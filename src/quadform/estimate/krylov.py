@@ -5,8 +5,9 @@ The basis is kept as rows `Q` (count, n). The first m of them have been multipli
     A q_j = sum_i T_ij q_i ,   i over all rows, j < m
 
 holds to round-off (the coefficients are those of the orthogonalisation). The rows after the first m are *pending*:
-any of them may be multiplied next, so single-vector Lanczos (one pending row), block Lanczos (several), and a basis
-that is widened by a fresh random direction half-way are one and the same object (Ruhe's band Lanczos, 1979). Restart
+any direction in their span may be multiplied next, so single-vector Lanczos (one pending row), block Lanczos (several)
+and a basis that is widened by a fresh random direction half-way are one and the same object (after Ruhe's band Lanczos,
+1979). Restart
 keeps chosen Ritz vectors and all pending rows (thick restart, Wu and Simon 2000; Stewart's Krylov-Schur, 2002).
 
 T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual.
@@ -28,7 +29,7 @@ _PANEL = 2**20
 
 
 class Krylov:
-    """An orthonormal basis that grows by products. `draw(i)` gives the i-th random start row.
+    """An orthonormal basis that grows by products. `draw(i)` gives the i-th start row, random ones in the end.
 
     `selective=True` orthogonalises once where that suffices: a running bound of the loss of orthogonality decides when
     the second pass is needed, so that the basis stays orthogonal to sqrt(eps) (semi-orthogonal, Simon 1984).
@@ -68,26 +69,36 @@ class Krylov:
         """Whether the multiplied rows span the whole space: every Ritz pair is then an eigenpair."""
         return self.multiplied == self.n
 
-    def inject(self) -> bool:
-        """Append a fresh random row, orthogonal to all; False where there is no room for one."""
+    def inject(self) -> Tensor | None:
+        """Append the next row drawn, made orthogonal to all; None where there is no room for one.
+
+        Returns the coordinates of the drawn row in the pending rows, the new one included.
+        """
         while self.count < self.capacity:
-            _, w = orthogonalise(self._draw(self.drawn), self.Q[: self.count], passes=3)
+            drawn = self._draw(self.drawn)
             self.drawn += 1
+            h, w = orthogonalise(drawn, self.Q[: self.count], passes=3)
             size = float(w.norm())
-            if size > 0:
+            if size > 100 * self._eps * float(drawn.norm()):
                 self.Q[self.count] = w / size
                 self.count += 1
-                return True
-        return False
+                return torch.cat([h[self.multiplied :], h.new_tensor([size])])
+        return None
 
-    def bring_forward(self, chosen: Tensor) -> None:
-        """Put these pending rows (positions among the pending) in front of the others."""
-        m, front = self.multiplied, chosen.tolist()
-        places = torch.tensor([*front, *(i for i in range(self.pending) if i not in front)], dtype=torch.long) + m
-        if not torch.equal(places, torch.arange(m, self.count)):
-            self.Q[m : self.count] = self.Q[places.to(self.Q.device)]
-            self.T[m : self.count, :m] = self.T[places, :m]
-            self._ritz = None
+    def turn(self, directions: Tensor) -> None:
+        """Rotate the pending rows so that the first ones span the leading left singular vectors of `directions`.
+
+        `directions` is (pending, k). What is multiplied next is then what these directions have most in common.
+        """
+        if self.pending < 2:
+            return
+        U = torch.linalg.svd(directions, full_matrices=True).U
+        m, small = self.multiplied, U.T.to(self.Q).contiguous()
+        for a in range(0, self.n, _PANEL):
+            panel = slice(a, min(a + _PANEL, self.n))
+            self.Q[m : self.count, panel] = small @ self.Q[m : self.count, panel]
+        self.T[m : self.count, :m] = U.T @ self.T[m : self.count, :m]
+        self._ritz = None
 
     def first(self, width: int) -> Tensor:
         """The first pending rows, at most `width`: what to multiply and absorb next."""
@@ -147,8 +158,12 @@ class Krylov:
         return out
 
     def coupling(self, S: Tensor) -> Tensor:
-        """How much each pending row stands in the residuals of the Ritz vectors S: `(pending,)`."""
-        return (self.T[self.multiplied : self.count, : self.multiplied] @ S).norm(dim=1)
+        """The residuals of the Ritz vectors S in coordinates of the pending rows: `(pending, k)`."""
+        return self.T[self.multiplied : self.count, : self.multiplied] @ S
+
+    def last_image(self) -> Tensor:
+        """The last image in coordinates of the pending rows: where Lanczos on the complement of the rest goes next."""
+        return self.T[self.multiplied : self.count, self.multiplied - 1]
 
     def asymmetry(self) -> float:
         """|T - T^T| / |T| in the Frobenius norm: zero for exact products of a symmetric operator."""

@@ -8,6 +8,7 @@ that is known, is therefore followed for a few products; if it brings something 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..core.errors import InputError, TooLarge
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from ..core.record import Estimate
+from ..core.space import Vector
 from .krylov import Krylov
 from .resume import Checkpoint, State
 from .vectors import at_least, multiply, need_symmetric, probes, rows_that_fit, working_dtype
@@ -66,6 +68,7 @@ def eigenpairs(
     tol: float = 1e-3,
     max_products: int | None = None,
     block: int = 1,
+    start: Vector | None = None,
     reorthogonalise: Literal["full", "selective"] = "full",
     rows: int = ROWS,
     seed: int = 0,
@@ -81,6 +84,7 @@ def eigenpairs(
     i-th largest Ritz value. When the basis spans the whole space the values are `exact`. On spaces smaller than `top`
     there are as many pairs as dimensions.
 
+    `start` (one vector or a stack, such as the eigenvectors at an earlier step of training) is multiplied first.
     `block` vectors are multiplied at once: cheaper per vector on a GPU, more products in all; 1 needs the fewest.
     At most `rows` basis vectors are kept, fewer where `memory` (bytes) is short, with thick restart. `resume` names a
     folder that keeps the state; a larger `max_products` continues it.
@@ -98,15 +102,18 @@ def eigenpairs(
     budget = max(60, 20 * wanted) if max_products is None else at_least("max_products", max_products, 1)
     if budget < max(top, bottom):
         raise InputError(f"{max(top, bottom)} eigenpairs need as many products at least; got max_products={budget}.")
-    least = min(n, wanted + 2 * block + _SPARE)
+    given = _start_rows(A, start)
+    width = min(n, max(block, len(given)))
+    least = min(n, wanted + 2 * width + _SPARE)
     # Beside the basis: one batch and its images, and the vectors that are returned.
-    fit = rows_that_fit(A, memory, least=least + 2 * block + wanted, purpose="Lanczos") - 2 * block - wanted
+    fit = rows_that_fit(A, memory, least=least + 2 * width + wanted, purpose="Lanczos") - 2 * width - wanted
     capacity = min(n, fit, max(at_least("rows", rows, 1), least))
+    digest = hashlib.sha256(given.cpu().numpy().tobytes()).hexdigest()[:8] if len(given) else "random"
     settings: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "block": block, "seed": seed}
-    settings |= {"reorthogonalise": reorthogonalise, "rows": rows}
+    settings |= {"reorthogonalise": reorthogonalise, "rows": rows, "start": digest}
 
     with Checkpoint(resume, "eigenpairs", A, settings) as checkpoint:
-        search = _Search(A, top, bottom, tol, block, capacity, reorthogonalise == "selective", seed)
+        search = _Search(A, given, top, bottom, tol, block, capacity, reorthogonalise == "selective", seed)
         if checkpoint.found is not None:
             search.load(*checkpoint.found)
         with Progress(budget, "products", show=progress) as shown:
@@ -119,12 +126,24 @@ def eigenpairs(
         return search.result()
 
 
+def _start_rows(A: Operator, start: Vector | None) -> Tensor:
+    """Given start vectors as rows (k, n), none by default."""
+    if start is None:
+        return torch.zeros((0, A.domain.size), dtype=working_dtype(A), device=A.device)
+    flat = A.domain.flatten(start).detach()
+    rows = (flat[:, None] if flat.dim() == 1 else flat).T.to(device=A.device, dtype=working_dtype(A)).contiguous()
+    if not bool(rows.isfinite().all()):
+        raise InputError("a start vector is NaN or infinite.")
+    return rows
+
+
 class _Search:
     """The state of one search, and what to multiply next."""
 
     def __init__(
         self,
         A: Operator,
+        given: Tensor,
         top: int,
         bottom: int,
         tol: float,
@@ -133,6 +152,7 @@ class _Search:
         selective: bool,
         seed: int,
     ) -> None:
+        self.given = len(given)
         self.A, self.top, self.bottom, self.tol, self.block = A, top, bottom, tol, block
         self.products, self.width = 0, block
         self.followed = -1  # products along the last fresh direction; -1: none since something new appeared
@@ -142,10 +162,10 @@ class _Search:
         self.krylov = Krylov(
             A.domain.size,
             capacity,
-            lambda i: probes(A, seed, "eigenpairs", [i], "gaussian")[0],
+            lambda i: given[i] if i < len(given) else probes(A, seed, "eigenpairs", [i], "gaussian")[0],
             dtype=working_dtype(A),
             device=A.device,
-            width=block,
+            width=max(block, len(given)),
             selective=selective,
         )
 
@@ -187,27 +207,26 @@ class _Search:
         return len(images)
 
     def prepare(self) -> None:
-        """Bring the pending rows that matter most to the front; restart or add a fresh direction where needed."""
-        krylov = self.krylov
-        order, self.width = torch.arange(krylov.pending), self.block
-        if krylov.multiplied >= max(self.top, self.bottom):
+        """Turn the pending rows so that what matters most comes first; restart or add a fresh direction as needed."""
+        krylov, self.width = self.krylov, self.block
+        if krylov.multiplied >= max(self.top, self.bottom) and self.products >= self.given:
             theta, S, residual = krylov.ritz()
             open_ = self.open(theta, residual)
             if len(open_):
                 self.followed = -1
-                order = krylov.coupling(S[:, open_]).argsort(descending=True, stable=True)
-                self.make_room(theta, S, self.width)
-            else:  # all is found, it seems: follow a fresh direction, newest row first
+                direction = krylov.coupling(S[:, open_])
+            else:  # all is found, it seems: follow a fresh direction in the complement of what was multiplied
                 self.width = 1
-                self.make_room(theta, S, 2)
-                if self.followed < 0:
-                    krylov.inject()
-                    self.followed = 0
-                order = torch.arange(krylov.pending).flip(0)
+                direction = krylov.last_image()[:, None]
+            self.make_room(theta, S, self.width + 1)
+            ended = not len(open_) and float(direction.norm()) <= 1e-12 * krylov.norm_seen
+            if not len(open_) and (self.followed < 0 or ended):
+                self.followed = max(self.followed, 0)
+                fresh = krylov.inject()
+                direction = fresh[:, None] if fresh is not None else krylov.last_image()[:, None]
+            krylov.turn(direction)
         if not krylov.pending:  # an invariant subspace: go on outside it
             krylov.inject()
-            order = torch.arange(1)
-        krylov.bring_forward(order[: self.width])
 
     def make_room(self, theta: Tensor, S: Tensor, room: int) -> None:
         """Thick restart when fewer than `room` rows are free: keep the wanted Ritz vectors and half of the others."""
