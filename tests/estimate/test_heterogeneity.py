@@ -52,6 +52,16 @@ def test_error_bar() -> None:
         assert abs(e.value - want) <= 5 * e.stderr
 
 
+def test_error_bar_is_the_spread() -> None:
+    """The standard error by leaving probes out is the spread of the distance over seeds, within a third."""
+    A, B = normal(400, 1.0), normal(400, 0.4, 0.3, seed=1)
+    found = [
+        js_distance(density(A, 6, 8, seed=s), density(B, 6, 8, seed=s + 500), linear=1.0, width=0.4) for s in range(60)
+    ]
+    spread = float(torch.tensor([e.value for e in found]).std())
+    assert sum(e.stderr for e in found) / 60 == pytest.approx(spread, rel=0.33)
+
+
 def test_attention_blocks() -> None:
     """Query, key and value blocks of the closed-form Hessian: sizes are |H(b, b)| / sqrt(n_b), ratio their quotient."""
     g = torch.Generator().manual_seed(1)

@@ -54,7 +54,7 @@ class Krylov:
         self.norm_seen = 0.0  # the longest image of a unit vector so far: a lower bound of the norm of A
         self._draw = draw
         self._eps = torch.finfo(dtype).eps
-        self._loss = self._eps
+        self._loss = self._eps  # a bound of the largest |q_i . q_j|, i != j
         self._ritz: tuple[Tensor, Tensor, Tensor] | None = None  # of the current rows
         for _ in range(min(width, self.capacity)):
             self.inject()
@@ -130,12 +130,11 @@ class Krylov:
             return orthogonalise(w, Q)
         h, once = orthogonalise(w, Q, passes=1)
         rest = float(once.norm())
-        loss = (self._loss + self._eps) * size / rest if rest > 0 else math.inf
+        loss = (math.sqrt(self.count) * self._loss + self._eps) * size / rest if rest > 0 else math.inf
         if loss <= math.sqrt(self._eps):
             self._loss = max(loss, self._loss)
             return h, once
-        more, twice = orthogonalise(once, Q, passes=2)
-        self._loss = self._eps * math.sqrt(self.count)
+        more, twice = orthogonalise(once, Q)
         return h + more, twice
 
     # --- reading ----------------------------------------------------------------------------------------------------
