@@ -15,6 +15,7 @@ from quadform.core.spec import Projection, count_parameters, design, parameter_s
 from quadform.kernels import attention
 from quadform.nn import Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
+from quadform.propagation.activations import shape_leaky
 from quadform.testing_design import check_design
 
 SMALL = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
@@ -70,6 +71,13 @@ def test_contract_with_other_positions_and_biases(name, positions):
     """Shaped and signal-preserving designs keep it too with other positions, query and key biases."""
     config = design(name, **{**SMALL, "dim": 16, "heads": 4}, positions=positions, biases=("q", "k"))
     check_design(replace(config, design=""), depth=4)
+
+
+@pytest.mark.parametrize("variant", [{"kv_heads": 1}, {"merged": True}, {"mlp": False}, {"norm": "layer"}])
+@pytest.mark.parametrize("name", ["shaped", "u-spa", "v-skipinit", "no-skip-no-norm"])
+def test_contract_of_combined_variants(name, variant):
+    """Grouped heads, a merged W_QK, attention alone and another norm combine with every mixing."""
+    check_design(replace(design(name, **{**SMALL, **variant}), design=""), depth=4)
 
 
 def test_contract_without_values_and_softmax():
@@ -308,6 +316,12 @@ def test_embedding_start():
         embed = Transformer(design="pre-ln", vocab=2000, init=init, depth=1).embed
         assert (embed.scale * embed.W_E).std().item() == pytest.approx(size, rel=0.02)
         assert embed.W_pos.std().item() == pytest.approx(size, rel=0.02)
+
+
+def test_slopes_are_those_of_propagation():
+    """The leaky slope a design writes down is the one `propagation.activations` solves for."""
+    for depth in (6, 13, 40):
+        assert design("e-spa", depth=depth).blocks[0].slope == pytest.approx(shape_leaky(depth).slope, abs=1e-9)
 
 
 def test_zero_queries_and_biases():
