@@ -135,4 +135,9 @@ def outer_term(a: Factor, b: Factor, output: OutputLoss) -> Term:
         HlR = shared @ b.R
     else:
         HlR = output.hessian_times(b.R.expand(output.g.shape[0], -1, -1))
-    return Term(a.l, b.l, a.R.transpose(1, 2) @ HlR, a.vector_first, b.vector_first, a.span, b.span)
+    rows = a.span
+    if (
+        rows is None and shared is not None and a.R.shape[0] == 1
+    ):  # Hl is c I: the rows of R_b's columns keep their space
+        rows = b.image
+    return Term(a.l, b.l, a.R.transpose(1, 2) @ HlR, a.vector_first, b.vector_first, rows, b.span)

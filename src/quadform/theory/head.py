@@ -61,13 +61,14 @@ def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) ->
 class Factor:
     """A token Jacobian `dF_n/dW = l_n (x) R_n`: l `(N, p)`, R `(N or 1, d_out, e)`; `vector_first` orders them in W.
 
-    `span` is a basis of a space that holds the rows of R_n, one for each sequence; see `Term`.
+    `span` and `image` are bases of spaces that hold the rows and the columns of R_n, one for each sequence; see `Term`.
     """
 
     l: Tensor
     R: Tensor
     vector_first: bool
     span: Tensor | None = None
+    image: Tensor | None = None
 
     def dense(self) -> Tensor:
         """`(N, d_out, size)`."""
@@ -175,6 +176,11 @@ class Head:
         return _basis(self.K)
 
     @cached_property
+    def span_v(self) -> Tensor | None:
+        """The same for the values z_j W_V, `(b, d_V, keys)`."""
+        return _basis(self.V)
+
+    @cached_property
     def P(self) -> Tensor:
         """sc W_V^T M2 W_K, `(N, d_V, d_K)`: the small matrix of J_Q."""
         return self.W_V.T @ self.M2K
@@ -188,9 +194,9 @@ class Head:
     def factor(self, name: str) -> Factor:
         """The token Jacobian of the head's output with respect to one weight."""
         if name == "W_Q":
-            return Factor(self.x, self.P, True, self.span_k)
+            return Factor(self.x, self.P, True, self.span_k, self.span_v)
         if name == "W_K":
-            return Factor(self.q, self.B, False, self.span_z)
+            return Factor(self.q, self.B, False, self.span_z, self.span_v)
         eye = torch.eye(self.W_V.shape[1], dtype=self.g.dtype, device=self.g.device)
         return Factor(self.m, eye[None], True)
 
