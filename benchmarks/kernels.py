@@ -339,10 +339,11 @@ def product(report, batch, tokens, mode, many: int = 0) -> None:
     )
     if not many:
         u = random_like(params, 2)
-        Hv, Hu = run(params, v), run(params, u)
-        gap = (dot(u, Hv) - dot(v, Hu)).abs() / (dot(u, u) * dot(Hv, Hv)).sqrt()
+        with alone():
+            Hv, Hu = run(params, v), run(params, u)
+            gap = float((dot(u, Hv) - dot(v, Hu)).abs() / (dot(u, u) * dot(Hv, Hv)).sqrt())
         print(f"    |u'Hv - v'Hu| / |u||Hv| = {gap:.1e}", flush=True)
-        report["models"][-1]["asymmetry"] = float(gap)
+        report["models"][-1]["asymmetry"] = gap
 
 
 def measure(report, name, run, vectors=1, reps=5) -> None:
@@ -487,6 +488,7 @@ def main() -> None:
             "QUADFORM_BENCHMARK_LOCK": os.path.join(folder, "lock"),
             "QUADFORM_BENCHMARK_REPORT": first,
         }
+        env["QUADFORM_BENCHMARK_PARTS"] = str(len(options.parts))
         outs = {name: os.path.join(folder, f"{name}.json") for name in options.parts}
         runs = {n: subprocess.Popen([sys.executable, __file__, n, "--out", o], env=env) for n, o in outs.items()}
         end = time.time() + options.limit
