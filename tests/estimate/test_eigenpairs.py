@@ -174,6 +174,19 @@ def test_warm_start() -> None:
     check(moved, moved.d, top=1, start=zero)
 
 
+def test_fresh_direction_is_followed_past_stale_ones() -> None:
+    """Five nearly exact start vectors that all miss the largest eigenvector leave five rows that miss it too."""
+    d = outliers(600)
+    d[300] = 60.0
+    A = Spectrum(d)
+    vectors = torch.linalg.eigh(A.dense()).eigenvectors.flip(1)
+    hidden, rest = vectors[:, :1], vectors[:, 1:6]
+    noise = torch.randn(600, 5, dtype=torch.float64)
+    start = rest + 1e-6 * (noise - hidden @ (hidden.T @ noise))
+    found = check(A, d, start=A.domain.unflatten(start))
+    assert found.top[0].value == pytest.approx(60)
+
+
 def test_attention_hessian() -> None:
     """Eigenvalues of the closed-form Hessian of an attention layer, from its analytic products."""
     g = torch.Generator().manual_seed(1)

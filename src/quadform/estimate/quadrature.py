@@ -1,9 +1,14 @@
 """The spectral density of a symmetric operator by stochastic Lanczos quadrature, with an error band over the probes.
 
 A random unit vector z sees the spectrum through the measure sum_i (z . v_i)^2 delta(lambda - lambda_i), whose mean is
-the spectral density. m Lanczos steps from z give the m-point Gauss rule of that measure: nodes (Ritz values) and
-weights (squared first coordinates), exact for polynomials of degree 2m - 1 (Golub and Meurant 2010; Ubaru, Chen, Saad
-2017). Everything that is a mean over the spectrum follows from the nodes and weights without further products.
+the spectral density. Lanczos steps from z give Gauss rules of that measure: nodes (Ritz values) and weights (squared
+first coordinates; Golub and Meurant 2010; Ubaru, Chen, Saad 2017). Everything that is a mean over the spectrum follows
+from the nodes and weights without further products.
+
+A Hessian's spectrum crowds around zero, where many functions of interest have a kink (sign, absolute value, positive
+part). There the Gauss rules of m and m + 1 points err to opposite sides. Used here is therefore the mean of the Gauss
+rule of m - 1 points and Laurie's anti-Gauss rule of m points (1996; the last off-diagonal entry times sqrt 2): exact to
+the same degree 2m - 1 as the Gauss rule of m points, and half the difference of the two is an error estimate.
 """
 
 from __future__ import annotations
@@ -55,15 +60,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Density:
-    """Gauss rules of the spectral measure, one per probe: nodes and weights `(probes, m)`, weights of a row sum to 1.
+    """Averaged Gauss rules of the spectral measure, one row per probe: nodes ascending, weights of a row sum to 1.
 
-    `coarse` holds the same with one Lanczos step less, from which the error of the rule itself is judged. For an exact
-    density (all eigenvalues known) there is one row, and `exact` is true.
+    `rules` are the two (nodes, weights) whose mean it is, from which the error of the rule itself is judged. For an
+    exact density (all eigenvalues known) there is one row, and `exact` is true.
     """
 
     nodes: Tensor
     weights: Tensor
-    coarse: tuple[Tensor, Tensor]
+    rules: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
     n: int
     products: int
     exact: bool
@@ -72,12 +77,13 @@ class Density:
 
     # --- means over the spectrum ------------------------------------------------------------------------------------
     def mean(self, f: Callable[[Tensor], Tensor]) -> Estimate:
-        """tr f(A) / n. The standard error joins the spread over probes and the change by the last Lanczos step."""
+        """tr f(A) / n. The standard error joins the spread over probes and half the difference of the two rules."""
         values = (self.weights * f(self.nodes)).sum(1)
         if self.exact:
             return Estimate(float(values.mean()), matvecs=self.products, note=self.note)
         mean, spread = mean_and_error(values)
-        rule = abs(float(mean - (self.coarse[1] * f(self.coarse[0])).sum(1).mean()))
+        gauss, anti = (float((w * f(x)).sum(1).mean()) for x, w in self.rules)
+        rule = abs(anti - gauss) / 2
         note = f"{self.note}; s.e. {float(spread):.2g} over probes, {rule:.2g} of the rule"
         return Estimate(float(mean), math.hypot(float(spread), rule), "estimate", self.products, True, note)
 
@@ -107,7 +113,8 @@ class Density:
         """The share of eigenvalues smaller than x.
 
         A Gauss rule brackets the distribution function between two nodes by the weights of both (Chebyshev, Markov,
-        Stieltjes). The standard error joins the spread over probes and that bracket, taken as uniform (width/sqrt 12).
+        Stieltjes). The standard error joins the spread over probes and that bracket, here of the averaged rule and
+        taken as uniform (its width / sqrt 12).
         """
         under = self.nodes < x
         values = (self.weights * under).sum(1)
@@ -143,7 +150,7 @@ class Density:
         u = (nodes / linear).asinh()
         low, high = float(u[weights > 0].min()), float(u[weights > 0].max())
         if width is None:
-            width = max(high - low, 0.5) / nodes.shape[1] if not self.exact else max(high - low, 0.5) / 40
+            width = max(high - low, 0.5) / (40 if self.exact else self.rules[1][0].shape[1])
         grid = torch.linspace(low - 4 * width, high + 4 * width, at_least("points", points, 2), dtype=torch.float64)
         each = torch.zeros((len(u), len(grid)), dtype=torch.float64)
         for p in range(len(u)):
@@ -185,7 +192,7 @@ def density(
     if n <= probes * steps:
         nodes = torch.linalg.eigvalsh(_symmetric(A.dense().double())).cpu()[None]
         weights = torch.full_like(nodes, 1 / n)
-        return Density(nodes, weights, (nodes, weights), n, n, True, eps, f"exact: all {n} eigenvalues")
+        return Density(nodes, weights, ((nodes, weights),) * 2, n, n, True, eps, f"exact: all {n} eigenvalues")
     values, V = _distinct(A, known)
     each, k, what = steps + 4, len(V), "Lanczos quadrature"
     try:
@@ -211,19 +218,34 @@ def density(
             checkpoint.reached(run.state)
             shown.step(used, run.text())
     T = run.T[:probes]
-    fine, coarse = (_with_known(*_gauss(T[:, :m, :m]), values, n) for m in (steps, steps - 1))
+    gauss, anti = (_with_known(x, w, values, n) for x, w in _rules(T, A.psd))
+    nodes, order = torch.cat([gauss[0], anti[0]], 1).sort(1)
+    weights = torch.cat([gauss[1], anti[1]], 1).gather(1, order) / 2
     note = f"Lanczos quadrature, {probes} probes of {steps} steps, reorthogonalisation {reorthogonalise}"
     note += f", {k} known eigenvalues" if k else ""
-    return Density(*fine, coarse, n, run.products, False, eps, note)
+    return Density(nodes, weights, (gauss, anti), n, run.products, False, eps, note)
 
 
 def _symmetric(M: Tensor) -> Tensor:
     return (M + M.T) / 2
 
 
-def _gauss(T: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of tridiagonal matrices `(probes, m, m)`; zeros that pad an early end get no weight."""
-    nodes, S = torch.linalg.eigh((T + T.transpose(1, 2)) / 2)
+def _rules(T: Tensor, psd: bool) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Gauss rule of m - 1 and anti-Gauss rule of m points of tridiagonal matrices `(probes, m, m)`.
+
+    Where Lanczos ended early the zeros that pad its matrix get no weight, and both rules are exact. An outer anti-Gauss
+    node may lie beyond the spectrum; for a positive semi-definite operator none is negative.
+    """
+    T = (T + T.transpose(1, 2)) / 2
+    anti = T.clone()
+    anti[:, -1, -2] *= math.sqrt(2)
+    anti[:, -2, -1] *= math.sqrt(2)
+    low, high = _nodes(T[:, :-1, :-1]), _nodes(anti)
+    return (low, (high[0].clamp(min=0), high[1])) if psd else (low, high)
+
+
+def _nodes(T: Tensor) -> tuple[Tensor, Tensor]:
+    nodes, S = torch.linalg.eigh(T)
     return nodes, S[:, 0, :] ** 2
 
 
