@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from quadform.cli.main import VERBS
 
@@ -14,12 +15,17 @@ README = (ROOT / "README.md").read_text()
 CITATION = re.compile(r"\[([A-Z][A-Za-z]*\d\d)\b[^\]]*\]")
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.S))
-def test_readme_python_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The five minutes in Python, as printed."""
-    exec(compile(block, "README.md", "exec"), {})
-    slopes = capsys.readouterr().out.splitlines()[-1]
+def test_readme_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The five minutes in Python, each block as printed, on its own."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    names: list[dict] = [{} for _ in blocks]
+    for block, own in zip(blocks, names, strict=True):
+        exec(compile(block, "README.md", "exec"), own)
+    slopes = capsys.readouterr().out
     assert "('W_Q', 'W_Q'): 5.99" in slopes or "('W_Q', 'W_Q'): 6.0" in slopes
+    H, H_o, H_f, risk = (names[1][n] for n in ("H", "H_o", "H_f", "risk"))
+    v = risk.space.random()
+    assert all(torch.allclose((H_o @ v)[n] + (H_f @ v)[n], (H @ v)[n], atol=1e-4) for n in v)
 
 
 def test_readme_verbs_exist() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from quadform import testing
 from quadform.core.errors import CheckFailed
 from quadform.core.operator import Block, Dense, Operator
 from quadform.core.space import Space, heads
 from quadform.testing import Finding, check_operator
+from quadform.testing import operators as testing
 
 SPACE = Space((("a", (2, 4)), ("b", (3,)), ("g", ())), heads("a", (2, 4), 2))
 OUT = Space((("y", (5,)),))

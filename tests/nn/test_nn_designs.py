@@ -7,7 +7,7 @@ import torch
 
 from quadform.core.spec import DESIGNS, design
 from quadform.nn import Transformer
-from quadform.testing_design import check_design
+from quadform.testing import check_design
 
 D, H, T, DEPTH = 12, 3, 6, 3
 EPS = 1e-5

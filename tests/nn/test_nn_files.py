@@ -17,7 +17,7 @@ from quadform.nn import ByteTokenizer, CharTokenizer, PieceTokenizer, Search, Tr
 from quadform.nn import attention as attention_module
 from quadform.nn import frame as frame_module
 from quadform.nn.tokens import BOS, EOS, MASK, PAD, SPECIALS, UNK, load_tokenizer, save_tokenizer, until_end
-from quadform.testing_design import check_design
+from quadform.testing import check_design
 
 SMALL = {"depth": 2, "dim": 8, "heads": 2, "vocab": 9}
 

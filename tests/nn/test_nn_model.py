@@ -16,7 +16,7 @@ from quadform.kernels import attention
 from quadform.nn import Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
 from quadform.propagation.activations import shape_leaky
-from quadform.testing_design import check_design
+from quadform.testing import check_design
 
 SMALL = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
 

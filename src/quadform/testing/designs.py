@@ -9,14 +9,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .core.errors import CheckFailed
-from .core.rng import stream
-from .core.spec import DESIGNS, ModelConfig, design, parameter_shapes
-from .nn.attention import spa_strengths
-from .nn.frame import Frame, Memory
-from .nn.transformer import Transformer
-from .propagation.shaping import target
-from .testing import Finding
+from ..core.errors import CheckFailed
+from ..core.rng import stream
+from ..core.spec import DESIGNS, ModelConfig, design, parameter_shapes
+from ..nn.attention import spa_strengths
+from ..nn.frame import Frame, Memory
+from ..nn.transformer import Transformer
+from ..propagation.shaping import target
+from .operators import Finding
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
 _TOKENS = 7

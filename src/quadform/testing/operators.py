@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .core.errors import CheckFailed
-from .core.operator import Operator
-from .core.rng import stream
-from .core.space import Space, Vector
+from ..core.errors import CheckFailed
+from ..core.operator import Operator
+from ..core.rng import stream
+from ..core.space import Space, Vector
 
 #: Above this many entries the dense form is not built, and the checks that need it are left out (and said to be).
 _DENSE_LIMIT = 4_000_000
