@@ -1,0 +1,16 @@
+"""Training: data made by our own code, schedules, one loop, checkpoints that resume bit for bit."""
+
+from quadform.core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Dataset": ".datasets",
+        "DATASETS": ".datasets",
+        "dataset": ".datasets",
+        "Addition": ".datasets",
+        "Letters": ".datasets",
+        "NumberWords": ".datasets",
+        "StandardLibrary": ".corpus",
+    },
+)
