@@ -139,8 +139,9 @@ def test_unconverged_is_a_bound() -> None:
     assert "Reported as a lower bound; continue with `--resume --products 20`." in high.note
 
 
-def test_asymmetry_counts_in_the_residual() -> None:
-    """Products that are not quite symmetric do not converge beyond their own noise."""
+@pytest.mark.parametrize(("rows", "within"), [(100, 1e-3), (20, 0.5)])
+def test_asymmetry_counts_in_the_residual(rows: int, within: float) -> None:
+    """Products that are not quite symmetric do not converge beyond their own noise; restarts know it roughly."""
 
     class Noisy(Spectrum):
         def apply(self, V):  # a skew part of relative size 1e-3
@@ -148,11 +149,9 @@ def test_asymmetry_counts_in_the_residual() -> None:
             return {n: t + 0.02 * (torch.roll(V[n], 1, -1) - torch.roll(V[n], -1, -1)) for n, t in out.items()}
 
     A = Noisy(outliers(300))
-    found = eigenpairs(A, 1, tol=1e-6, max_products=60)
+    found = eigenpairs(A, 1, tol=1e-6, max_products=60, rows=rows)
     V = A.domain.flatten(found.vectors)
-    torch.testing.assert_close(
-        float((A @ V - V * found.top[0].value).norm()), float(found.residuals[0]), rtol=1e-3, atol=0
-    )
+    assert float(found.residuals[0]) == pytest.approx(float((A @ V - V * found.top[0].value).norm()), rel=within)
     assert not found.converged
     assert found.asymmetry > 1e-4
 

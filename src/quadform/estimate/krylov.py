@@ -10,7 +10,9 @@ and a basis that is widened by a fresh random direction half-way are one and the
 1979). Restart
 keeps chosen Ritz vectors and all pending rows (thick restart, Wu and Simon 2000; Stewart's Krylov-Schur, 2002).
 
-T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual.
+T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual. A
+restart keeps the size of what it can no longer express (`lost`, a Gram matrix), so that this stays true after it, though
+only in order of magnitude; for a symmetric operator nothing is lost.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Krylov:
         self.n, self.capacity = n, min(capacity, n)
         self.Q = torch.empty((self.capacity, n), dtype=dtype, device=device)
         self.T = torch.zeros((self.capacity, self.capacity), dtype=torch.float64)
+        self.lost = torch.zeros_like(self.T)
         self.selective = selective
         self.count = self.multiplied = self.drawn = 0
         self.norm_seen = 0.0  # the longest image of a unit vector so far: a lower bound of the norm of A
@@ -147,7 +150,8 @@ class Krylov:
         theta, S = torch.linalg.eigh((T + T.T) / 2)
         rest = self.T[: self.count, :m] @ S
         rest[:m] -= S * theta
-        self._ritz = theta, S, rest.norm(dim=0)
+        lost = ((self.lost[:m, :m] @ S) * S).sum(0).clamp(min=0)
+        self._ritz = theta, S, (rest.square().sum(0) + lost).sqrt()
         return self._ritz
 
     def vectors(self, S: Tensor) -> Tensor:
@@ -174,13 +178,15 @@ class Krylov:
     def restart(self, S: Tensor) -> None:
         """Go on with the Ritz vectors of coordinates S (m, k) and the pending rows; everything else is forgotten."""
         m, p, k = self.multiplied, self.pending, S.shape[1]
-        T = torch.zeros_like(self.T)
+        T, lost = torch.zeros_like(self.T), torch.zeros_like(self.T)
         T[:k, :k] = S.T @ self.T[:m, :m] @ S
+        outside = self.T[:m, :m] @ S - S @ T[:k, :k]  # zero for a symmetric operator
+        lost[:k, :k] = S.T @ self.lost[:m, :m] @ S + outside.T @ outside
         T[k : k + p, :k] = self.T[m : self.count, :m] @ S
         self._rotate(S, self.Q)
         for i in range(p):
             self.Q[k + i] = self.Q[m + i]
-        self.T, self.multiplied, self.count, self._ritz = T, k, k + p, None
+        self.T, self.lost, self.multiplied, self.count, self._ritz = T, lost, k, k + p, None
 
     def _rotate(self, S: Tensor, out: Tensor) -> None:
         m, k = S.shape
@@ -195,7 +201,7 @@ class Krylov:
         numbers = {
             name: getattr(self, name) for name in ("count", "multiplied", "drawn", "norm_seen", "_loss", "capacity")
         }
-        return {"Q": self.Q[: self.count], "T": self.T}, numbers
+        return {"Q": self.Q[: self.count], "T": self.T, "lost": self.lost}, numbers
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
         """Become the basis that `state` was taken from."""
@@ -203,6 +209,6 @@ class Krylov:
             self.capacity = int(numbers["capacity"])
             self.Q = self.Q.new_empty((self.capacity, self.n))
         self.Q[: len(tensors["Q"])] = tensors["Q"].to(self.Q)
-        self.T, self._ritz = tensors["T"].clone(), None
+        self.T, self.lost, self._ritz = tensors["T"].clone(), tensors["lost"].clone(), None
         for name, value in numbers.items():
             setattr(self, name, value)

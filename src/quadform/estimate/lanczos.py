@@ -26,8 +26,8 @@ from .krylov import Krylov
 from .resume import Checkpoint, State
 from .vectors import at_least, multiply, need_symmetric, probes, rows_that_fit, working_dtype
 
-#: Rows of the basis before it is restarted, where memory allows.
-ROWS = 96
+#: Rows of the basis before it is restarted, where memory allows; more for many pairs.
+ROWS = 48
 #: Rows of the smallest basis beyond the wanted pairs and two blocks: fresh directions, and something to restart with.
 _SPARE = 6
 
@@ -70,7 +70,7 @@ def eigenpairs(
     block: int = 1,
     start: Vector | None = None,
     reorthogonalise: Literal["full", "selective"] = "full",
-    rows: int = ROWS,
+    rows: int | None = None,
     seed: int = 0,
     memory: float | None = None,
     resume: str | Path | None = None,
@@ -86,8 +86,8 @@ def eigenpairs(
 
     `start` (one vector or a stack, such as the eigenvectors at an earlier step of training) is multiplied first.
     `block` vectors are multiplied at once: cheaper per vector on a GPU, more products in all; 1 needs the fewest.
-    At most `rows` basis vectors are kept, fewer where `memory` (bytes) is short, with thick restart. `resume` names a
-    folder that keeps the state; a larger `max_products` continues it.
+    At most `rows` basis vectors (default 48, more for many pairs) are kept, fewer where `memory` (bytes) is short, with
+    thick restart. `resume` names a folder that keeps the state; a larger `max_products` continues it.
     """
     need_symmetric(A, "eigenpairs")
     n = A.domain.size
@@ -107,7 +107,8 @@ def eigenpairs(
     least = min(n, wanted + 2 * width + _SPARE)
     # Beside the basis: one batch and its images, and the vectors that are returned.
     fit = rows_that_fit(A, memory, least=least + 2 * width + wanted, purpose="Lanczos") - 2 * width - wanted
-    capacity = min(n, fit, max(at_least("rows", rows, 1), least))
+    rows = max(ROWS, 2 * wanted + 24) if rows is None else at_least("rows", rows, 1)
+    capacity = min(n, fit, max(rows, least))
     digest = hashlib.sha256(given.cpu().numpy().tobytes()).hexdigest()[:8] if len(given) else "random"
     settings: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "block": block, "seed": seed}
     settings |= {"reorthogonalise": reorthogonalise, "rows": rows, "start": digest}
