@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, jvp, vmap
 
-from quadform.kernels import attention, blockwise_hvp, linear_cross_entropy, program, using
+from quadform.kernels import Blockwise, attention, linear_cross_entropy, program, using
 
 HEADS, WIDTH, DEPTH, VOCAB = 12, 64, 12, 50257
 DEVICE = "cuda"
@@ -371,14 +371,8 @@ def blockwise(report, batch, tokens, mode, reps=1) -> None:
     blocks, params = gpt2(batch, tokens, kind, second_order=True)
     v = random_like(params, 1)
     v[-1]["E"] = v[0]["E"]
-    programs = {}
-
-    def cached(f, *x):
-        key = f.__qualname__
-        programs[key] = programs.get(key) or program(f, *x)
-        return programs[key]
-
-    run = lambda: blockwise_hvp(blocks, params, v, wrap=cached)  # noqa: E731
+    product = Blockwise(blocks, program)
+    run = lambda: product(params, v)  # noqa: E731
     measure(report, f"blockwise gradient + product {mode} {batch}x{tokens}", run, reps=reps)
 
 

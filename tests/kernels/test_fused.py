@@ -183,6 +183,19 @@ def test_float32_products_in_scaled_halves(size):
     assert all((a.double() - e).norm() <= 2e-3 * scale for a, e in zip(first, first_exact, strict=True))
 
 
+def test_shaped_mixing_over_shared_heads():
+    """alpha V + beta attend − gamma mean(V) around the kernels, heads shared, weights differentiated too."""
+    gen = torch.Generator().manual_seed(0)
+    new = lambda *s: torch.randn(*s, generator=gen).to(DEVICE)  # noqa: E731
+    x = (new(1, 4, 17, 8), new(1, 2, 17, 8), new(1, 2, 17, 8), new(4), new(4), new(4))
+    t = tuple(new(*a.shape) for a in x)
+    names = ("alpha", "beta", "gamma")
+    loss = lambda f: lambda *x: f(*x[:3], causal=True, **dict(zip(names, x[3:], strict=True))).sin().sum()  # noqa: E731
+    every = tuple(range(6))
+    ours = jvp(grad(loss(ieee), every), x, t)[1]
+    agree(ours, jvp(grad(loss(fp64), every), double(x), double(t))[1])
+
+
 def test_views_are_read_in_place():
     """Strided inputs (a fused QKV split and transposed, as models have them) give the same result as dense ones."""
     gen = torch.Generator().manual_seed(0)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import functional_call, grad, jvp
 
 from quadform.core.errors import InputError
-from quadform.kernels import attention, blockwise_hvp, linear_cross_entropy, program, second_order_sdpa
+from quadform.kernels import Blockwise, attention, blockwise_hvp, linear_cross_entropy, program, second_order_sdpa
 
 torch.set_num_threads(1)
 VOCAB, D, HEADS, TOKENS, DEPTH = 7, 6, 2, 5, 3
@@ -47,12 +47,27 @@ def whole(blocks):
     return loss
 
 
-@pytest.mark.parametrize("wrap", [None, lambda f, *x: program(f, *x, compile=False)])
-def test_blockwise_product_is_the_product(wrap):
+def test_blockwise_product_is_the_product():
     """Walking back block by block gives the gradient and Hessian product of the whole model."""
     blocks, params, tangents = model()
     exact = jvp(grad(whole(blocks)), (params,), (tangents,))
-    torch.testing.assert_close(blockwise_hvp(blocks, params, tangents, wrap=wrap), exact, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(blockwise_hvp(blocks, params, tangents), exact, rtol=1e-10, atol=1e-10)
+
+
+def test_blockwise_programs_are_kept():
+    """Traced, the same answer; each kind of block is traced once, whatever the depth and however often it is called."""
+    blocks, params, tangents = model()
+    traced = []
+
+    def wrap(function, *example):
+        traced.append(function)
+        return program(function, *example, compile=False)
+
+    product = Blockwise(blocks, wrap)
+    exact = blockwise_hvp(blocks, params, tangents)
+    torch.testing.assert_close(product(params, tangents), exact, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(product(params, tangents), exact, rtol=1e-10, atol=1e-10)
+    assert len(traced) == 5  # first, forward, last, backward, first backward
 
 
 def test_blockwise_needs_equal_lengths():
@@ -60,6 +75,8 @@ def test_blockwise_needs_equal_lengths():
     blocks, params, tangents = model()
     with pytest.raises(InputError, match="equal length"):
         blockwise_hvp(blocks, params, tangents[1:])
+    with pytest.raises(InputError, match="last block"):
+        Blockwise(blocks[:1])
 
 
 def test_program_drops_what_is_not_asked():

@@ -66,7 +66,7 @@ def main() -> int:
     )
     good = True
     for label, kind, precision, allowed in modes:
-        x = _problem(77, 40, kind, device)
+        x = _problem(77, 24, kind, device)
         with using(None, precision):
             ours, chosen = _product(x), last_choice()
         with using("reference"):

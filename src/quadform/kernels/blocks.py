@@ -16,52 +16,68 @@ from typing import Any
 
 import torch
 from torch.func import jvp, vjp
+from torch.utils._pytree import tree_leaves
 
 from quadform.core.errors import InputError
 
 
-def blockwise_hvp(
-    blocks: Sequence[Callable], params: Sequence[Any], tangents: Sequence[Any], *, wrap: Callable | None = None
-) -> tuple[list[Any], list[Any]]:
+class Blockwise:
     """Gradient and Hessian product of L(p) = f_n(p_n, ... f_1(p_1, f_0(p_0))), one block in memory at a time.
 
     blocks     f_0(p_0) -> x, then f_i(p_i, x) -> x, last f_n(p_n, x) -> scalar. x may be a tree of tensors
-    params     one tree per block; `tangents` likewise. A tensor used by two blocks (a tied embedding) is listed in
-               both, with the same tangent, and its two results are to be added
-    wrap       called as wrap(function, *example) for each different function and giving what is called instead; pass
-               `program` to trace and compile each kind of block once. Blocks that are the same object share a program
+    wrap       called as wrap(function, *example) once for each kind of block and shape, giving what is called instead;
+               pass `program` to trace and compile. Blocks that are the same object share a program, and programs are
+               kept from call to call
 
-    Returns (gradients, products), each a list of trees like `params`.
+    Called with one tree of parameters and one of tangents per block; a tensor used by two blocks (a tied embedding) is
+    listed in both, with the same tangent, and its two results are to be added. Gives (gradients, products), each a list
+    of trees like the parameters.
     """
-    if not (len(blocks) == len(params) == len(tangents)) or len(blocks) < 2:
-        raise InputError(
-            f"blocks, params and tangents must have equal length of at least 2; got {len(blocks)}, {len(params)}, "
-            f"{len(tangents)}."
-        )
-    programs: dict[tuple[str, int], Callable] = {}
 
-    def run(kind: str, i: int, function: Callable, *args: Any) -> Any:
-        if wrap is None:
-            return function(*args)
-        key = (kind, id(blocks[i]))
-        if key not in programs:
-            programs[key] = wrap(function, *args)
-        return programs[key](*args)
+    def __init__(self, blocks: Sequence[Callable], wrap: Callable | None = None) -> None:
+        if len(blocks) < 2:
+            raise InputError(f"a first block and a last block (the loss) are needed; got {len(blocks)} blocks.")
+        self.blocks, self.wrap = tuple(blocks), wrap
+        self._programs: dict[tuple, Callable] = {}
 
-    n = len(blocks) - 1
-    x, tx = run("first", 0, lambda p, t: jvp(blocks[0], (p,), (t,)), params[0], tangents[0])
-    saved = []
-    for i in range(1, n):
-        saved.append((x, tx))
-        x, tx = run("forward", i, _forward(blocks[i]), params[i], x, tangents[i], tx)
-    grads, products = [None] * (n + 1), [None] * (n + 1)
-    grads[n], dx, products[n], tdx = run("last", n, _last(blocks[n]), params[n], x, tangents[n], tx)
-    for i in range(n - 1, 0, -1):
-        x, tx = saved.pop()
-        args = (params[i], x, dx, tangents[i], tx, tdx)
-        grads[i], dx, products[i], tdx = run("backward", i, _backward(blocks[i]), *args)
-    grads[0], products[0] = run("first back", 0, _first_back(blocks[0]), params[0], dx, tangents[0], tdx)
-    return grads, products
+    def _run(self, kind: Callable, i: int, *args: Any) -> Any:
+        block = self.blocks[i]
+        if self.wrap is None:
+            return kind(block)(*args)
+        key = (kind.__name__, id(block), *((t.shape, t.dtype) for t in tree_leaves(args)))
+        if key not in self._programs:
+            self._programs[key] = self.wrap(kind(block), *args)
+        return self._programs[key](*args)
+
+    def __call__(self, params: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        n = len(self.blocks) - 1
+        if not len(params) == len(tangents) == n + 1:
+            raise InputError(
+                f"params and tangents must have equal length to the {n + 1} blocks; got {len(params)}, {len(tangents)}."
+            )
+        x, tx = self._run(_first, 0, params[0], tangents[0])
+        saved = []
+        for i in range(1, n):
+            saved.append((x, tx))
+            x, tx = self._run(_forward, i, params[i], x, tangents[i], tx)
+        grads, products = [None] * (n + 1), [None] * (n + 1)
+        grads[n], dx, products[n], tdx = self._run(_last, n, params[n], x, tangents[n], tx)
+        for i in range(n - 1, 0, -1):
+            x, tx = saved.pop()
+            grads[i], dx, products[i], tdx = self._run(_backward, i, params[i], x, dx, tangents[i], tx, tdx)
+        grads[0], products[0] = self._run(_first_backward, 0, params[0], dx, tangents[0], tdx)
+        return grads, products
+
+
+def blockwise_hvp(
+    blocks: Sequence[Callable], params: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Gradient and Hessian product, once and without compiling; see `Blockwise`."""
+    return Blockwise(blocks)(params, tangents)
+
+
+def _first(f):
+    return lambda p, tp: jvp(f, (p,), (tp,))
 
 
 def _forward(f):
@@ -84,7 +100,7 @@ def _backward(f):
     return run
 
 
-def _first_back(f):
+def _first_backward(f):
     def run(p, dx, tp, tdx):
         (dp,), (tdp,) = jvp(lambda p, g: vjp(f, p)[1](g), (p, dx), (tp, tdx))
         return dp, tdp
