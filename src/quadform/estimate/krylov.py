@@ -11,7 +11,7 @@ and a basis that is widened by a fresh random direction half-way are one and the
 keeps chosen Ritz vectors and all pending rows (thick restart, Wu and Simon 2000; Stewart's Krylov-Schur, 2002).
 
 T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual. A
-restart keeps the size of what it can no longer express (`lost`, a Gram matrix), so that this stays true after it, though
+restart keeps the size of what it can no longer express (`lost`, a Gram matrix), so that this stays true after it, if
 only in order of magnitude; for a symmetric operator nothing is lost.
 """
 
