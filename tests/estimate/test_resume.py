@@ -16,7 +16,17 @@ from spectra import Spectrum, outliers
 
 from quadform.core.errors import FileError, InputError
 from quadform.core.operator import Operator
-from quadform.estimate import block_norms, density, diagonal, eigenpairs, frobenius, resume, trace
+from quadform.estimate import (
+    block_norms,
+    density,
+    diagonal,
+    eigenpairs,
+    frobenius,
+    resume,
+    singular_ends,
+    spectral_norm,
+    trace,
+)
 
 
 class Killed(Exception):
@@ -47,6 +57,8 @@ RUNS: dict[str, Callable[..., Any]] = {
     "hutch++": lambda A, **o: trace(A, 40, method="hutch++", **o),
     "frobenius": lambda A, **o: frobenius(A, 40, **o),
     "frobenius sampled": lambda A, **o: frobenius(A, 40, method="sampled", **o),
+    "singular ends": lambda A, **o: singular_ends(A, smallest=True, max_products=90, **o),
+    "spectral norm": lambda A, **o: spectral_norm(A, **o),
     "diagonal": lambda A, **o: diagonal(A, 40, **o),
     "block_norms": lambda A, **o: block_norms(A, ("a", "b"), 20, **o),
 }
@@ -161,6 +173,15 @@ def test_more_probes_extend_a_run(tmp_path: Path) -> None:
     A.count = 0
     trace(A, 40, method="hutchinson", resume=tmp_path)
     assert A.count == 1 + 20
+
+
+def test_one_folder_serves_all(tmp_path: Path) -> None:
+    """All estimators of one operator keep their states in one folder, and read back what they wrote."""
+    for _ in range(2):
+        for name, run in RUNS.items():
+            if "restarted" not in name and name not in ("eigenpairs block", "density none", "xtrace", "hutch++"):
+                result = run(Spectrum(D), resume=tmp_path)
+                assert all(torch.equal(a, b) for a, b in zip(numbers(result), numbers(WHOLE[name]), strict=True))
 
 
 def test_other_weights_are_refused(tmp_path: Path) -> None:

@@ -110,10 +110,10 @@ def eigenpairs(
     rows = max(ROWS, 2 * wanted + 24) if rows is None else at_least("rows", rows, 1)
     capacity = min(n, fit, max(rows, least))
     digest = hashlib.sha256(given.cpu().numpy().tobytes()).hexdigest()[:8] if len(given) else "random"
-    settings: dict[str, Any] = {"top": top, "bottom": bottom, "tol": tol, "block": block, "seed": seed}
-    settings |= {"reorthogonalise": reorthogonalise, "rows": rows, "start": digest}
+    settings: dict[str, Any] = {"tol": tol, "block": block, "seed": seed, "rows": rows, "start": digest}
+    settings["reorthogonalise"] = reorthogonalise
 
-    with Checkpoint(resume, "eigenpairs", A, settings) as checkpoint:
+    with Checkpoint(resume, f"eigenpairs-{top}-{bottom}", A, settings) as checkpoint:
         search = _Search(A, given, top, bottom, tol, block, capacity, reorthogonalise == "selective", seed)
         if checkpoint.found is not None:
             search.load(*checkpoint.found)

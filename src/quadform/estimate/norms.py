@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -19,6 +20,7 @@ from ..core.space import Vector
 from .blocks import frobenius, smaller_side
 from .lanczos import eigenpairs
 from .quadrature import density
+from .resume import Checkpoint, State
 from .vectors import at_least, multiply, orthogonalise, probes, rows_that_fit
 
 
@@ -38,6 +40,7 @@ def singular_ends(
     smallest: bool = False,
     seed: int = 0,
     memory: float | None = None,
+    resume: str | Path | None = None,
     progress: bool | Report = False,
 ) -> SingularEnds:
     """Extreme singular values of any operator that has an adjoint, by Golub-Kahan bidiagonalisation.
@@ -48,49 +51,94 @@ def singular_ends(
     product with A and one with A^T.
     """
     side = A if A.shape[1] <= A.shape[0] else A.T
-    back, n = side.T, side.domain.size
+    n = side.domain.size
     steps = min(n, at_least("max_products", max_products, 2) // 2)
     steps = min(steps, rows_that_fit(A, memory, least=8, purpose="Golub-Kahan") // 2 - 2)
-    v = probes(side, seed, "golub-kahan", [0], "gaussian")[0]
-    U, V = v.new_empty((steps, side.codomain.size)), v.new_empty((steps, n))
-    B = torch.zeros((steps, steps), dtype=torch.float64)
-    v, norm, used, ended, beta = v / v.norm(), 0.0, 0, False, 0.0
-    ends: list[tuple[float, float]] = []
-    eps = torch.finfo(v.dtype).eps
-    with Progress(2 * steps, "products", show=progress) as shown:
-        for j in range(steps):
-            V[j] = v
-            w = multiply(side, v[None])[0]
-            norm = max(norm, float(w.norm()))
-            h, w = orthogonalise(w, U[:j])
-            B[:j, j] = h  # beta_{j-1} above the diagonal, round-off elsewhere
-            alpha = float(w.norm())
-            if alpha <= 100 * eps * norm:
-                U[j], alpha = orthogonal_unit(side, U[:j], seed, j), 0.0
-            else:
-                U[j] = w / alpha
-            B[j, j] = alpha
-            _, w = orthogonalise(multiply(back, U[j][None])[0], V[: j + 1])
-            beta, used = float(w.norm()), used + 2
-            ended = beta <= 100 * eps * norm or j + 1 == n
-            left, sigma, _ = torch.linalg.svd(B[: j + 1, : j + 1])
-            residual = (0.0 if ended else beta) * left[-1].abs()
-            ends = [(float(sigma[i]), float(residual[i])) for i in (0, -1)]
-            shown.step(2, f"sigma_max {ends[0][0]:.4g} (+-{ends[0][1]:.1g})")
-            wanted = ends if smallest else ends[:1]
-            if ended or all(r <= tol * s for s, r in wanted):
-                break
-            v = w / beta
-    whole = j + 1 == n
+    with (
+        Checkpoint(resume, "golub-kahan", A, {"seed": seed}) as checkpoint,
+        Progress(2 * steps, "products", show=progress) as shown,
+    ):
+        run = _Bidiagonal(side, steps, seed)
+        if checkpoint.found is not None:
+            run.load(*checkpoint.found)
+            shown.step(2 * run.done)
+        while run.done < steps and not run.reached(tol, smallest):
+            run.step()
+            checkpoint.reached(run.state)
+            shown.step(2, "sigma_max {:.4g} (+-{:.1g})".format(*run.ends()[0]))
+    high, low = run.ends()
+    used, noise = 2 * run.done, 100 * run.eps * run.norm
 
-    def value(s: float, r: float, side_: str) -> Estimate:
-        if whole:
+    def value(s: float, r: float, bound: str) -> Estimate:
+        if run.done == n:
             return Estimate(s, matvecs=used, note=f"all {n} dimensions were multiplied")
-        if r <= max(tol * s, 100 * eps * norm):
+        if r <= max(tol * s, noise):
             return Estimate(s, r, "estimate", used, True, "a singular value lies within +- the residual")
-        return Estimate(s, r, "bound", used, False, f"residual {r / s if s else r:.0e} > {tol:.0e}: {side_} bound")
+        return Estimate(s, r, "bound", used, False, f"residual {r / s if s else r:.0e} > {tol:.0e}: {bound} bound")
 
-    return SingularEnds(value(*ends[0], "a lower"), value(*ends[1], "an upper"))
+    return SingularEnds(value(*high, "a lower"), value(*low, "an upper"))
+
+
+class _Bidiagonal:
+    """Golub-Kahan bases U (done, m), V (done, n) and the bidiagonal B; `v` is the next right vector."""
+
+    def __init__(self, A: Operator, steps: int, seed: int) -> None:
+        self.A, self.back, self.seed = A, A.T, seed
+        v = probes(A, seed, "golub-kahan", [0], "gaussian")[0]
+        self.v = v / v.norm()
+        self.U, self.V = v.new_empty((steps, A.codomain.size)), v.new_empty((steps, A.domain.size))
+        self.B = torch.zeros((steps, steps), dtype=torch.float64)
+        self.eps = torch.finfo(v.dtype).eps
+        self.done, self.norm, self.beta = 0, 0.0, 0.0
+
+    @property
+    def ended(self) -> bool:
+        """Whether the bases span invariant spaces: nothing is left to follow."""
+        return self.done > 0 and (self.beta <= 100 * self.eps * self.norm or self.done == self.A.domain.size)
+
+    def step(self) -> None:
+        """One product with A and one with A^T; nothing changes before both have come back."""
+        j = self.done
+        w = multiply(self.A, self.v[None])[0]
+        norm = max(self.norm, float(w.norm()))
+        h, w = orthogonalise(w, self.U[:j])
+        alpha = float(w.norm())
+        if alpha <= 100 * self.eps * norm:
+            alpha, u = 0.0, orthogonal_unit(self.A, self.U[:j], self.seed, j)
+        else:
+            u = w / alpha
+        image = multiply(self.back, u[None])[0]
+        self.U[j], self.V[j] = u, self.v
+        self.B[:j, j], self.B[j, j] = h, alpha  # beta_{j-1} above the diagonal, round-off elsewhere
+        _, w = orthogonalise(image, self.V[: j + 1])
+        self.beta, self.norm, self.done = float(w.norm()), norm, j + 1
+        if not self.ended:
+            self.v = w / self.beta
+
+    def ends(self) -> list[tuple[float, float]]:
+        """Largest and smallest singular value of B, each with |A^T u - sigma v|."""
+        left, sigma, _ = torch.linalg.svd(self.B[: self.done, : self.done])
+        residual = (0.0 if self.ended else self.beta) * left[-1].abs()
+        return [(float(sigma[i]), float(residual[i])) for i in (0, -1)]
+
+    def reached(self, tol: float, smallest: bool) -> bool:
+        if not self.done:
+            return False
+        return self.ended or all(r <= tol * s for s, r in (self.ends() if smallest else self.ends()[:1]))
+
+    def state(self) -> State:
+        tensors = {"U": self.U[: self.done], "V": self.V[: self.done], "v": self.v}
+        tensors["B"] = self.B[: self.done, : self.done]
+        return tensors, {"done": self.done, "norm": self.norm, "beta": self.beta}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        self.done, self.norm, self.beta = int(numbers["done"]), float(numbers["norm"]), float(numbers["beta"])
+        if self.done > len(self.B):  # fewer steps asked for than were made
+            self.U, self.V = self.U.new_empty((self.done, self.U.shape[1])), self.V.new_empty((self.done, len(self.v)))
+            self.B = torch.zeros((self.done, self.done), dtype=torch.float64)
+        self.v = tensors["v"].to(self.v)
+        self.U[: self.done], self.V[: self.done] = tensors["U"].to(self.U), tensors["V"].to(self.V)
+        self.B[: self.done, : self.done] = tensors["B"]
 
 
 def orthogonal_unit(side: Operator, U: Tensor, seed: int, number: int) -> Tensor:
@@ -107,13 +155,24 @@ def spectral_norm(
     max_products: int = 120,
     seed: int = 0,
     memory: float | None = None,
+    resume: str | Path | None = None,
     progress: bool | Report = False,
 ) -> Estimate:
     """|A|_2, the largest singular value: Lanczos at both ends for a symmetric operator, else Golub-Kahan."""
     if not A.symmetric:
-        return singular_ends(A, tol=tol, max_products=max_products, seed=seed, memory=memory, progress=progress).largest
+        return singular_ends(
+            A, tol=tol, max_products=max_products, seed=seed, memory=memory, resume=resume, progress=progress
+        ).largest
     pairs = eigenpairs(
-        A, 1, 0 if A.psd else 1, tol=tol, max_products=max_products, seed=seed, memory=memory, progress=progress
+        A,
+        1,
+        0 if A.psd else 1,
+        tol=tol,
+        max_products=max_products,
+        seed=seed,
+        memory=memory,
+        resume=resume,
+        progress=progress,
     )
     e = max(pairs.values, key=lambda e: abs(e.value))
     return Estimate(abs(e.value), e.stderr, e.kind, e.matvecs, e.converged, e.note)
@@ -126,6 +185,7 @@ def condition_number(
     max_products: int = 240,
     seed: int = 0,
     memory: float | None = None,
+    resume: str | Path | None = None,
     progress: bool | Report = False,
 ) -> Estimate:
     """sigma_max / sigma_min over the min(m, n) singular values; infinite for a singular operator.
@@ -140,11 +200,20 @@ def condition_number(
         value = float(s[0] / s[-1]) if float(s[-1]) > floor else math.inf
         return Estimate(value, matvecs=side.domain.size, note=f"exact by {side.domain.size} unit vectors")
     if A.psd:
-        pairs = eigenpairs(A, 1, 1, tol=tol, max_products=max_products, seed=seed, memory=memory, progress=progress)
+        pairs = eigenpairs(
+            A, 1, 1, tol=tol, max_products=max_products, seed=seed, memory=memory, resume=resume, progress=progress
+        )
         high, low = pairs.top[0], pairs.bottom[0]
     else:
         found = singular_ends(
-            A, tol=tol, max_products=max_products, smallest=True, seed=seed, memory=memory, progress=progress
+            A,
+            tol=tol,
+            max_products=max_products,
+            smallest=True,
+            seed=seed,
+            memory=memory,
+            resume=resume,
+            progress=progress,
         )
         high, low = found.largest, found.smallest
     floor = 100 * torch.finfo(A.dtype).eps * high.value
