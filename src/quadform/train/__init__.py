@@ -12,5 +12,13 @@ __getattr__, __dir__, __all__ = attach(
         "Letters": ".datasets",
         "NumberWords": ".datasets",
         "StandardLibrary": ".corpus",
+        "Schedule": ".schedule",
+        "TrainConfig": ".config",
+        "train": ".loop",
+        "Trained": ".loop",
+        "Diverged": ".watch",
+        "evaluate": ".score",
+        "exact_match": ".score",
+        "token_cosines": ".watch",
     },
 )

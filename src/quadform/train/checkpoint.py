@@ -1,0 +1,50 @@
+"""Checkpoints: weights, optimiser state and the loop's own state, as one `Record` (JSON + safetensors, atomic).
+
+A process killed at any moment, also while it writes, leaves the last whole checkpoint. Random numbers need no place in
+it: batch i and the dropout of step t are functions of the seed and of i and t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from quadform.core.errors import FileError
+from quadform.core.record import JSON_NAME, Provenance, Record
+from quadform.nn.transformer import Transformer
+
+from .optimiser import Optimiser
+
+KIND = "checkpoint"
+
+
+def save_checkpoint(
+    folder: str | Path, model: Transformer, optimiser: Optimiser, state: Mapping[str, Any], made: Provenance
+) -> Path:
+    """Write a checkpoint to `folder` in place of the one before."""
+    tensors = {f"model/{name}": t for name, t in model.state_dict().items()}
+    tensors |= {f"optimiser/{name}": t for name, t in optimiser.tensors().items()}
+    return Record(kind=KIND, inputs=state, scalars={}, tensors=tensors, made=made).save(folder)
+
+
+def load_checkpoint(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """(state, tensors) of the checkpoint in `folder`; None where there is none yet."""
+    if not (Path(folder) / JSON_NAME).exists():
+        return None
+    record = Record.load(folder)
+    if record.kind != KIND:
+        raise FileError(f"{folder} holds a record of kind {record.kind!r}, no checkpoint. Choose another folder.")
+    return dict(record.inputs), dict(record.tensors)
+
+
+def restore(model: Transformer, optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> None:
+    """Put the weights and the optimiser state of a checkpoint in their places."""
+    own = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
+    try:
+        model.load_state_dict(own)
+    except RuntimeError as error:
+        raise FileError(f"the checkpoint does not fit this model: {error}.") from error
+    optimiser.load({n.removeprefix("optimiser/"): t for n, t in tensors.items() if n.startswith("optimiser/")})

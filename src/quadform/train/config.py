@@ -1,0 +1,88 @@
+"""TrainConfig: everything that decides how a model is trained, as one frozen value; torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quadform.core.codec import decode, encode
+from quadform.core.errors import InputError
+from quadform.core.spec import choose
+
+from .schedule import Schedule
+
+OPTIMISERS = ("adamw", "adam", "sgd", "muon")
+PRECISIONS = ("full", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How to train. The defaults are the small-model recipe of [HH24]: AdamW, 5 % warm-up, linear decay, clip 1.
+
+    One step takes `accumulate` batches of `batch_size`; the gradient is that of the mean loss over all their targets.
+    `clip` is the largest gradient norm (0: none), `smoothing` the label smoothing of the training loss; validation is
+    always plain. Every `valid_every` steps the loss on `valid_batches` held-out batches is taken, and, where
+    `questions` is not 0, the share of so many held-out questions that greedy decoding answers exactly. Training stops
+    after `patience` validations without a better one (0: never), or once `goal` of the questions are answered exactly.
+    Every `watch_every` steps the token cosine of every layer is measured; `collapse_at` is the value that warns.
+    The run is given up when the mean loss of `log_every` steps exceeds `diverged_at` times max(first loss, log vocab).
+    """
+
+    steps: int = 1000
+    batch_size: int = 64
+    accumulate: int = 1
+    optimiser: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.9
+    weight_decay: float = 0.1
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float = 1.0
+    smoothing: float = 0.0
+    precision: Literal["full", "bf16"] = "full"
+    compile: bool = False
+    seed: int = 0
+    log_every: int = 10
+    valid_every: int = 200
+    valid_batches: int = 8
+    questions: int = 0
+    patience: int = 0
+    goal: float = 0.0
+    save_every: int = 200
+    watch_every: int = 100
+    collapse_at: float = 0.95
+    diverged_at: float = 3.0
+
+    def __post_init__(self) -> None:
+        choose("optimiser", self.optimiser, OPTIMISERS)
+        choose("precision", self.precision, PRECISIONS)
+        for name in ("steps", "batch_size", "accumulate", "log_every", "valid_every", "valid_batches", "save_every"):
+            self._at_least(name, 1)
+        for name in ("watch_every", "questions", "patience", "clip", "weight_decay", "lr", "momentum", "goal"):
+            self._at_least(name, 0)
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing is a share below 1; got {self.smoothing}.")
+        if self.goal and not self.questions:
+            raise InputError("a goal is a share of exact answers; say how many `questions` to ask at each validation.")
+        if self.diverged_at <= 1:
+            raise InputError(f"diverged_at is a factor above 1; got {self.diverged_at}.")
+
+    def _at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise InputError(f"{name} is at least {least}; got {getattr(self, name)}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, texts and lists."""
+        return encode(self)
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> TrainConfig:
+        """The inverse of `to_dict`; an unknown setting is an error that names the nearest known one."""
+        return decode(cls, body, "training")
+
+    def differs(self, other: TrainConfig) -> list[str]:
+        """The names of the settings in which two configs differ."""
+        return [f.name for f in dataclasses.fields(self) if getattr(self, f.name) != getattr(other, f.name)]

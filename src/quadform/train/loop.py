@@ -1,0 +1,292 @@
+"""The training loop: `train(model, data, config, out=folder)`.
+
+out/metrics.jsonl    one JSON object a line: training loss, validation, token cosines, warnings
+out/checkpoint/      where a killed run goes on, bit for bit on a CPU
+out/best/            the model of the best validation
+out/model/           the model at the end; `Transformer.load(out / "model")`
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quadform.core import progress as bars
+from quadform.core.errors import FileError, InputError
+from quadform.core.record import Estimate, Provenance, write_atomically
+from quadform.core.rng import stream
+from quadform.nn.transformer import Transformer
+
+from .checkpoint import load_checkpoint, restore, save_checkpoint
+from .config import TrainConfig
+from .datasets import Batch, Dataset
+from .optimiser import Optimiser
+from .score import evaluate, exact_match, targets, to_device
+from .watch import Diverged, broken_layer, steepest_layer, token_cosines
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A finished run. `stopped` says why it ended: "steps", "patience" or "goal"; `best_step` has the best validation.
+
+    `model` holds the weights of the last step; those of the best validation are in `folder / "best"`.
+    """
+
+    model: Transformer
+    step: int
+    loss: float
+    valid: dict[str, Estimate]
+    best_step: int
+    stopped: str
+    warnings: tuple[str, ...]
+    folder: Path | None
+
+
+def train(
+    model: Transformer,
+    data: Dataset,
+    config: TrainConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = True,
+    progress: bool | bars.Report = True,
+) -> Trained:
+    """Train `model` in place on the "train" split, and validate on "valid".
+
+    With `out` a run that was stopped or killed goes on where its last checkpoint is; `resume=False` begins anew. The
+    same model, data, config and seed give the same weights, interrupted or not (bit for bit on a CPU).
+    """
+    config = TrainConfig() if config is None else config
+    device = model.embed.W_E.device
+    if config.precision == "bf16" and device.type != "cuda":
+        raise InputError("precision bf16 is for CUDA (many CPUs have no bfloat16 products); use precision = full.")
+    run = _Run(model, data, config, Path(out) if out is not None else None)
+    if run.out is not None:
+        run.take_up(run.out, resume)
+    training = model.training
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        try:
+            model.train()
+            run.go(progress)
+        finally:
+            model.train(training)
+            model.zero_grad(set_to_none=True)
+    return run.result()
+
+
+@dataclass
+class _State:
+    """What a run carries from step to step, besides weights and optimiser state."""
+
+    step: int = 0
+    first_loss: float | None = None
+    loss: float = math.nan
+    recent: list[float] = field(default_factory=list)
+    valid: dict[str, dict[str, Any]] = field(default_factory=dict)
+    best: list[float] | None = None
+    best_step: int = 0
+    waits: int = 0
+    stopped: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+class _Run:
+    def __init__(self, model: Transformer, data: Dataset, config: TrainConfig, out: Path | None) -> None:
+        self.model, self.data, self.config, self.out = model, data, config, out
+        self.device = model.embed.W_E.device
+        self.optimiser = Optimiser(model, config)
+        self.state = _State()
+        self.loss_of = torch.compile(model.loss) if config.compile else model.loss
+        self.made = Provenance.collect(seed=config.seed, dtype=model.embed.W_E.dtype, device=self.device)
+        self.started = time.monotonic()
+
+    # ------------------------------------------------------------------------------------------------------- files
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to be taken up."""
+        return {"train": self.config.to_dict(), "model": self.model.config.to_dict(), "data": repr(self.data)}
+
+    def take_up(self, out: Path, resume: bool) -> None:
+        """Go on from the checkpoint in `out`, or empty its log and begin."""
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileError(f"cannot write a run to {out}: {error.strerror}. Choose another folder.") from error
+        found = load_checkpoint(out / "checkpoint") if resume else None
+        if found is None:
+            write_atomically(out / "metrics.jsonl", b"")
+            return
+        state, tensors = found
+        try:
+            changed = _differences(state["identity"], _plain(self.identity()))
+            if changed:
+                raise InputError(
+                    f"{out} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
+                    f"or another folder, or resume=False to begin anew."
+                )
+            self.state = _State(**state["state"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"{out}/checkpoint is not complete ({error}). Use resume=False to begin anew.") from error
+        restore(self.model, self.optimiser, tensors)
+        log = out / "metrics.jsonl"
+        kept = []
+        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
+            with contextlib.suppress(ValueError):  # a line that was cut off by the kill
+                if json.loads(line)["step"] <= self.state.step:
+                    kept.append(line + "\n")
+        write_atomically(log, "".join(kept).encode())
+        bars.say(f"going on from step {self.state.step} in {out}")
+
+    def save(self) -> None:
+        if self.out is not None:
+            state = {"identity": self.identity(), "state": vars(self.state)}
+            save_checkpoint(self.out / "checkpoint", self.model, self.optimiser, state, self.made)
+
+    def log(self, **numbers: Any) -> None:
+        if self.out is None:
+            return
+        line = {"step": self.state.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
+        with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as f:
+            f.write(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False) + "\n")
+
+    # ------------------------------------------------------------------------------------------------------- steps
+    def go(self, progress: bool | bars.Report) -> None:
+        c, s = self.config, self.state
+        stream_of = self.data.batches("train", c.batch_size, c.seed, s.step * c.accumulate)
+        with bars.Progress(c.steps, "training", show=progress) as bar:
+            if s.step:
+                bar.step(s.step)
+            while not s.stopped:
+                batches = [to_device(next(stream_of), self.device) for _ in range(c.accumulate)]
+                norm, lr = self.update(batches)
+                if s.step % c.log_every == 0 or s.step == c.steps:
+                    self.log(loss=sum(s.recent) / len(s.recent), gradient_norm=norm, lr=lr)
+                if c.watch_every and (s.step % c.watch_every == 0 or s.step == 1):
+                    self.watch(batches[0])
+                if s.step % c.valid_every == 0 or s.step == c.steps:
+                    self.validate()
+                if not s.stopped and s.step == c.steps:
+                    s.stopped = "steps"
+                if s.step % c.save_every == 0 or s.stopped:
+                    self.save()
+                bar.step(text=self.text())
+        if self.out is not None:
+            self.model.save(self.out / "model")
+
+    def update(self, batches: list[Batch]) -> tuple[float, float]:
+        """One step of the optimiser: (gradient norm before clipping, learning rate)."""
+        c, s = self.config, self.state
+        torch.manual_seed(stream(c.seed, f"step/{s.step}").initial_seed())
+        total = sum(int(targets(self.model, b).sum()) for b in batches)
+        if total == 0:
+            raise InputError(
+                f"the batch of step {s.step + 1} has no target to predict. Check the labels and the padding."
+            )
+        loss = 0.0
+        for batch in batches:
+            with torch.autocast("cuda", torch.bfloat16, enabled=c.precision == "bf16"):
+                part = self.loss_of(batch, smoothing=c.smoothing, reduction="sum") / total
+            part.backward()
+            loss += float(part.detach())
+        trained = [p for p in self.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm([p.grad for p in trained])
+        self.check(loss, float(norm), batches)
+        if c.clip:
+            torch.nn.utils.clip_grads_with_norm_(trained, c.clip, norm)
+        lr = c.lr * c.schedule.factor(s.step, c.steps)
+        self.optimiser.step(lr)
+        s.step, s.loss = s.step + 1, loss
+        return float(norm), lr
+
+    def check(self, loss: float, norm: float, batches: list[Batch]) -> None:
+        """Give the run up, before the weights are touched, when loss or gradient are not finite or have exploded."""
+        c, s = self.config, self.state
+        step = s.step + 1
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            layer = broken_layer(self.model, batches)
+            what = f"the {'loss' if not math.isfinite(loss) else 'gradient'} is not finite; it begins in {layer}"
+        else:
+            s.first_loss = loss if s.first_loss is None else s.first_loss
+            s.recent = [*s.recent, loss][-c.log_every :]
+            ceiling = c.diverged_at * max(s.first_loss, math.log(self.model.config.classes or self.model.config.vocab))
+            if len(s.recent) < c.log_every or sum(s.recent) / len(s.recent) <= ceiling:
+                return
+            layer = steepest_layer(self.model)
+            what = (
+                f"the mean loss of {c.log_every} steps is above {ceiling:.3g}, {c.diverged_at:g} times where it began; "
+                f"the largest gradient is in {layer}"
+            )
+        kept = f" The last checkpoint in {self.out} is from before." if self.out is not None else ""
+        raise Diverged(
+            f"training stopped at step {step}: {what}. Lower lr (now {c.lr:g}), lengthen the warm-up (now "
+            f"{c.schedule.warmup_steps(c.steps)} steps), clip the gradient (now {c.clip or 'off'}), or take a design "
+            f"with norms.{kept}",
+            step,
+            layer,
+        )
+
+    # ---------------------------------------------------------------------------------------------------- measures
+    def watch(self, batch: Batch) -> None:
+        cosines = {name: e.value for name, e in token_cosines(self.model, batch).items()}
+        self.log(cosine=cosines)
+        name, value = max(cosines.items(), key=lambda entry: entry[1], default=("", 0.0))
+        if value >= self.config.collapse_at and not self.state.warnings:
+            text = (
+                f"step {self.state.step}: tokens point the same way after {name} (mean cosine {value:.3f}): rank "
+                f"collapse. A skip connection, or a signal-preserving design (u-spa, e-spa, shaped), keeps them apart."
+            )
+            self.state.warnings.append(text)
+            self.log(warning=text)
+            bars.say(text)
+
+    def validate(self) -> None:
+        c, s = self.config, self.state
+        size = {"batches": c.valid_batches, "batch_size": c.batch_size, "seed": c.seed}
+        found = {"loss": evaluate(self.model, self.data, **size)}
+        if c.questions:
+            found["exact"] = exact_match(self.model, self.data, count=c.questions, seed=c.seed)
+        s.valid = {name: vars(e) for name, e in found.items()}
+        self.log(valid={name: {"value": e.value, "stderr": e.stderr} for name, e in found.items()})
+        now = [found["exact"].value if c.questions else 0.0, -found["loss"].value]
+        if s.best is None or now > s.best:
+            s.best, s.best_step, s.waits = now, s.step, 0
+            if self.out is not None:
+                self.model.save(self.out / "best")
+        else:
+            s.waits += 1
+        if c.patience and s.waits >= c.patience:
+            s.stopped = "patience"
+        if c.goal and found["exact"].value >= c.goal:
+            s.stopped = "goal"
+
+    def text(self) -> str:
+        valid = "".join(f"  {name} {e['value']:.3f}" for name, e in self.state.valid.items())
+        return f"loss {self.state.loss:.3f}" + (f"  valid{valid}" if valid else "")
+
+    def result(self) -> Trained:
+        s = self.state
+        valid = {name: Estimate(**e) for name, e in s.valid.items()}
+        return Trained(self.model, s.step, s.loss, valid, s.best_step, s.stopped, tuple(s.warnings), self.out)
+
+
+def _differences(before: Any, now: Any, where: str = "") -> list[str]:
+    """The places in which two pieces of plain data differ, by the deepest key that both have."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+        return [d for k in keys for d in _differences(before.get(k), now.get(k), f"{where}.{k}".strip("."))]
+    return [where]
+
+
+def _plain(value: Any) -> Any:
+    """As strict JSON gives it back: tuples are lists, numbers that are not finite are null."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

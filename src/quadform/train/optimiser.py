@@ -1,0 +1,88 @@
+"""Optimisers by name, no decay on scalars, norms and biases, and their state as named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quadform.core.errors import FileError, InputError
+
+from .config import TrainConfig
+
+
+def decays(p: Tensor) -> bool:
+    """Whether a parameter takes weight decay: matrices do; scalars, per-head gains, norms and biases do not."""
+    return p.ndim >= 2
+
+
+class Optimiser:
+    """One or two torch optimisers that share the parameters of a model, stepped together.
+
+    Muon orthogonalises the update of the blocks' matrices; AdamW takes the embeddings, the output and all the rest.
+    """
+
+    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+        self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        if not self.names:
+            raise InputError("no parameter of this model is trained (requires_grad is off everywhere).")
+        adam = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+        wd = config.weight_decay
+        everything = list(self.names)
+        if config.optimiser == "muon":
+            if any(p.device.type == "cpu" for p in everything):
+                raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; use adamw, or a GPU.")
+            inner = [p for p, name in self.names.items() if "layers." in name and p.ndim == 2]
+            ids = {id(p) for p in inner}
+            rest = [p for p in everything if id(p) not in ids]
+            self.parts: list[torch.optim.Optimizer] = [torch.optim.AdamW(_groups(rest, wd), **adam)]
+            if inner:
+                muon = torch.optim.Muon(inner, lr=config.lr, weight_decay=wd, adjust_lr_fn="match_rms_adamw")
+                self.parts.append(muon)
+        elif config.optimiser == "sgd":
+            self.parts = [torch.optim.SGD(_groups(everything, wd), lr=config.lr, momentum=config.momentum)]
+        else:
+            kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimiser]
+            self.parts = [kind(_groups(everything, wd), **adam)]
+
+    def step(self, lr: float) -> None:
+        """One update at learning rate `lr`; gradients are dropped afterwards."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = lr
+            part.step()
+            part.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state, `exp_avg/layers.0.attn.W_Q` and so on."""
+        return {
+            f"{key}/{self.names[p]}": value
+            for part in self.parts
+            for p, state in part.state.items()
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up the state that `tensors` gave."""
+        owner = {name: (p, part) for part in self.parts for g in part.param_groups for p in g["params"]
+                 for name in (self.names[p],)}  # fmt: skip
+        found: dict[str, dict[str, Any]] = {}
+        for full, value in tensors.items():
+            key, _, name = full.partition("/")
+            if name not in owner:
+                raise FileError(f"the checkpoint has optimiser state of {name!r}, which this model does not train.")
+            found.setdefault(name, {})[key] = value
+        for name, state in found.items():
+            p, part = owner[name]
+            part.state[p] = {k: v.clone() if k == "step" else v.to(p.device, copy=True) for k, v in state.items()}
+
+
+def _groups(parameters: list[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    groups = (
+        {"params": [p for p in parameters if decays(p)], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if not decays(p)], "weight_decay": 0.0},
+    )
+    return [g for g in groups if g["params"]]

@@ -1,0 +1,94 @@
+"""Schedules and optimisers: closed forms, and what takes no weight decay."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quadform.core.errors import InputError, UnknownName
+from quadform.nn import Transformer
+from quadform.train import Schedule, TrainConfig
+from quadform.train.optimiser import Optimiser
+
+DECAYS = ("linear", "cosine", "inverse-sqrt", "constant")
+
+
+@given(st.sampled_from(DECAYS), st.integers(1, 300), st.floats(0, 0.9), st.floats(0, 1))
+def test_peak_and_bounds(decay, steps, warmup, final):
+    """The factor rises to 1 at step w, never rises after it, and stays in (0, 1] for final > 0."""
+    schedule = Schedule(decay=decay, warmup=warmup, final=final)
+    w = schedule.warmup_steps(steps)
+    factors = [schedule.factor(t, steps) for t in range(steps)]
+    assert all(a < b for a, b in itertools.pairwise(factors[: w + 1]))
+    assert all(a >= b for a, b in itertools.pairwise(factors[w:]))
+    assert w == steps or factors[w] == pytest.approx(1, abs=1e-15)
+    assert all(0 < f <= 1 for f in factors)
+
+
+def test_closed_forms():
+    """Half-way values: linear (1 + final)/2, cosine likewise, inverse square root 1/2 at four times the peak step."""
+    assert Schedule(decay="linear", warmup=20, final=0.2).factor(60, 100) == pytest.approx(0.6)
+    assert Schedule(decay="linear", warmup=20, final=0.2).factor(40, 100) == pytest.approx(0.8)
+    assert Schedule(decay="cosine", warmup=20, final=0.2).factor(60, 100) == pytest.approx(0.6)
+    assert Schedule(decay="cosine", warmup=0).factor(25, 100) == pytest.approx((1 + 0.5**0.5) / 2)
+    assert Schedule(decay="inverse-sqrt", warmup=9).factor(39, 100) == pytest.approx(0.5)
+    assert Schedule(decay="constant", warmup=9).factor(4, 100) == pytest.approx(0.5)
+    assert Schedule(warmup=0.05).warmup_steps(1000) == 50
+
+
+def test_config_round_trip_and_refusals():
+    """A config survives plain data; wrong names and values are refused with advice."""
+    config = TrainConfig(steps=7, schedule=Schedule(decay="cosine"), betas=(0.9, 0.98))
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    assert config.differs(TrainConfig(steps=7, betas=(0.9, 0.98))) == ["schedule"]
+    for wrong in ({"optimiser": "adam-w"}, {"schedule": {"decay": "cosin"}}, {"stepps": 3}):
+        with pytest.raises(UnknownName, match="Did you mean"):
+            TrainConfig.from_dict(wrong)
+    for wrong in ({"steps": 0}, {"smoothing": 1.0}, {"goal": 0.9}, {"diverged_at": 1.0}, {"lr": -1.0}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            TrainConfig(**wrong)
+
+
+def test_config_is_torch_free():
+    """Reading TrainConfig loads no torch."""
+    code = "import sys; from quadform.train import TrainConfig; TrainConfig(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("design", ["pre-ln", "sas-p", "v-skipinit"])
+def test_no_decay_on_scalars_norms_biases(name, design):
+    """With zero gradients one step multiplies matrices by 1 - lr wd and leaves scalars, norms and biases alone."""
+    config = TrainConfig(optimiser=name, weight_decay=0.5, lr=0.1)
+    model = Transformer(design, depth=2, dim=8, heads=2, vocab=7, biases=("q", "mlp", "out"), dtype=torch.float64)
+    for p in model.parameters():
+        p.data.add_(1.0)
+        p.grad = torch.zeros_like(p)
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    Optimiser(model, config).step(0.1)
+    for n, p in model.named_parameters():
+        last = n.rsplit(".", 1)[-1]
+        matrix = last.startswith("W_")
+        torch.testing.assert_close(p.detach(), before[n] * (0.95 if matrix else 1.0), rtol=1e-14, atol=0)
+    assert len({n.rsplit(".", 1)[-1] for n in before if not n.rsplit(".", 1)[-1].startswith("W_")}) > 3
+
+
+def test_every_parameter_is_trained_once():
+    """The groups of an optimiser hold each parameter that requires a gradient exactly once; frozen ones not at all."""
+    model = Transformer("sas", depth=2, dim=8, heads=2, vocab=7)
+    model.embed.W_E.requires_grad_(False)
+    for name in ("adamw", "adam", "sgd"):
+        held = [
+            p for o in Optimiser(model, TrainConfig(optimiser=name)).parts for g in o.param_groups for p in g["params"]
+        ]
+        assert sorted(map(id, held)) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    with pytest.raises(InputError, match="bfloat16"):
+        Optimiser(model, TrainConfig(optimiser="muon"))
+    with pytest.raises(InputError, match="requires_grad"):
+        Optimiser(model.requires_grad_(False), TrainConfig())
