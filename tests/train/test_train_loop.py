@@ -250,7 +250,7 @@ def test_cosines_are_those_of_the_streams():
     streams = model.streams(batch["tokens"])
     assert list(found) == ["layers.0", "layers.1"]
     for value, X in zip(found.values(), streams[1:], strict=True):
-        assert value.value == pytest.approx(float(token_cosine(X).mean()), rel=1e-12)
+        assert value.value == pytest.approx(token_cosine(X).mean().item(), rel=1e-12)
 
     model, batch = small(WORDS, positions="sinusoidal"), next(WORDS.batches("train", 6))
     long = {k: torch.cat((t, torch.zeros(len(t), 3, dtype=t.dtype)), 1) for k, t in batch.items()}

@@ -38,7 +38,8 @@ def token_cosines(model: Transformer, batch: Batch) -> dict[str, Estimate]:
     tokens = batch["target"][:, :-1] if both else batch["tokens"]
     main, source = batch.get("mask"), batch.get("source_mask")
     if pad is not None:
-        main = tokens != pad if main is None else main
+        seen = batch["target"][:, 1:] if both else tokens  # the end token predicts nothing
+        main = seen != pad if main is None else main
         source = batch["source"] != pad if both and source is None else source
     streams: dict[str, TokenCollapse] = {}
 
