@@ -97,6 +97,16 @@ def test_multiple_eigenvalues_are_found(block: int) -> None:
     assert found.converged
 
 
+def test_many_copies_without_a_gap() -> None:
+    """Integers from -3 to 3, many times each: no gap helps, and a fresh direction is followed while it still grows."""
+    for seed in (75, 240, 290, *range(12)):
+        g = torch.Generator().manual_seed(seed)
+        torch.randn(60, generator=g, dtype=torch.float64)
+        d = torch.randint(-3, 4, (60,), generator=g).double()
+        for top, bottom in ((4, 0), (6, 1)):
+            check(Spectrum(d, seed=seed), d, top=top, bottom=bottom, seed=seed)
+
+
 def test_without_fresh_directions_copies_are_missed() -> None:
     """The plain Krylov space of one vector holds one copy of a multiple eigenvalue: what the fresh direction is for."""
     d = torch.ones(50, dtype=torch.float64)

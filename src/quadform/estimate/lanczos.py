@@ -30,6 +30,8 @@ from .vectors import at_least, multiply, need_symmetric, probes, rows_that_fit, 
 ROWS = 48
 #: Rows of the smallest basis beyond the wanted pairs and two blocks: fresh directions, and something to restart with.
 _SPARE = 6
+#: How much longer than usual a fresh direction is followed while it still comes closer to the wanted values.
+_LONGEST = 3
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,16 @@ class _Search:
         if krylov.multiplied < max(self.top, self.bottom):
             return False
         theta, _, residual = krylov.ritz()
-        return not len(self.open(theta, residual)) and self.followed >= self.enough
+        if len(self.open(theta, residual)) or self.followed < self.enough:
+            return False
+        return self.followed >= _LONGEST * self.enough or not self.contested(theta, residual)
+
+    def contested(self, theta: Tensor, residual: Tensor) -> bool:
+        """Whether the next Ritz value inside may still grow past the last wanted one, by the size of its residual."""
+        m, rise = len(theta), theta + residual
+        high = 0 < self.top < m and bool(rise[m - self.top - 1] > theta[m - self.top])
+        low = 0 < self.bottom < m and bool((theta - residual)[self.bottom] < theta[self.bottom - 1])
+        return high or low
 
     def step(self, left: int) -> int:
         """Multiply the rows that were prepared, then prepare the next; returns the number of products.
