@@ -231,7 +231,8 @@ class _Search:
                 self.width = 1
                 direction = krylov.last_image()[:, None]
             self.make_room(theta, S, self.width + 1)
-            ended = not len(open_) and float(direction.norm()) <= 1e-12 * krylov.norm_seen
+            noise = 100 * torch.finfo(krylov.Q.dtype).eps * krylov.norm_seen
+            ended = not len(open_) and float(direction.norm()) <= noise
             if not len(open_) and (self.followed < 0 or ended):
                 self.followed = max(self.followed, 0)
                 fresh = krylov.inject()
