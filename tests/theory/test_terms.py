@@ -10,6 +10,7 @@ from strategies import randn, seeds
 from torch import Tensor
 
 from quadform.theory import Term
+from quadform.theory import terms as room
 from quadform.theory.terms import attribution, block, squared_norm
 
 ROWS, COLS = (3, 4), (2, 5)
@@ -107,3 +108,18 @@ def test_diagonal_and_trace(rows_first: bool) -> None:
         dense = written_out(term).reshape(12, 12)
         assert torch.allclose(term.diagonal(), dense.diagonal(), atol=1e-13)
         assert torch.allclose(term.trace(), dense.trace(), atol=1e-12)
+
+
+@given(term_lists())
+def test_large_blocks_are_written_slab_by_slab(terms: list[Term]) -> None:
+    """The same block and mirror by slabs, also into columns that are not in one run (a head of a wider weight)."""
+    want = torch.stack([written_out(t) for t in terms]).sum(0)
+    wide = torch.full((*ROWS, COLS[0], 2 * COLS[1]), torch.nan).double()
+    out, mirror = wide[..., : COLS[1]], torch.full((*COLS, *ROWS), torch.nan).double()
+    before, room._SLABS_FROM = room._SLABS_FROM, 0
+    try:
+        block(terms, out, mirror)
+    finally:
+        room._SLABS_FROM = before
+    assert torch.allclose(out, want, atol=1e-12)
+    assert torch.equal(mirror, out.permute(2, 3, 0, 1))

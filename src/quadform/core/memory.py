@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import mmap
 import os
 
 import torch
+from torch import Tensor
 
 from .errors import TooLarge
+
+#: Bytes from which a matrix is laid on huge pages.
+_HUGE_FROM = 1 << 25
 
 
 def guard_memory(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -18,6 +24,22 @@ def guard_memory(m: int, n: int, dtype: torch.dtype, device: torch.device) -> No
             f"The full matrix of {m:,} x {n:,} entries needs {in_words(need)}; {in_words(have)} are free."
             " Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
         )
+
+
+def empty_matrix(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An `(m, n)` matrix with no values yet; a large one on a Linux host lies on huge pages.
+
+    Touching 1.2 GB for the first time costs 0.55 s in pages of 4 kB and 0.12 s in pages of 2 MB, where the closed form
+    of an attention Hessian of that size takes 0.6 s.
+    """
+    guard_memory(m, n, dtype, device)
+    size = m * n * dtype.itemsize
+    if device.type != "cpu" or size < _HUGE_FROM or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty((m, n), dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # freed with the last tensor that sees it
+    with contextlib.suppress(OSError):  # a kernel without huge pages: small ones then
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(m, n)
 
 
 def free_bytes(device: torch.device) -> float:

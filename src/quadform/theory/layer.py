@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import CheckFailed, InputError, UnknownName
-from ..core.operator import Block, Operator, guard_memory
+from ..core.memory import empty_matrix, guard_memory
+from ..core.operator import Block, Operator
 from ..core.record import Estimate
 from ..core.space import Space, Vector, paper_name
 from .loss import OutputLoss
@@ -94,8 +95,7 @@ class TokenLayer(ABC):
         return out
 
     def _empty(self, rows: int, cols: int) -> Tensor:
-        guard_memory(rows, cols, self.dtype, self.device)
-        return torch.empty((rows, cols), dtype=self.dtype, device=self.device)
+        return empty_matrix(rows, cols, self.dtype, self.device)
 
     def _write(self, part: Part, a: str, b: str, out: Tensor, mirror: Tensor | None) -> None:
         """Block (a, b) into the `(size_a, size_b)` view `out`, and its transpose into `mirror`."""

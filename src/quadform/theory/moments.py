@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 #: Bytes of centred keys (rows x keys x width) held at a time.
-_CHUNK_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)

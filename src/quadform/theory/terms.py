@@ -21,6 +21,8 @@ from torch import Tensor
 
 #: Bytes of a block computed at a time, so that they are still in the cache when they are copied to their place.
 _CACHE_BYTES = 1 << 23
+#: Bytes of a block from which it is written slab by slab.
+_SLABS_FROM = 1 << 22
 #: Bytes a temporary may take inside a Gram sum before it is cut into chunks of tokens.
 _CHUNK_BYTES = 1 << 26
 
@@ -224,18 +226,57 @@ def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> N
         if mirror is not None:
             mirror.zero_()
     terms = merged(terms)
-    if len(terms) == 2 and _same_columns(*terms):
-        _write_pair(terms[0], terms[1], out, mirror)
-        return
-    for i, term in enumerate(terms):
-        term.write(out, mirror, add=i > 0)
+    plain = [t for t in terms if not t.shared]
+    large = len(plain) > 0 and out.numel() * out.element_size() >= _SLABS_FROM
+    if large and _same_rows(plain):
+        _write_slabs(plain, out, mirror)
+    elif large and mirror is not None and _same_rows([t.T for t in plain]):
+        _write_slabs([t.T for t in plain], mirror, out)
+    elif len(plain) == 2 and _same_columns(*plain):
+        _write_pair(plain[0], plain[1], out, mirror)
+    else:
+        for i, term in enumerate(plain):
+            term.write(out, mirror, add=i > 0)
+    for i, term in enumerate(t for t in terms if t.shared):
+        term.write(out, mirror, add=i > 0 or len(plain) > 0)
+
+
+def _same_rows(terms: Sequence[Term]) -> bool:
+    """Whether all terms have the same row vector in the same place."""
+    return all(t.r is terms[0].r and t.rows_vector_first == terms[0].rows_vector_first for t in terms)
+
+
+def _write_slabs(terms: Sequence[Term], out: Tensor, mirror: Tensor | None) -> None:
+    """The sum of terms over the same row vector r, straight into place: for each row index k of the small matrices, the
+    rows `(., k)` of the block are one product `r^T R_k` with `R_k[n, :] = sum of c_n (x) E_n[k, :]`."""
+    r, first, count = terms[0].r, terms[0].rows_vector_first, terms[0].E.shape[1]
+    together = 8 if first else 1  # slabs copied to the mirror at a time: 8 neighbours fill a cache line
+    cols = out.shape[2:]
+    R = torch.empty((r.shape[0], *cols), dtype=r.dtype, device=r.device)
+    for k in range(count):
+        for i, t in enumerate(terms):
+            left, right = (
+                (t.c[:, :, None], t.E[:, k, None, :]) if t.cols_vector_first else (t.E[:, k, :, None], t.c[:, None])
+            )
+            R.addcmul_(left, right) if i else torch.mul(left, right, out=R)
+        slab = out[:, k] if first else out[k]  # (p, *cols)
+        if slab.stride(1) == cols[1] * slab.stride(2):
+            torch.mm(r.T, R.flatten(1), out=slab.flatten(1))
+        else:  # a head inside a wider weight: columns are not in one run
+            slab.copy_((r.T @ R.flatten(1)).view_as(slab))
+        if mirror is not None and ((k + 1) % together == 0 or k + 1 == count):
+            at = slice(k - k % together, k + 1)
+            if first:
+                mirror[..., at].copy_(out[:, at].permute(2, 3, 0, 1))
+            else:
+                mirror[:, :, at].copy_(out[at].permute(2, 3, 0, 1))
 
 
 def _same_columns(a: Term, b: Term) -> bool:
     """Whether two terms differ only in which of their row indices belongs to the vector (columns vector first: the
     other order makes a skinny product, slower than two)."""
-    plain = not a.shared and not b.shared and a.cols_vector_first and b.cols_vector_first
-    return plain and a.c is b.c and a.rows_vector_first != b.rows_vector_first
+    both = a.cols_vector_first and b.cols_vector_first
+    return both and a.c is b.c and a.rows_vector_first != b.rows_vector_first
 
 
 def _write_pair(a: Term, b: Term, out: Tensor, mirror: Tensor | None) -> None:
@@ -244,7 +285,7 @@ def _write_pair(a: Term, b: Term, out: Tensor, mirror: Tensor | None) -> None:
     a, b = (a, b) if a.rows_vector_first else (b, a)
     N, p = a.r.shape
     q, e, f = a.c.shape[1], a.E.shape[1], a.E.shape[2]
-    step = max(1, min(p, _CACHE_BYTES // (max(q, N) * e * f * a.E.element_size())))
+    step = max(1, min(p, _CACHE_BYTES // (32 * max(q, N) * e * f * a.E.element_size())))
     places = a._places(out, mirror)
     for start in range(0, p, step):
         at = slice(start, min(start + step, p))
