@@ -154,6 +154,7 @@ def products(options: argparse.Namespace) -> list[dict]:
         for make in (hessian, gauss_newton):
             A = make(risk, route=route)
             row(f"{make.__name__}, {route}", lambda: A @ v)
+            rows[-1]["ran"] = A.route  # a product that could not be compiled ran eagerly
     if options.four:
         A = hessian(risk, route="compiled")
         row("hessian, compiled, 4 at once (each)", lambda: A @ V, 4)
