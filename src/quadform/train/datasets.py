@@ -214,7 +214,7 @@ class Letters(Pairs):
 
     def _pair(self, row: list[int]) -> tuple[list[int], list[int]]:
         word = [t for t in row if t != PAD]
-        return word, {"copy": list, "reverse": lambda w: w[::-1], "sort": sorted}[self.task](word)
+        return word, {"copy": word, "reverse": word[::-1], "sort": sorted(word)}[self.task]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,7 +195,7 @@ class _Run:
             part.backward()
             loss += float(part.detach())
         trained = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         self.check(loss, float(norm), batches)
         if c.clip:
             torch.nn.utils.clip_grads_with_norm_(trained, c.clip, norm)
@@ -247,13 +247,13 @@ class _Run:
 
     def validate(self) -> None:
         c, s = self.config, self.state
-        size = {"batches": c.valid_batches, "batch_size": c.batch_size, "seed": c.seed}
-        found = {"loss": evaluate(self.model, self.data, **size)}
+        loss = evaluate(self.model, self.data, batches=c.valid_batches, batch_size=c.batch_size, seed=c.seed)
+        found = {"loss": loss}
         if c.questions:
             found["exact"] = exact_match(self.model, self.data, count=c.questions, seed=c.seed)
         s.valid = {name: vars(e) for name, e in found.items()}
         self.log(valid={name: {"value": e.value, "stderr": e.stderr} for name, e in found.items()})
-        now = [found["exact"].value if c.questions else 0.0, -found["loss"].value]
+        now = [found["exact"].value if c.questions else 0.0, -loss.value]
         if s.best is None or now > s.best:
             s.best, s.best_step, s.waits = now, s.step, 0
             if self.out is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,10 +25,10 @@ class Optimiser:
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self.names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+        self.names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         if not self.names:
             raise InputError("no parameter of this model is trained (requires_grad is off everywhere).")
-        adam = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+        adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
         wd = config.weight_decay
         everything = list(self.names)
         if config.optimiser == "muon":
@@ -67,8 +67,7 @@ class Optimiser:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take up the state that `tensors` gave."""
-        owner = {name: (p, part) for part in self.parts for g in part.param_groups for p in g["params"]
-                 for name in (self.names[p],)}  # fmt: skip
+        owner = {self.names[p]: (p, part) for part in self.parts for g in part.param_groups for p in g["params"]}
         found: dict[str, dict[str, Any]] = {}
         for full, value in tensors.items():
             key, _, name = full.partition("/")
@@ -80,7 +79,7 @@ class Optimiser:
             part.state[p] = {k: v.clone() if k == "step" else v.to(p.device, copy=True) for k, v in state.items()}
 
 
-def _groups(parameters: list[Tensor], weight_decay: float) -> list[dict[str, Any]]:
+def _groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:
     groups = (
         {"params": [p for p in parameters if decays(p)], "weight_decay": weight_decay},
         {"params": [p for p in parameters if not decays(p)], "weight_decay": 0.0},
