@@ -187,23 +187,31 @@ class _Cores:
     V: Tensor
 
     def inner(self, other: _Cores, same_rows: bool) -> Tensor:
-        """`Term.inner` with every inner product taken in the bases: O(N^2 k^2) instead of O(N^2 e f)."""
+        """`Term.inner` with every inner product taken in the bases: O(N^2 k^2) instead of O(N^2 e f).
+
+        One group t of the other against all of ours at a time, in products that are as large as the bases allow.
+        """
         total = torch.zeros(self.r.shape[:2], dtype=self.r.dtype, device=self.r.device)
+        groups, n = self.core.shape[:2]
         flat = self.core.flatten(2)
         for t in range(other.core.shape[0]):
             r, c, core = other.r[t], other.c[t], other.core[t]
-            cols = self.V.mT @ other.V[t]  # (G, l, l')
-            weight = self.c @ c.T  # (G, n, m)
+            cols = self.V.mT @ other.V[t]  # (g, l, l')
+            weight = self.c @ c.T  # (g, n, m)
             if same_rows:
-                moved = core @ cols.mT[:, None]  # (G, m, k, l): the others in our bases
+                moved = torch.einsum("mkj,glj->gkml", core, cols)  # the other's small matrices in our bases ...
                 if self.U is not None and other.U is not None:
-                    moved = (self.U.mT @ other.U[t])[:, None] @ moved
-                total += (weight * (self.r @ r.T) * (flat @ moved.flatten(2).mT)).sum(2)
+                    moved = ((self.U.mT @ other.U[t]) @ moved.flatten(2)).unflatten(
+                        2, moved.shape[2:]
+                    )  # ... both sides
+                gram = flat @ moved.permute(0, 1, 3, 2).flatten(1, 2)  # (g, n, m)
+                total += (weight * (self.r @ r.T) * gram).sum(2)
             else:
-                seen = r.T.expand(len(flat), -1, -1) if self.U is None else self.U.mT @ r.T
-                left = torch.einsum("gnkl,gkm->gnml", self.core, seen)
-                right = torch.einsum("mkl,gnk->gnml", core, self.r if other.U is None else self.r @ other.U[t])
-                total += (weight * ((left @ cols[:, None]) * right).sum(3)).sum(2)
+                seen = r.T.expand(groups, -1, -1) if self.U is None else self.U.mT @ r.T  # (g, k, m)
+                left = (self.core.mT.flatten(1, 2) @ seen).unflatten(1, (n, -1)).mT  # (g, n, m, l)
+                right = torch.einsum("mkj,gnk->gnmj", core, self.r if other.U is None else self.r @ other.U[t])
+                both = (left.flatten(1, 2) @ cols).view_as(right) * right
+                total += (weight * both.sum(3)).sum(2)
         return total.flatten()
 
 
