@@ -117,21 +117,35 @@ def test_other_settings_are_refused(tmp_path):
         train(model(), DATA, TrainConfig(**{**short, "lr": 0.5}), out=tmp_path, progress=False)
 
 
+class Stop(Exception):
+    pass
+
+
+def stop_at(step):
+    def stop(done, total, left, text):
+        if done == step:
+            raise Stop
+
+    return stop
+
+
+def test_beginning_anew_forgets(tmp_path):
+    """A run begun anew and stopped before its first checkpoint does not go on from the old one."""
+    config = TrainConfig(**{**CONFIG, "steps": 6})
+    train(model(), DATA, config, out=tmp_path, progress=False)
+    with pytest.raises(Stop):
+        train(model(), DATA, config, out=tmp_path, resume=False, progress=stop_at(2))
+    with pytest.raises(Stop):  # it passes step 1 again
+        train(model(), DATA, config, out=tmp_path, progress=stop_at(1))
+
+
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_every_optimiser_resumes(optimiser, tmp_path):
     """Momentum and moments are part of the checkpoint."""
-
-    class Stop(Exception):
-        pass
-
-    def stop(done, total, left, text):
-        if done == 7:
-            raise Stop
-
     config = TrainConfig(**{**CONFIG, "steps": 9}, optimiser=optimiser)
     expect = train(model(), DATA, config, progress=False).model
     with pytest.raises(Stop):
-        train(model(), DATA, config, out=tmp_path, progress=stop)
+        train(model(), DATA, config, out=tmp_path, progress=stop_at(7))
     done = train(model(), DATA, config, out=tmp_path, progress=False).model
     for a, b in zip(done.parameters(), expect.parameters(), strict=True):
         assert torch.equal(a, b)

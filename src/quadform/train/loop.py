@@ -20,7 +20,7 @@ import torch
 
 from quadform.core import progress as bars
 from quadform.core.errors import FileError, InputError
-from quadform.core.record import Estimate, Provenance, write_atomically
+from quadform.core.record import JSON_NAME, Estimate, Provenance, write_atomically
 from quadform.core.rng import stream
 from quadform.nn.transformer import Transformer
 
@@ -118,7 +118,9 @@ class _Run:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"cannot write a run to {out}: {error.strerror}. Choose another folder.") from error
-        found = load_checkpoint(out / "checkpoint") if resume else None
+        if not resume:
+            (out / "checkpoint" / JSON_NAME).unlink(missing_ok=True)
+        found = load_checkpoint(out / "checkpoint")
         if found is None:
             write_atomically(out / "metrics.jsonl", b"")
             return
