@@ -38,8 +38,6 @@ def term_lists(draw: st.DrawFn) -> list[Term]:
     for _ in range(draw(st.integers(1, 3))):
         rows_first = draw(st.booleans())
         cols_first = terms[0].cols_vector_first if terms and same_cols else draw(st.booleans())
-        if terms and not same_cols:
-            rows_first = terms[0].rows_vector_first  # no block of the project differs in both orders
         e, f = ROWS[1 if rows_first else 0], COLS[1 if cols_first else 0]
         shared = draw(st.booleans())
         E = (

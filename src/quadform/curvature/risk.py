@@ -6,6 +6,7 @@ risk(theta) = sum_b w_b l_b(theta),   w_b the share of batch b in all loss terms
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -192,11 +193,12 @@ class Risk:
         return dict(chosen), text, [v for v in views if v.of in chosen]
 
 
-class _Runner:
+class _Runner(ABC):
     """How one batch is evaluated, for modules and for functions."""
 
+    @abstractmethod
     def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        raise NotImplementedError
+        """(loss, output of the module `split`); `shift` is added to that output."""
 
 
 class _FunctionRunner(_Runner):

@@ -141,14 +141,17 @@ class Term:
         same_cols = self.cols_vector_first == other.cols_vector_first
         if same_rows and not same_cols:
             return self.T.inner(other.T)
-        if not same_rows and not same_cols:
-            raise NotImplementedError("no block of the project has terms that differ in the order of rows and columns")
         mine, its = self._cores(), other._cores()
-        if mine is not None and its is not None and (not same_rows or (mine.U is None) == (its.U is None)):
+        if (
+            same_cols
+            and mine is not None
+            and its is not None
+            and (not same_rows or (mine.U is None) == (its.U is None))
+        ):
             return mine.inner(its, same_rows)
         N, M = self.r.shape[0], other.r.shape[0]
         E, F = self.E, other.E
-        width = M * (1 if same_rows and same_cols else E.shape[2]) * E.element_size()
+        width = M * (1 if same_rows and same_cols else max(E.shape[1:])) * E.element_size()
         step = max(1, min(N, _CHUNK_BYTES // max(width, 1)))
         total = torch.empty(N, dtype=E.dtype, device=E.device)
         for start in range(0, N, step):
@@ -158,10 +161,14 @@ class Term:
             if same_rows and same_cols:  # (r.r')(c.c')<E, E'>
                 gram = En.flatten(1) @ F.flatten(1).T
                 total[n] = ((r @ other.r.T) * (c @ other.c.T) * gram).sum(1)
-            else:  # (c.c') sum_l (E^T r')_l (E'^T r)_l: the row index of one is the vector of the other
+            elif same_cols:  # (c.c') sum_l (E^T r')_l (E'^T r)_l: the row index of one is the vector of the other
                 left = torch.einsum("nel,me->nml", En, other.r)
                 right = torch.einsum("mel,ne->nml", F, r)
                 total[n] = ((c @ other.c.T) * (left * right).sum(2)).sum(1)
+            else:  # (r'^T E c')(r^T E' c)
+                left = (torch.einsum("nef,mf->nme", En, other.c) * other.r).sum(2)
+                right = torch.einsum("nmf,nf->nm", torch.einsum("mef,ne->nmf", F, r), c)
+                total[n] = (left * right).sum(1)
         return total
 
     def _cores(self) -> _Cores | None:
