@@ -216,6 +216,23 @@ def test_hugging_face_gpt2() -> None:
     assert hessian(risk, "*.h.0.attn.W_Q[1]", "*.h.1.attn.W_V").shape == (32, 64)
 
 
+def test_causal_losses_count_the_targets_they_really_have() -> None:
+    """A row of n tokens has n - 1 next tokens: unequal batches of Hugging Face and of our own decoder average right."""
+    transformers = pytest.importorskip("transformers")
+    from quadform.nn import Transformer
+
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    long, short = torch.randint(1, 11, (2, 6)), torch.randint(1, 11, (2, 3))
+    theirs = Risk(transformers.GPT2LMHeadModel(config), data=[{"input_ids": t, "labels": t} for t in (long, short)])
+    ours = Risk(
+        Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=11, seed=0), data=[{"tokens": long}, {"tokens": short}]
+    )
+    for risk in (theirs, ours):
+        assert risk.weights == pytest.approx([10 / 14, 4 / 14], rel=1e-5)
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_traced_program_gives_the_same_products(block: Any, k: int) -> None:
     """One aten graph, traced once for each shape of batch: equal to the eager route on unequal batches."""

@@ -114,6 +114,16 @@ def test_a_network_behind_the_layer_that_couples_tokens() -> None:
     check_operator(layer.hessian())
 
 
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"temperature": 0.0}, "above 0"), ({"context": torch.zeros(2, 3, 4).double()}, "one context per sequence")],
+)
+def test_bad_input_is_refused_as_by_one_head(change: dict[str, Any], text: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    with pytest.raises(InputError, match=text):
+        MultiHeadAttentionLayer(randn(g, 2, 4), *(weight(g, 4, 4) for _ in range(4)), randn(g, 2, 4), heads=2, **change)
+
+
 def test_heads_must_divide_the_width() -> None:
     g = torch.Generator().manual_seed(0)
     with pytest.raises(InputError, match="cannot be cut into 3 heads"):

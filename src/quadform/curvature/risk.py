@@ -6,6 +6,7 @@ risk(theta) = sum_b w_b l_b(theta),   w_b the share of batch b in all loss terms
 from __future__ import annotations
 
 import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,8 @@ class Risk:
     (passed as keywords) or anything else (passed as one argument); `data` is one batch or an iterable of batches.
     `loss(output, batch)` is a mean over the batch's loss terms; without it the model's own is used: a method
     `model.loss(batch)`, or the `loss` of its output (Hugging Face, with `labels` in the batch). Batches are averaged
-    by the number of their loss terms: `count(batch)`, by default labels that are not -100, or entries of y.
+    by the number of their loss terms: `count(batch)`. By default that is sum over mean of a model's own loss that takes
+    `reduction=`; else the labels that are not -100 (one fewer a row where the model shifts them), or the entries of y.
 
     `params` chooses by glob among `named_parameters()`; tied weights are one parameter; parts of fused matrices have
     names of their own (`h.0.attn.W_Q`, `h.0.attn.W_Q[3]`). Dropout is switched off unless `train_mode`.
@@ -72,7 +74,7 @@ class Risk:
         self.space = Space.of(self.params, views)
         first = next(iter(self.params.values()))
         self.dtype, self.device = first.dtype, first.device
-        counts = [float((count or (lambda b: _terms(b, loss)))(b)) for b in self.batches]
+        counts = [float(self._terms(b) if count is None else count(b)) for b in self.batches]
         if not min(counts) > 0:
             raise InputError(f"batch {counts.index(min(counts)) + 1} of {len(counts)} has no loss terms.")
         self.weights = [c / sum(counts) for c in counts]
@@ -121,9 +123,8 @@ class Risk:
             stack.enter_context(torch.random.fork_rng(devices=devices))
             stack.enter_context(torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]))
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(
-                False
-            )  # nn.MultiheadAttention's fused step has no derivative at all
+            # nn.MultiheadAttention's fused step has no derivative at all
+            torch.backends.mha.set_fastpath_enabled(False)
             try:
                 if model is not None and not self.train_mode:
                     model.eval()
@@ -154,6 +155,18 @@ class Risk:
                         " another matrix. Switch dropout off (train_mode=False) or fix the randomness."
                     )
 
+    def _terms(self, batch: Any) -> float:
+        """How many loss terms a batch has, see the class."""
+        if self.loss is None and isinstance(self.model, nn.Module):
+            own = getattr(self.model, "loss", None)
+            if callable(own) and "reduction" in inspect.signature(own).parameters:
+                with torch.no_grad(), self.context():
+                    total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
+                return float(total / mean) if float(mean) else _targets(batch, shifted=False)
+            family = getattr(getattr(self.model, "loss_function", None), "__name__", "")
+            return _targets(batch, shifted=family == "ForCausalLMLoss")
+        return _targets(batch, shifted=False)
+
     def _choose(self, model: nn.Module, params: Any, include_frozen: bool) -> tuple[dict[str, Tensor], str, list[Any]]:
         if isinstance(params, Mapping):
             raise InputError("params={...} is for function models; for a module give globs of parameter names.")
@@ -182,9 +195,8 @@ class Risk:
         chosen: dict[str, Tensor] = {n: usable[n] for n in usable if n in set(names)}
         size = sum(p.numel() for p in chosen.values())
         text = f"{len(chosen)} of {len(named)} tensors, {size:,} parameters"
-        text += f", {len(frozen)} frozen" * bool(frozen and not include_frozen) + f", {len(integer)} not real" * bool(
-            integer
-        )
+        text += f", {len(frozen)} frozen" * bool(frozen and not include_frozen)
+        text += f", {len(integer)} not real" * bool(integer)
         fused = {v.of for v in views if v.name.endswith(".W_Q") and v.of in chosen and v.shape != v.seen_as}
         if fused:
             stored = sorted({n.removesuffix(".weight").rpartition(".")[2] for n in fused})
@@ -288,25 +300,18 @@ def _batches(data: Any) -> list[Any]:
     return batches
 
 
-def _terms(batch: Any, loss: Loss | None) -> float:
-    """How many loss terms a batch has: labels that count, or entries of the target."""
-    target = None
+def _targets(batch: Any, shifted: bool) -> float:
+    """How many targets a batch holds: labels that count (all but the first of a row if `shifted`), or entries of y."""
+    named = ("labels", "target", "targets", "tokens", "input_ids")
     if isinstance(batch, Mapping):
-        target = next(
-            (batch[name] for name in ("labels", "target", "targets", "tokens", "input_ids") if name in batch), None
-        )
-    elif isinstance(batch, tuple | list) and len(batch) > 1:
-        target = batch[1]
-    if isinstance(target, Tensor) and target.dim():
-        return float((target != IGNORED).sum()) if not target.is_floating_point() else float(target.numel())
-    first = (
-        next(iter(batch.values()))
-        if isinstance(batch, Mapping)
-        else batch[0]
-        if isinstance(batch, tuple | list)
-        else batch
-    )
-    return float(len(first)) if isinstance(first, Tensor) and first.dim() else 1.0
+        target = next((batch[name] for name in named if name in batch), next(iter(batch.values()), None))
+    else:
+        target = batch[min(1, len(batch) - 1)] if isinstance(batch, tuple | list) else batch
+    if not isinstance(target, Tensor) or not target.dim():
+        return 1.0
+    if target.is_floating_point():
+        return float(target.numel())
+    return float(((target[..., 1:] if shifted else target) != IGNORED).sum())
 
 
 def _usable(params: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from ..core.errors import InputError
 from ..core.operator import Operator
 from ..core.space import Space, Vector
 from .head import Factor, Head, as_batch, score_bias
@@ -60,10 +59,6 @@ class AttentionLayer(TokenLayer):
         prefix: str = "",
     ) -> None:
         X, Z = as_batch("X", X), as_batch("context", X if context is None else context)
-        if Z.shape[0] != X.shape[0]:
-            raise InputError(f"X has {X.shape[0]} sequences and context {Z.shape[0]}; give one context per sequence.")
-        if not temperature > 0:
-            raise InputError(f"temperature must be above 0; got {temperature}.")
         self.weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
         self.prefix = prefix
         self.space = Space.of(self.weights).rename(prefix)

@@ -83,6 +83,10 @@ class Head:
     def __init__(
         self, X: Tensor, Z: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, bias: Tensor | None, *, temperature: float
     ) -> None:
+        if Z.shape[0] != X.shape[0]:
+            raise InputError(f"X has {X.shape[0]} sequences and context {Z.shape[0]}; give one context per sequence.")
+        if not temperature > 0:
+            raise InputError(f"temperature must be above 0; got {temperature}.")
         named = {"X": X, "context": Z, "W_Q": W_Q, "W_K": W_K, "W_V": W_V}
         for name, t in named.items():
             if not t.is_floating_point() or t.dtype != X.dtype or t.device != X.device:
