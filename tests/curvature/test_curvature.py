@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quadform.core.errors import InputError
+from quadform.core.errors import CheckFailed, InputError
 from quadform.curvature import Risk, activation_hessian, fisher, functional, gauss_newton, hessian
 from quadform.curvature.selfcheck import require_sound_derivatives
 from quadform.testing import check_operator
@@ -130,6 +130,54 @@ def test_monte_carlo_fisher_converges_to_gauss_newton(block: Any) -> None:
     values = [float(risk.space.inner(v, fisher(risk, kind="monte-carlo", samples=50, seed=s) @ v)) for s in range(20)]
     mean, stderr = torch.tensor(values).mean(), torch.tensor(values).std() / 20**0.5
     assert abs(mean - want) <= 5 * stderr
+
+
+def test_empirical_fisher_is_the_weighted_second_moment_of_the_gradients(block: Any) -> None:
+    """F = sum_b w_b g_b g_b^T over unequal batches."""
+    model, (x, y) = block
+    batches = [(x[:1], y[:1]), (x[1:], y[1:])]
+    risk = Risk(model, cross_entropy, batches, params="norm.*")
+    model.eval()
+    want = torch.zeros(risk.space.size, risk.space.size, dtype=F64)
+    for weight, batch in zip((1 / 3, 2 / 3), batches, strict=True):
+        found = torch.autograd.grad(cross_entropy(model(batch[0]), batch), list(model.norm.parameters()))
+        g = torch.cat([t.flatten() for t in found])
+        want += weight * torch.outer(g, g)
+    assert torch.allclose(fisher(risk).dense(), want, atol=1e-14)
+
+
+def test_random_numbers_drawn_while_measuring_are_given_back() -> None:
+    """A model that draws (without using) random numbers leaves the random state as it was."""
+
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 0 * torch.rand(())
+
+    state = torch.get_rng_state()
+    model = Drawing(2, 2)
+    after_init = torch.get_rng_state()
+    assert not torch.equal(state, after_init)
+    risk = Risk(model, mse, XY)
+    hessian(risk) @ torch.ones(6)
+    assert torch.equal(torch.get_rng_state(), after_init)
+
+
+def test_a_wrong_build_of_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where jvp(grad) is off by one part in a million, no operator is made."""
+    right = torch.func.jvp
+
+    def wrong(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        value, tangent = right(*args, **options)
+        return value, tangent * (1 + 1e-6)
+
+    risk = Risk(nn.Linear(2, 2), mse, XY)
+    require_sound_derivatives.cache_clear()
+    monkeypatch.setattr(torch.func, "jvp", wrong)
+    try:
+        with pytest.raises(CheckFailed, match="differentiates LayerNorm wrongly"):
+            hessian(risk)
+    finally:
+        require_sound_derivatives.cache_clear()
 
 
 def test_batches_are_averaged_by_their_number_of_loss_terms(block: Any) -> None:
