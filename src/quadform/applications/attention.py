@@ -15,7 +15,7 @@ from ..core.errors import InputError, did_you_mean
 from ..core.memory import in_words
 from ..core.progress import Progress, Report, say
 from ..core.record import Estimate, Provenance, Record
-from .configs import BLOCKS, MERGED_BLOCKS, AttentionConfig, Vary
+from .configs.attention import BLOCKS, MERGED_BLOCKS, AttentionConfig, Vary
 from .machine import DTYPES, MATRICES, device_of, guard
 from .problem import Problem, toy_problem
 

@@ -13,7 +13,7 @@ import torch
 
 from ..core.memory import free_bytes, in_words
 from ..core.rng import stream
-from .configs import DoctorConfig
+from .configs.checks import DoctorConfig
 from .machine import DTYPES, device_of, largest_hessian
 
 #: Packages that quadform runs on, and those that open further doors (package, what it is for, how to get it).

@@ -18,7 +18,7 @@ from ..core.progress import Progress, Report
 from ..core.record import Estimate, Provenance, Record
 from ..core.rng import stream
 from ..testing import check_operator
-from .configs import VerifyConfig
+from .configs.checks import VerifyConfig
 from .machine import DTYPES, device_of
 from .problem import Problem, toy_problem
 

@@ -14,18 +14,20 @@ from ..core.errors import QuadformError, UnknownName, did_you_mean
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: the question it answers, the config that holds it, and the function in `answer` that answers it."""
+    """A verb: the question it answers and the config that holds it, `module:Class` of `applications.configs`.
+
+    The module of `cli.verbs` with the verb's name answers it.
+    """
 
     question: str
     config: str
-    answer: str
 
 
 VERBS = {
-    "attention": Verb("the exact Hessian of one attention layer", "AttentionConfig", "attention"),
-    "report": Verb("one self-contained HTML file of it", "ReportConfig", "report"),
-    "verify": Verb("is the mathematics right on this machine?", "VerifyConfig", "verify"),
-    "doctor": Verb("will it run here, and how large may I go?", "DoctorConfig", "doctor"),
+    "attention": Verb("the exact Hessian of one attention layer", "attention:AttentionConfig"),
+    "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
+    "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
+    "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),
 }
 
 _HELP = """\
@@ -82,14 +84,14 @@ def _run(words: list[str]) -> int:
     from .parse import parse
 
     verb = VERBS[name]
-    configs = importlib.import_module("quadform.applications.configs")
+    module, _, config_name = verb.config.partition(":")
+    configs = importlib.import_module(f"quadform.applications.configs.{module}")
     try:
-        config, output = parse(name, getattr(configs, verb.config), rest)
+        config, output = parse(name, getattr(configs, config_name), rest)
     except SystemExit:  # --help was answered
         return 0
     progress.quiet = output.quiet
-    answer = getattr(importlib.import_module(".answer", __package__), verb.answer)
-    return int(answer(config, output))
+    return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
 
 
 def _told(text: str, code: int, words: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from ..applications.configs import Output
+from ..applications.configs.shared import Output
 from ..core.errors import InputError, QuadformError, UnknownName, did_you_mean
 
 Config = TypeVar("Config")
@@ -54,7 +54,7 @@ def _part(cls: Any, whole: Any) -> Any:
 def check_words(verb: str, config: type, words: Sequence[str]) -> None:
     """Refuse what tyro would refuse, in one line: unknown flags, flags without a value, values of the wrong kind."""
     flags = {**_flags(config), **_flags(Output)}
-    positional = {name for name, hint in _hints(config).items() if typing.get_origin(_bare(hint)) is tuple}
+    places = [_bare(hint) for hint in _hints(config).values() if _is_positional(hint)]
     help_line = f"See `quadform {verb} --help`."
     queue = list(words)
     while queue:
@@ -64,8 +64,15 @@ def check_words(verb: str, config: type, words: Sequence[str]) -> None:
         if flag in ("--help", "-h"):
             return
         if not word.startswith("-") or _is_number(word):
-            if not positional:
-                raise InputError(f"`{word}` is not understood: `quadform {verb}` takes flags only. {help_line}")
+            if not places:
+                many = (
+                    "takes flags only"
+                    if not any(map(_is_positional, _hints(config).values()))
+                    else "takes no more words"
+                )
+                raise InputError(f"`{word}` is not understood: `quadform {verb}` {many}. {help_line}")
+            place = places[0] if typing.get_origin(places[0]) is tuple else places.pop(0)
+            _check_value("", word, place, help_line)
         elif flag not in flags:
             near = did_you_mean(flag, flags)
             raise UnknownName(f"`{name}` is not a flag of `quadform {verb}`.{near} {help_line}")
@@ -77,7 +84,7 @@ def check_words(verb: str, config: type, words: Sequence[str]) -> None:
                 if not queue or (queue[0].startswith("--") and not _is_number(queue[0])):
                     raise InputError(f"`{flag}` needs a value: {_wanted(flags[flag])}. {help_line}")
                 value = queue.pop(0)
-            _check_value(flag, value, flags[flag], help_line)
+            _check_value(f"{flag} ", value, flags[flag], help_line)
 
 
 def _check_value(flag: str, value: str, hint: Any, help_line: str) -> None:
@@ -85,12 +92,12 @@ def _check_value(flag: str, value: str, hint: Any, help_line: str) -> None:
         choices = [str(c) for c in typing.get_args(hint)]
         if value not in choices:
             listed = ", ".join(f"`{c}`" for c in choices)
-            raise UnknownName(f"`{flag} {value}` is not one of {listed}.{did_you_mean(value, choices)} {help_line}")
+            raise UnknownName(f"`{flag}{value}` is not one of {listed}.{did_you_mean(value, choices)} {help_line}")
     elif hint in (int, float):
         try:
             hint(value)
         except ValueError:
-            raise InputError(f"`{flag} {value}`: `{flag}` takes {_WORDS[hint]}. {help_line}") from None
+            raise InputError(f"`{flag}{value}`: `{flag.strip()}` takes {_WORDS[hint]}. {help_line}") from None
 
 
 def _wanted(hint: Any) -> str:
@@ -105,8 +112,15 @@ def _hints(config: type) -> dict[str, Any]:
 
 def _flags(config: type) -> dict[str, Any]:
     """`--flag` -> type, optional types without their None; positional words left out."""
-    bare = {name: _bare(hint) for name, hint in _hints(config).items()}
-    return {f"--{name.replace('_', '-')}": hint for name, hint in bare.items() if typing.get_origin(hint) is not tuple}
+    hints = {name: _bare(hint) for name, hint in _hints(config).items() if not _is_positional(hint)}
+    return {f"--{name.replace('_', '-')}": hint for name, hint in hints.items()}
+
+
+def _is_positional(hint: Any) -> bool:
+    from tyro.conf import Positional
+
+    (marker,) = typing.get_args(Positional[int])[1:]
+    return typing.get_origin(hint) is typing.Annotated and marker in typing.get_args(hint)[1:]
 
 
 def _bare(hint: Any) -> Any:

@@ -1,8 +1,4 @@
-"""What can be asked: one frozen value per verb. Torch-free, so the command line reads its flags from here at no cost.
-
-A config holds the question only; where the answer goes (`--out`, `--json`, ...) is the command line's business. Every
-config checks itself when it is made, so Python and the command line refuse the same values with the same text.
-"""
+"""The question of `quadform attention`, and the grid a sweep runs over."""
 
 from __future__ import annotations
 
@@ -11,9 +7,10 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
-from ..core.errors import InputError, did_you_mean
+from ...core.errors import InputError, did_you_mean
+from .shared import Numerics
 
 #: The six unique blocks of the Hessian of one head, row then column, in the order used everywhere.
 BLOCKS = ("W_Q,W_Q", "W_Q,W_K", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")
@@ -72,18 +69,6 @@ class Vary:
         """The points, equally spaced in the logarithm; both ends exact."""
         step = math.log(self.hi / self.lo) / (self.points - 1)
         return [self.lo, *(self.lo * math.exp(step * i) for i in range(1, self.points - 1)), self.hi]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numerics:
-    """Where and how the numbers are made."""
-
-    seed: int = 0
-    """Seed of everything that is drawn."""
-    dtype: Literal["float64", "float32"] = "float64"
-    """Number format of the computation; half precision is refused, it underflows."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:0, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,53 +150,3 @@ class AttentionConfig(Numerics):
             "vary": {sweep.name: [sweep.lo, sweep.hi, sweep.points]} if sweep else None,
             "space": [[name, list(shape)] for name, shape in self.space.items()],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportConfig(Numerics):
-    """One self-contained HTML file. With no RUN it measures the built-in default first: a seeded toy attention layer.
-
-    With RUN folders it redraws from what they hold and computes nothing.
-    """
-
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[RUN ...]", help_behavior_hint="")] = ()
-    """Folders that hold a saved record (made by `quadform attention --out DIR` or an earlier report)."""
-    open: bool = False
-    """Show the file in the browser when it is written."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyConfig(Numerics):
-    """Is the mathematics right on this machine? Closed form against autodiff and finite differences, random shapes."""
-
-    shapes: int = 12
-    """How many random layers to try."""
-    largest: int = 6
-    """No width or number of tokens is drawn above this."""
-
-    def __post_init__(self) -> None:
-        if self.shapes < 1 or self.largest < 1:
-            raise InputError(f"`--shapes {self.shapes} --largest {self.largest}`: give at least 1 for both.")
-        if self.dtype != "float64":
-            raise InputError(f"`--dtype {self.dtype}`: the checks are about formulas, so they run in float64 only.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorConfig(Numerics):
-    """Will it run here, and how large may I go: versions, devices, memory, optional parts, known traps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Where the answer goes."""
-
-    out: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Folder that keeps the results; made if it is missing."""
-    json: bool = False
-    """Print strict JSON and nothing else on stdout."""
-    quiet: bool = False
-    """No progress on stderr."""
-    lang: Literal["en", "ko"] = "en"
-    """Language of the report."""
-    debug: bool = False
-    """Show the whole traceback of an error."""
