@@ -16,6 +16,8 @@ __getattr__, __dir__, __all__ = attach(
         "TrainConfig": ".config",
         "train": ".loop",
         "Trained": ".loop",
+        "Run": ".runs",
+        "open_run": ".runs",
         "Diverged": ".watch",
         "evaluate": ".score",
         "exact_match": ".score",

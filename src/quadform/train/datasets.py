@@ -13,11 +13,12 @@ two of them, whatever the seed. "all" is the plain distribution without any hold
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -68,6 +69,35 @@ class Dataset(ABC):
     def questions(self, split: str, count: int, seed: int = 0) -> list[Question]:
         """(input, answer) token lists; the answer without end token."""
         raise InputError(f"{type(self).__name__} is text to continue; it has no right answers. Leave questions at 0.")
+
+    # --- as a value: a run folder names its data, and opens it again -------------------------------------------------
+    _classes: ClassVar[dict[str, type[Dataset]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Dataset._classes[cls.__name__] = cls
+
+    def to_dict(self) -> dict[str, Any]:
+        """The class and its settings, plain values; every data set is a dataclass of such."""
+        return {"class": type(self).__name__} | {
+            f.name: getattr(self, f.name)
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            if f.init
+        }
+
+    @staticmethod
+    def from_dict(body: Mapping[str, Any]) -> Dataset:
+        """The inverse of `to_dict`."""
+        from . import corpus  # noqa: F401  (the class it holds makes itself known)
+
+        settings = dict(body)
+        name = settings.pop("class", None)
+        if name not in Dataset._classes:
+            raise UnknownName(f"no data set of class {name!r}; known: {', '.join(sorted(Dataset._classes))}.")
+        try:
+            return Dataset._classes[name](**settings)
+        except TypeError as error:
+            raise InputError(f"the data set {name!r} cannot be made with {settings}: {error}.") from error
 
 
 class Drawn(Dataset):

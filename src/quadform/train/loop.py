@@ -110,7 +110,7 @@ class _Run:
     # ------------------------------------------------------------------------------------------------------- files
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be taken up."""
-        return {"train": self.config.to_dict(), "model": self.model.config.to_dict(), "data": repr(self.data)}
+        return {"train": self.config.to_dict(), "model": self.model.config.to_dict(), "data": self.data.to_dict()}
 
     def take_up(self, out: Path, resume: bool) -> None:
         """Go on from the checkpoint in `out`, or empty its log and begin."""

@@ -1,0 +1,43 @@
+"""A run folder opens again: same weights, same data, same optimiser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quadform.core.errors import FileError, UnknownName
+from quadform.nn.transformer import Transformer
+from quadform.train import DATASETS, Dataset, TrainConfig, dataset, open_run, train
+
+
+def test_open_run(tmp_path: Path) -> None:
+    """`open_run` gives the weights, data, settings and AdamW moments that training ended with."""
+    data = dataset("add", digits=2, reverse=True)
+    model = Transformer("sas-p", depth=2, dim=16, heads=2, **data.settings)
+    trained = train(model, data, TrainConfig(steps=5, batch_size=8, save_every=2), out=tmp_path, progress=False)
+    run = open_run(tmp_path)
+    assert run.step == trained.step == 5
+    assert run.data == data
+    assert run.config.steps == 5
+    assert all(
+        torch.equal(a, b) for a, b in zip(run.model.state_dict().values(), model.state_dict().values(), strict=True)
+    )
+    moments = run.optimiser().tensors()
+    assert any("exp_avg_sq" in name and bool((t > 0).any()) for name, t in moments.items())
+
+
+def test_no_run_here(tmp_path: Path) -> None:
+    """A folder without a run is an error that says how to make one."""
+    with pytest.raises(FileError, match="no training run at"):
+        open_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", [n for n in ("add", "copy", "sort", "numbers-ko", "pystdlib") if n in DATASETS])
+def test_data_is_a_value(name: str) -> None:
+    """from_dict(to_dict(data)) == data, and an unknown class names the known ones."""
+    data = dataset(name)
+    assert Dataset.from_dict(data.to_dict()) == data
+    with pytest.raises(UnknownName, match="Addition"):
+        Dataset.from_dict({"class": "Nothing"})
