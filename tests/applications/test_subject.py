@@ -1,0 +1,104 @@
+"""MODEL and its probe: every kind opens, every refusal says what to do, nothing reaches for a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from quadform.applications.configs import ModelQuestion
+from quadform.applications.configs.shared import seconds_of
+from quadform.applications.subject import open_subject, parse_data, parse_new, weights_hash
+from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.nn.transformer import Transformer
+from quadform.train import TrainConfig, dataset, train
+
+
+def test_new() -> None:
+    """`new:sas-p,depth=2,dim=16` with `add:digits=2`: the design, the data's vocabulary, batches of the size asked."""
+    s = open_subject(ModelQuestion(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3, batches=2))
+    assert (s.model.config.design, s.model.config.depth, s.model.config.d_model) == ("sas-p", 2, 16)
+    assert [len(b["tokens"]) for b in s.batches] == [3, 3]
+    assert torch.isfinite(s.risk(ModelQuestion(model="x"), quiet=True).value())
+    again = open_subject(ModelQuestion(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3))
+    assert again.source["weights"] == s.source["weights"]
+
+
+def test_run_and_saved_model(tmp_path: Path) -> None:
+    """A run folder gives its weights, data and step; a folder written by `Transformer.save` its weights."""
+    data = dataset("add", digits=2)
+    model = Transformer("pre-ln", depth=1, dim=16, heads=2, **data.settings)
+    train(model, data, TrainConfig(steps=3, batch_size=4), out=tmp_path / "run", progress=False)
+    s = open_subject(ModelQuestion(model=str(tmp_path / "run")))
+    assert s.step == 3
+    assert s.source["data"]["digits"] == 2
+    assert weights_hash(s.model) == weights_hash(model)
+    model.save(tmp_path / "saved")
+    assert weights_hash(open_subject(ModelQuestion(model=str(tmp_path / "saved"), data="add:digits=2")).model) == (
+        weights_hash(model)
+    )
+
+
+def test_hugging_face_folder(tmp_path: Path) -> None:
+    """A local folder without tokenizer: random tokens, said so; labels give a loss; weights in the dtype asked."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=32)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    s = open_subject(ModelQuestion(model=str(tmp_path), dtype="float64", batch=2, length=8))
+    assert s.batches[0]["input_ids"].shape == (2, 8)
+    assert "random tokens" in s.notes[0]
+    risk = s.risk(quiet=True)
+    assert risk.dtype == torch.float64
+    assert torch.isfinite(risk.value())
+
+
+def test_pickles_are_refused(tmp_path: Path) -> None:
+    """A folder with `pytorch_model.bin` alone is not opened unless trusted; a bare pickle has no model to go with."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=32)
+    model = transformers.GPT2LMHeadModel(config)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(FileError, match="could run code"):
+        open_subject(ModelQuestion(model=str(tmp_path)))
+    with pytest.raises(FileError, match="could run code"):
+        open_subject(ModelQuestion(model=str(tmp_path / "pytorch_model.bin")))
+
+
+@pytest.mark.parametrize(
+    ("question", "error", "text"),
+    [
+        ({"model": "new:paralel"}, UnknownName, "parallel"),
+        ({"model": "new:pre-ln,depth"}, InputError, "not a setting"),
+        ({"model": "new:pre-ln,dept=3"}, UnknownName, "depth"),
+        ({"model": "new:pre-ln", "data": "ad"}, UnknownName, "`add`"),
+        ({"model": "new:pre-ln,vocab=7", "data": "add"}, InputError, "vocab"),
+        ({"model": "gpt2-nowhere"}, FileError, "--allow-download"),
+        ({"model": "no/such/folder"}, FileError, "no model at"),
+        ({"model": "new:pre-ln", "device": "cuda:9"}, InputError, "device"),
+    ],
+)
+def test_refusals(question: dict[str, str], error: type[Exception], text: str) -> None:
+    """What cannot be opened says what can."""
+    with pytest.raises(error, match=text):
+        open_subject(ModelQuestion(**question))
+
+
+def test_empty_folder(tmp_path: Path) -> None:
+    """A folder without a model names the three kinds of folder that hold one."""
+    with pytest.raises(FileError, match="holds no model"):
+        open_subject(ModelQuestion(model=str(tmp_path)))
+
+
+def test_words() -> None:
+    """Settings are JSON values or texts; lengths of time have units."""
+    assert parse_new("new:u-spa,depth=3,positions=rotary") == ("u-spa", {"depth": 3, "positions": "rotary"})
+    assert parse_data("add:digits=3,reverse=true") == ("add", {"digits": 3, "reverse": True})
+    assert [seconds_of(t) for t in ("90s", "1.5m", "2h", "7")] == [90, 90, 7200, 7]
+    for bad in ("", "ten", "0", "5d", "-3s"):
+        with pytest.raises(InputError, match="length of time"):
+            seconds_of(bad)
+    for field in ("batch", "batches", "length"):
+        with pytest.raises(InputError, match="at least 1"):
+            ModelQuestion(model="new:pre-ln", **{field: 0})
