@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from quadform.train import (
     TrainConfig,
     evaluate,
     exact_match,
+    loop,
     token_cosines,
     train,
 )
@@ -240,6 +243,72 @@ def test_refusals():
     batch["labels"] = torch.full_like(batch["labels"], -100)
     with pytest.raises(InputError, match="no target"):
         quiet(small(SUMS), Given(batch), TrainConfig(steps=1))
+
+
+# ----------------------------------------------------------------------------------------------------- one step late
+def test_late_numbers_change_nothing(tmp_path, monkeypatch):
+    """Looking at loss and norm one step late, as on CUDA: same weights, same log, same checkpoints."""
+    config = TrainConfig(steps=7, batch_size=4, watch_every=3, log_every=2, valid_every=5, save_every=3)
+    a, b = small(WORDS), small(WORDS)
+    now = quiet(a, WORDS, config, out=tmp_path / "now")
+    monkeypatch.setattr(loop, "LATE_ON", ("cpu",))
+    late = quiet(b, WORDS, config, out=tmp_path / "late")
+    assert torch.equal(weights(a), weights(b))
+    assert (now.loss, now.valid) == (late.loss, late.valid)
+
+    def log(name):
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+    assert log("now") == log("late")
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_late_break_leaves_the_weights(optimiser, monkeypatch):
+    """One step late: the step with the broken gradient is skipped by the device, named, and no weight is lost."""
+    monkeypatch.setattr(loop, "LATE_ON", ("cpu",))
+    model, calls = small(SUMS), []
+
+    def breaks(g):
+        calls.append(0)
+        return g * math.inf if len(calls) >= 3 else g
+
+    model.layers[0].attn.W_V.register_hook(breaks)
+    with pytest.raises(Diverged, match="step 3: the gradient is not finite") as caught:
+        quiet(model, SUMS, TrainConfig(steps=9, batch_size=4, watch_every=0, optimiser=optimiser))
+    assert caught.value.layer == "the gradient of layers.0.attn.W_V"
+    assert torch.isfinite(weights(model)).all()
+
+
+# ------------------------------------------------------------------------------------------------------ leaving early
+def test_time_is_up_and_goes_on(tmp_path):
+    """After `seconds` the run writes a checkpoint and says "time"; the same call goes on to the same weights."""
+    config = TrainConfig(steps=6, batch_size=4, watch_every=0)
+    whole = quiet(small(WORDS), WORDS, config).model
+    first = quiet(small(WORDS), WORDS, config, out=tmp_path, seconds=0)
+    assert (first.stopped, first.step) == ("time", 1)
+    model = small(WORDS)
+    assert quiet(model, WORDS, config, out=tmp_path).stopped == "steps"
+    assert torch.equal(weights(model), weights(whole))
+
+
+def test_ctrl_c_keeps_the_step(tmp_path):
+    """Ctrl-C: the step is finished, a checkpoint written, KeyboardInterrupt raised; the same call goes on."""
+    config = TrainConfig(steps=6, batch_size=4, watch_every=0)
+
+    def interrupt(done, total, left, text):
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train(small(WORDS), WORDS, config, out=tmp_path, progress=interrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    steps = []
+    model = small(WORDS)
+    train(model, WORDS, config, out=tmp_path, progress=lambda done, *more: steps.append(done))
+    assert steps == [3, 4, 5, 6]
+    assert torch.equal(weights(model), weights(quiet(small(WORDS), WORDS, config).model))
 
 
 # ------------------------------------------------------------------------------------------------------------- collapse

@@ -26,6 +26,7 @@ class TrainConfig:
     always plain. Every `valid_every` steps the loss on `valid_batches` held-out batches is taken, and, where
     `questions` is not 0, the share of so many held-out questions that greedy decoding answers exactly. Training stops
     after `patience` validations without a better one (0: never), or once `goal` of the questions are answered exactly.
+    `bucket` pads rows and lengths of a batch up to a multiple, so that compiled code meets few shapes (1: no padding).
     Every `watch_every` steps the token cosine of every layer is measured; `collapse_at` is the value that warns.
     The run is given up when the mean loss of `log_every` steps exceeds `diverged_at` times max(first loss, log vocab).
     """
@@ -44,6 +45,7 @@ class TrainConfig:
     smoothing: float = 0.0
     precision: Literal["full", "bf16"] = "full"
     compile: bool = False
+    bucket: int = 1
     seed: int = 0
     log_every: int = 10
     valid_every: int = 200
@@ -59,7 +61,16 @@ class TrainConfig:
     def __post_init__(self) -> None:
         choose("optimiser", self.optimiser, OPTIMISERS)
         choose("precision", self.precision, PRECISIONS)
-        for name in ("steps", "batch_size", "accumulate", "log_every", "valid_every", "valid_batches", "save_every"):
+        for name in (
+            "steps",
+            "batch_size",
+            "accumulate",
+            "log_every",
+            "valid_every",
+            "valid_batches",
+            "save_every",
+            "bucket",
+        ):
             self._at_least(name, 1)
         for name in ("watch_every", "questions", "patience", "clip", "weight_decay", "lr", "momentum", "goal"):
             self._at_least(name, 0)

@@ -88,7 +88,7 @@ class Dataset(ABC):
     @staticmethod
     def from_dict(body: Mapping[str, Any]) -> Dataset:
         """The inverse of `to_dict`."""
-        from . import corpus  # noqa: F401  (the class it holds makes itself known)
+        from . import corpus, objectives  # noqa: F401  (the classes they hold make themselves known)
 
         settings = dict(body)
         name = settings.pop("class", None)
@@ -302,6 +302,12 @@ def _standard_library(**settings: Any) -> Dataset:
     return StandardLibrary(**settings)
 
 
+def _packages(**settings: Any) -> Dataset:
+    from .objectives import Packages
+
+    return Packages(**settings)
+
+
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "add": Addition,
     "copy": functools.partial(Letters, task="copy"),
@@ -310,6 +316,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "numbers-ko": functools.partial(NumberWords, to="ko"),
     "numbers-de": functools.partial(NumberWords, to="de"),
     "pystdlib": _standard_library,
+    "packages": _packages,
 }
 
 

@@ -4,6 +4,9 @@ out/metrics.jsonl    one JSON object a line: training loss, validation, token co
 out/checkpoint/      where a killed run goes on, bit for bit on a CPU
 out/best/            the model of the best validation
 out/model/           the model at the end; `Transformer.load(out / "model")`
+
+On CUDA nothing waits for the device inside a step: batches are made ahead, and the loss and gradient norm of a step are
+looked at one step later. A step whose gradient is not finite changes no weights; the device itself decides that.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quadform.core import progress as bars
 from quadform.core.errors import FileError, InputError
@@ -27,16 +34,22 @@ from quadform.nn.transformer import Transformer
 from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .config import TrainConfig
 from .datasets import Batch, Dataset
+from .ddp import Group
+from .feed import Meal, meals
+from .objectives import accuracy
 from .optimiser import Optimiser
-from .score import evaluate, exact_match, targets, to_device
+from .score import evaluate, exact_match
 from .watch import Diverged, broken_layer, steepest_layer, token_cosines
+
+LATE_ON = ("cuda",)
+"""Devices on which the numbers of a step are looked at one step later."""
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A finished run. `stopped` says why it ended: "steps", "patience" or "goal"; `best_step` has the best validation.
+    """A run that ended. `stopped` says why: "steps", "patience" or "goal"; "time" where it can go on.
 
-    `model` holds the weights of the last step; those of the best validation are in `folder / "best"`.
+    `model` holds the weights of the last step; those of the best validation (`best_step`) are in `folder / "best"`.
     """
 
     model: Transformer
@@ -56,28 +69,32 @@ def train(
     *,
     out: str | Path | None = None,
     resume: bool = True,
+    seconds: float | None = None,
     progress: bool | bars.Report = True,
 ) -> Trained:
     """Train `model` in place on the "train" split, and validate on "valid".
 
     With `out` a run that was stopped or killed goes on where its last checkpoint is; `resume=False` begins anew. The
-    same model, data, config and seed give the same weights, interrupted or not (bit for bit on a CPU).
+    same model, data, config and seed give the same weights, interrupted or not (bit for bit on a CPU). After `seconds`
+    the run writes a checkpoint and ends. Ctrl-C finishes the step, writes a checkpoint and raises KeyboardInterrupt.
+    Under torchrun every process takes its share of the batches (see `quadform.train.ddp`).
     """
     config = TrainConfig() if config is None else config
     device = model.embed.W_E.device
     if config.precision == "bf16" and device.type != "cuda":
         raise InputError("precision bf16 is for CUDA (many CPUs have no bfloat16 products); use precision = full.")
-    run = _Run(model, data, config, Path(out) if out is not None else None)
-    if run.out is not None:
-        run.take_up(run.out, resume)
     training = model.training
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            model.train()
-            run.go(progress)
-        finally:
-            model.train(training)
-            model.zero_grad(set_to_none=True)
+    with Group(device) as group:
+        run = _Run(model, data, config, Path(out) if out is not None else None, group)
+        if run.out is not None:
+            run.take_up(run.out, resume)
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            try:
+                model.train()
+                run.go(progress if group.writes else False, seconds)
+            finally:
+                model.train(training)
+                model.zero_grad(set_to_none=True)
     return run.result()
 
 
@@ -97,20 +114,34 @@ class _State:
     warnings: list[str] = field(default_factory=list)
 
 
+@dataclass
+class _Seen:
+    """Loss and gradient norm of a step, on their way from the device, and the batches they come from."""
+
+    step: int
+    numbers: Tensor
+    batches: list[Batch]
+    ready: torch.cuda.Event | None = None
+
+
 class _Run:
-    def __init__(self, model: Transformer, data: Dataset, config: TrainConfig, out: Path | None) -> None:
-        self.model, self.data, self.config, self.out = model, data, config, out
+    def __init__(self, model: Transformer, data: Dataset, config: TrainConfig, out: Path | None, group: Group) -> None:
+        self.model, self.data, self.config, self.out, self.group = model, data, config, out, group
         self.device = model.embed.W_E.device
         self.optimiser = Optimiser(model, config)
         self.state = _State()
-        self.loss_of = torch.compile(model.loss) if config.compile else model.loss
+        self.loss_of = group.parallel(torch.compile(model.loss) if config.compile else model.loss, model)
         self.made = Provenance.collect(seed=config.seed, dtype=model.embed.W_E.dtype, device=self.device)
         self.started = time.monotonic()
+        self.late = self.device.type in LATE_ON and self.optimiser.skips
+        self.pending: _Seen | None = None
+        self.norm, self.out_of_time = math.nan, False
 
     # ------------------------------------------------------------------------------------------------------- files
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to be taken up."""
-        return {"train": self.config.to_dict(), "model": self.model.config.to_dict(), "data": self.data.to_dict()}
+        same = {"train": self.config.to_dict(), "model": self.model.config.to_dict(), "data": self.data.to_dict()}
+        return same | ({"processes": self.group.world} if self.group.world > 1 else {})
 
     def take_up(self, out: Path, resume: bool) -> None:
         """Go on from the checkpoint in `out`, or empty its log and begin."""
@@ -118,11 +149,13 @@ class _Run:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"cannot write a run to {out}: {error.strerror}. Choose another folder.") from error
-        if not resume:
+        if not resume and self.group.writes:
             (out / "checkpoint" / JSON_NAME).unlink(missing_ok=True)
+        self.group.wait()
         found = load_checkpoint(out / "checkpoint")
         if found is None:
-            write_atomically(out / "metrics.jsonl", b"")
+            if self.group.writes:
+                write_atomically(out / "metrics.jsonl", b"")
             return
         state, tensors = found
         try:
@@ -136,6 +169,9 @@ class _Run:
         except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{out}/checkpoint is not complete ({error}). Use resume=False to begin anew.") from error
         restore(self.model, self.optimiser, tensors)
+        self.group.wait()  # all have read what process 0 will write
+        if not self.group.writes:
+            return
         log = out / "metrics.jsonl"
         kept = []
         for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
@@ -146,95 +182,138 @@ class _Run:
         bars.say(f"going on from step {self.state.step} in {out}")
 
     def save(self) -> None:
-        if self.out is not None:
+        self.settle()
+        if self.out is not None and self.group.writes:
             state = {"identity": self.identity(), "state": vars(self.state)}
             save_checkpoint(self.out / "checkpoint", self.model, self.optimiser, state, self.made)
 
     def log(self, **numbers: Any) -> None:
-        if self.out is None:
+        if self.out is None or not self.group.writes:
             return
         line = {"step": self.state.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
         with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as f:
             f.write(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False) + "\n")
 
     # ------------------------------------------------------------------------------------------------------- steps
-    def go(self, progress: bool | bars.Report) -> None:
-        c, s = self.config, self.state
-        stream_of = self.data.batches("train", c.batch_size, c.seed, s.step * c.accumulate)
-        with bars.Progress(c.steps, "training", show=progress) as bar:
+    def go(self, progress: bool | bars.Report, seconds: float | None) -> None:
+        c, s, g = self.config, self.state, self.group
+        sizes = {"batch_size": c.batch_size, "accumulate": c.accumulate, "bucket": c.bucket}
+        stream_of = meals(self.model, self.data, **sizes, seed=c.seed, step=s.step, rank=g.rank, world=g.world)
+        with (
+            bars.Progress(c.steps, "training", show=progress) as bar,
+            _one_warning() as asked,
+            contextlib.closing(stream_of),
+        ):
             if s.step:
                 bar.step(s.step)
             while not s.stopped:
-                batches = [to_device(next(stream_of), self.device) for _ in range(c.accumulate)]
-                norm, lr = self.update(batches)
+                meal = next(stream_of)
+                lr = self.update(meal)
                 if s.step % c.log_every == 0 or s.step == c.steps:
-                    self.log(loss=sum(s.recent) / len(s.recent), gradient_norm=norm, lr=lr)
+                    self.settle()
+                    self.log(loss=sum(s.recent) / len(s.recent), gradient_norm=self.norm, lr=lr)
                 if c.watch_every and (s.step % c.watch_every == 0 or s.step == 1):
-                    self.watch(batches[0])
+                    self.watch(meal.batches[0])
                 if s.step % c.valid_every == 0 or s.step == c.steps:
                     self.validate()
                 if not s.stopped and s.step == c.steps:
                     s.stopped = "steps"
-                if s.step % c.save_every == 0 or s.stopped:
+                if g.world == 1 or s.step % c.log_every == 0:  # processes agree now and then, not at every step
+                    self.out_of_time = g.any(seconds is not None and time.monotonic() - self.started > seconds)
+                    interrupted = g.any(asked.is_set())
+                else:
+                    interrupted = False
+                leaves = interrupted or self.out_of_time
+                if s.step % c.save_every == 0 or s.stopped or leaves:
                     self.save()
                 bar.step(text=self.text())
-        if self.out is not None:
+                if interrupted and not s.stopped:
+                    raise KeyboardInterrupt
+                if leaves:
+                    break
+        if self.out is not None and g.writes:
             self.model.save(self.out / "model")
 
-    def update(self, batches: list[Batch]) -> tuple[float, float]:
-        """One step of the optimiser: (gradient norm before clipping, learning rate)."""
-        c, s = self.config, self.state
-        torch.manual_seed(stream(c.seed, f"step/{s.step}").initial_seed())
-        total = sum(int(targets(self.model, b).sum()) for b in batches)
-        if total == 0:
+    def update(self, meal: Meal) -> float:
+        """One step of the optimiser; returns its learning rate."""
+        c, s, g = self.config, self.state, self.group
+        torch.manual_seed(stream(c.seed, f"step/{s.step}" + (f"/{g.rank}" if g.rank else "")).initial_seed())
+        if meal.targets == 0 and g.world == 1:
             raise InputError(
                 f"the batch of step {s.step + 1} has no target to predict. Check the labels and the padding."
             )
-        loss = 0.0
-        for batch in batches:
-            with torch.autocast("cuda", torch.bfloat16, enabled=c.precision == "bf16"):
-                part = self.loss_of(batch, smoothing=c.smoothing, reduction="sum") / total
-            part.backward()
-            loss += float(part.detach())
+        total: Tensor | int = meal.targets
+        if g.world > 1:
+            total = g.sum(torch.tensor(float(total), device=self.device)) / g.world
+        parts = []
+        for i, batch in enumerate(meal.batches):
+            with g.hold(self.loss_of, last=i == len(meal.batches) - 1):
+                with torch.autocast("cuda", torch.bfloat16, enabled=c.precision == "bf16"):
+                    part = self.loss_of(batch, smoothing=c.smoothing, reduction="sum") / total
+                part.backward()
+            parts.append(part.detach())
+        loss = g.sum(torch.stack(parts).sum()) / g.world
         trained = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-        self.check(loss, float(norm), batches)
+        seen = _Seen(s.step + 1, torch.stack((loss.double(), norm.double())), meal.batches)
+        if not self.late:
+            self.judge(seen)
         if c.clip:
             torch.nn.utils.clip_grads_with_norm_(trained, c.clip, norm)
         lr = c.lr * c.schedule.factor(s.step, c.steps)
-        self.optimiser.step(lr)
-        s.step, s.loss = s.step + 1, loss
-        return float(norm), lr
+        if self.late:
+            self.optimiser.step(lr, skip=1 - seen.numbers.isfinite().all().float())
+            seen.numbers = seen.numbers.to("cpu", non_blocking=True)
+            if self.device.type == "cuda":
+                seen.ready = torch.cuda.Event()
+                seen.ready.record()
+            self.settle()
+            self.pending = seen
+        else:
+            self.optimiser.step(lr)
+        s.step += 1
+        return lr
 
-    def check(self, loss: float, norm: float, batches: list[Batch]) -> None:
-        """Give the run up, before the weights are touched, when loss or gradient are not finite or have exploded."""
+    def settle(self) -> None:
+        """Look at the numbers that are still on their way from the device."""
+        seen, self.pending = self.pending, None
+        if seen is not None:
+            if seen.ready is not None:
+                seen.ready.synchronize()
+            self.judge(seen)
+
+    def judge(self, seen: _Seen) -> None:
+        """Give the run up when loss or gradient are not finite (that step changed no weights) or have exploded."""
         c, s = self.config, self.state
-        step = s.step + 1
-        if not math.isfinite(loss) or not math.isfinite(norm):
-            layer = broken_layer(self.model, batches)
+        loss, self.norm = seen.numbers.tolist()
+        if not math.isfinite(loss) or not math.isfinite(self.norm):
+            layer = broken_layer(self.model, seen.batches, again=self.late)
             what = f"the {'loss' if not math.isfinite(loss) else 'gradient'} is not finite; it begins in {layer}"
         else:
+            s.loss = loss
             s.first_loss = loss if s.first_loss is None else s.first_loss
             s.recent = [*s.recent, loss][-c.log_every :]
             ceiling = c.diverged_at * max(s.first_loss, math.log(self.model.config.classes or self.model.config.vocab))
             if len(s.recent) < c.log_every or sum(s.recent) / len(s.recent) <= ceiling:
                 return
-            layer = steepest_layer(self.model)
+            layer = steepest_layer(self.model, seen.batches)
             what = (
                 f"the mean loss of {c.log_every} steps is above {ceiling:.3g}, {c.diverged_at:g} times where it began; "
                 f"the largest gradient is in {layer}"
             )
         kept = f" The last checkpoint in {self.out} is from before." if self.out is not None else ""
         raise Diverged(
-            f"training stopped at step {step}: {what}. Lower lr (now {c.lr:g}), lengthen the warm-up (now "
+            f"training stopped at step {seen.step}: {what}. Lower lr (now {c.lr:g}), lengthen the warm-up (now "
             f"{c.schedule.warmup_steps(c.steps)} steps), clip the gradient (now {c.clip or 'off'}), or take a design "
             f"with norms.{kept}",
-            step,
+            seen.step,
             layer,
         )
 
     # ---------------------------------------------------------------------------------------------------- measures
     def watch(self, batch: Batch) -> None:
+        if not self.group.writes:
+            return
         cosines = {name: e.value for name, e in token_cosines(self.model, batch).items()}
         self.log(cosine=cosines)
         name, value = max(cosines.items(), key=lambda entry: entry[1], default=("", 0.0))
@@ -249,16 +328,23 @@ class _Run:
 
     def validate(self) -> None:
         c, s = self.config, self.state
-        loss = evaluate(self.model, self.data, batches=c.valid_batches, batch_size=c.batch_size, seed=c.seed)
-        found = {"loss": loss}
+        self.settle()
+        sizes = {"batches": c.valid_batches, "batch_size": c.batch_size, "seed": c.seed}
+        found = {"loss": lambda: evaluate(self.model, self.data, **sizes)}
         if c.questions:
-            found["exact"] = exact_match(self.model, self.data, count=c.questions, seed=c.seed)
+            found["exact"] = lambda: exact_match(self.model, self.data, count=c.questions, seed=c.seed)
+        if self.model.config.kind == "encoder":
+            found["accuracy"] = lambda: accuracy(self.model, self.data, **sizes)
+        seen = [measure() if self.group.writes else Estimate(math.nan) for measure in found.values()]
+        told = self.group.first([x for e in seen for x in (e.value, e.stderr or 0.0)])
+        values = [Estimate(told[2 * i], told[2 * i + 1], "estimate") for i in range(len(seen))]
+        found = dict(zip(found, values, strict=True))
         s.valid = {name: vars(e) for name, e in found.items()}
         self.log(valid={name: {"value": e.value, "stderr": e.stderr} for name, e in found.items()})
-        now = [found["exact"].value if c.questions else 0.0, -loss.value]
+        now = [found["exact"].value if c.questions else 0.0, -found["loss"].value]
         if s.best is None or now > s.best:
             s.best, s.best_step, s.waits = now, s.step, 0
-            if self.out is not None:
+            if self.out is not None and self.group.writes:
                 self.model.save(self.out / "best")
         else:
             s.waits += 1
@@ -274,7 +360,28 @@ class _Run:
     def result(self) -> Trained:
         s = self.state
         valid = {name: Estimate(**e) for name, e in s.valid.items()}
-        return Trained(self.model, s.step, s.loss, valid, s.best_step, s.stopped, tuple(s.warnings), self.out)
+        why = s.stopped or "time"
+        return Trained(self.model, s.step, s.loss, valid, s.best_step, why, tuple(s.warnings), self.out)
+
+
+@contextlib.contextmanager
+def _one_warning() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event, the second interrupts; outside the main thread Ctrl-C is left alone."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        asked.set()
+        bars.say("\nfinishing this step; Ctrl-C once more stops at once")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _differences(before: Any, now: Any, where: str = "") -> list[str]:

@@ -31,6 +31,8 @@ class Optimiser:
         adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
         wd = config.weight_decay
         everything = list(self.names)
+        self.fused = all(p.device.type in ("cpu", "cuda") for p in everything)
+        adam["fused"] = self.fused
         if config.optimiser == "muon":
             if any(p.device.type == "cpu" for p in everything):
                 raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; use adamw, or a GPU.")
@@ -42,16 +44,24 @@ class Optimiser:
                 muon = torch.optim.Muon(inner, lr=config.lr, weight_decay=wd, adjust_lr_fn="match_rms_adamw")
                 self.parts.append(muon)
         elif config.optimiser == "sgd":
-            self.parts = [torch.optim.SGD(_groups(everything, wd), lr=config.lr, momentum=config.momentum)]
+            self.parts = [
+                torch.optim.SGD(_groups(everything, wd), lr=config.lr, momentum=config.momentum, fused=self.fused)
+            ]
         else:
             kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimiser]
             self.parts = [kind(_groups(everything, wd), **adam)]
 
-    def step(self, lr: float) -> None:
-        """One update at learning rate `lr`; gradients are dropped afterwards."""
+    @property
+    def skips(self) -> bool:
+        """Whether `step` can leave the weights alone by a decision that is taken on the device."""
+        return self.fused and all(getattr(part, "_step_supports_amp_scaling", False) for part in self.parts)
+
+    def step(self, lr: float, skip: Tensor | None = None) -> None:
+        """One update at learning rate `lr`; gradients are dropped afterwards. Where `skip` is 1 nothing is changed."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = lr
+            part.found_inf = skip  # type: ignore[attr-defined]  # how torch's fused optimisers are told
             part.step()
             part.zero_grad(set_to_none=True)
 
@@ -76,7 +86,9 @@ class Optimiser:
             found.setdefault(name, {})[key] = value
         for name, state in found.items():
             p, part = owner[name]
-            part.state[p] = {k: v.clone() if k == "step" else v.to(p.device, copy=True) for k, v in state.items()}
+            part.state[p] = {
+                k: v.clone() if k == "step" and not self.fused else v.to(p.device, copy=True) for k, v in state.items()
+            }
 
 
 def _groups(parameters: Sequence[Tensor], weight_decay: float) -> list[dict[str, Any]]:

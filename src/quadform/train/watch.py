@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -69,11 +69,12 @@ def token_cosines(model: Transformer, batch: Batch) -> dict[str, Estimate]:
 
 
 @torch.no_grad()
-def broken_layer(model: Transformer, batches: Iterable[Batch]) -> str:
+def broken_layer(model: Transformer, batches: Sequence[Batch], again: bool = False) -> str:
     """Where a loss or gradient that is not finite comes from, in the words of the module names.
 
     In this order: a parameter that is not finite; the first module of the forward pass whose output is not; the last
-    parameter whose gradient is not (the backward pass goes from the output to the input).
+    parameter whose gradient is not (the backward pass goes from the output to the input), taken `again` where the
+    gradients of the batches are gone.
     """
     for name, p in model.named_parameters():
         if not torch.isfinite(p).all():
@@ -97,12 +98,22 @@ def broken_layer(model: Transformer, batches: Iterable[Batch]) -> str:
         return f"the output of {first[0]}"
     if not finite:
         return "the logits or the loss"
+    if again:
+        _gradients(model, batches)
     bad = [n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
     return f"the gradient of {bad[-1]}" if bad else "the norm of the gradient"
 
 
-def steepest_layer(model: Transformer) -> str:
-    """The block (or other part) with the largest gradient norm."""
+@torch.enable_grad()
+def _gradients(model: Transformer, batches: Sequence[Batch]) -> None:
+    model.zero_grad(set_to_none=True)
+    for batch in batches:
+        model.loss(batch).backward()
+
+
+def steepest_layer(model: Transformer, batches: Sequence[Batch]) -> str:
+    """The block (or other part) with the largest gradient norm on these batches."""
+    _gradients(model, batches)
     squares: dict[str, float] = {}
     for name, p in model.named_parameters():
         if p.grad is not None:

@@ -1,0 +1,203 @@
+"""Objectives besides the next token: masked tokens, a class for the whole text, and starting from a trained model.
+
+masked        a share of the tokens is hidden, an encoder says what they were
+classify      the class of a text, from the mean of its real tokens
+fine-tuning   `started_from(model, data)`: the weights of a trained model in a model of other data
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quadform.core.errors import InputError
+from quadform.core.record import Estimate
+from quadform.core.rng import stream
+from quadform.core.spec import choose
+from quadform.nn.tokens import MASK, SPECIALS, ByteTokenizer, Tokenizer
+from quadform.nn.transformer import IGNORE, Transformer
+
+from .corpus import library_files
+from .datasets import SPLITS, Batch, Dataset
+from .score import targets, to_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Dataset):
+    """The texts of another data set with `share` of their tokens to be guessed by an encoder.
+
+    Of the chosen tokens 80 % become MASK, 10 % a token drawn uniformly, 10 % stay; the loss is on the chosen ones
+    alone. At least one token of a sequence is chosen. Source: [DCLT19, Sec. 3.1]; share 0.25 as in [HH24, App.].
+    """
+
+    data: Dataset
+    share: float = 0.25
+    hidden: float = 0.8
+    swapped: float = 0.1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, Mapping):  # from a run folder
+            object.__setattr__(self, "data", Dataset.from_dict(self.data))
+        if self.data.settings["kind"] != "decoder" or not hasattr(self.data, "tokenizer"):
+            raise InputError(f"tokens can be masked in running text (`pystdlib`), not in {self.data}.")
+        if not 0 < self.share < 1 or min(self.hidden, self.swapped) < 0 or self.hidden + self.swapped > 1:
+            raise InputError(
+                f"share lies between 0 and 1, and hidden and swapped are shares of it; got {self.share}, "
+                f"{self.hidden}, {self.swapped}."
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return super().to_dict() | {"data": self.data.to_dict()}
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.data.tokenizer  # type: ignore[attr-defined]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.data.settings | {"kind": "encoder"}
+
+    def batches(self, split: str, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[Batch]:
+        vocab = self.settings["vocab"]
+        for batch in self.data.batches(split, batch_size, seed, start):
+            tokens, generator = batch["tokens"], stream(seed, f"masked/{split}/{start}")
+            u = torch.rand(tokens.shape, generator=generator)
+            chosen = (u < self.share) | (u == u.amin(1, keepdim=True))
+            fate = torch.rand(tokens.shape, generator=generator)
+            other = torch.randint(len(SPECIALS), vocab, tokens.shape, generator=generator)
+            seen = tokens.masked_fill(chosen & (fate < self.hidden), MASK)
+            swap = chosen & (fate >= self.hidden) & (fate < self.hidden + self.swapped)
+            yield {"tokens": torch.where(swap, other, seen), "labels": tokens.masked_fill(~chosen, IGNORE)}
+            start += 1
+
+
+@functools.cache
+def _packages(classes: int) -> tuple[str, ...]:
+    """The packages of the standard library with the most modules, in order of name."""
+    count = Counter(name.split("/")[0] for name, _ in library_files() if "/" in name)
+    return tuple(sorted(sorted(count, key=lambda p: (-count[p], p))[:classes]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages(Dataset):
+    """Which package of the standard library does this piece of code come from? One of the `classes` largest.
+
+    Every class is drawn equally often, then a module of it, then a window of `seq_len` bytes. Modules are held out:
+    of each package one in five for "valid" and one in five for "test", by order of a hash of the name, so that every
+    class is in every split. Results depend on the interpreter.
+    """
+
+    classes: int = 6
+    seq_len: int = 128
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.classes <= 12 or self.seq_len < 2:
+            raise InputError(f"there are 2 to 12 packages, and windows of 2 bytes or more; got {self}.")
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return ByteTokenizer()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes by number."""
+        return _packages(self.classes)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"kind": "encoder", "vocab": ByteTokenizer.size, "seq_len": self.seq_len, "classes": self.classes}
+
+    def texts(self, split: str) -> list[list[torch.Tensor]]:
+        """Of every class its modules in a split, as tokens; modules shorter than a window are left out."""
+        choose("split", split, SPLITS)
+        if split not in self._texts:
+            self._texts[split] = [self._modules(package, split) for package in self.names]
+        return self._texts[split]
+
+    @functools.cached_property
+    def _texts(self) -> dict[str, list[list[torch.Tensor]]]:
+        return {}
+
+    def _modules(self, package: str, split: str) -> list[torch.Tensor]:
+        found = [(n, text) for n, text in library_files() if n.startswith(package + "/") and len(text) >= self.seq_len]
+        found.sort(key=lambda entry: hashlib.sha256(entry[0].encode()).digest())
+        if len(found) < 3:
+            raise InputError(f"this interpreter's package {package} has too few modules. Lower classes.")
+        wanted = {"test": (0,), "valid": (1,), "train": (2, 3, 4), "all": range(5)}[split]
+        coder = ByteTokenizer()
+        return [torch.tensor(coder.encode(text)) for i, (_, text) in enumerate(found) if i % 5 in wanted]
+
+    def batches(self, split: str, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[Batch]:
+        texts = self.texts(split)
+        while True:
+            generator = stream(seed, f"packages/{split}/{start}")
+            labels = torch.randint(self.classes, (batch_size,), generator=generator)
+            u = torch.rand(2, batch_size, generator=generator, dtype=torch.float64).tolist()
+            rows = []
+            for label, a, b in zip(labels.tolist(), *u, strict=True):
+                text = texts[label][int(a * len(texts[label]))]
+                at = int(b * (len(text) - self.seq_len + 1))
+                rows.append(text[at : at + self.seq_len])
+            yield {"tokens": torch.stack(rows), "labels": labels}
+            start += 1
+
+
+@torch.no_grad()
+def accuracy(
+    model: Transformer, data: Dataset, *, split: str = "valid", batches: int = 8, batch_size: int = 64, seed: int = 0
+) -> Estimate:
+    """The share of labels of so many batches that the largest logit names.
+
+    With right r_s of the n_s labels of sequence s: sum r_s / sum n_s, standard error as a ratio (see `evaluate`); a
+    quarter of a label is added to it, so that it is not zero at 0 % and 100 %.
+    """
+    training, device = model.training, model.embed.W_E.device
+    model.eval()
+    right, counts = [], []
+    try:
+        for batch in itertools.islice(data.batches(split, batch_size, seed), batches):
+            batch = to_device(batch, device)
+            counted = targets(model, batch)
+            hit = (model(batch["tokens"], batch.get("mask")).argmax(-1) == batch["labels"]) & counted
+            right.append(hit.flatten(1).sum(1) if hit.ndim > 1 else hit.long())
+            counts.append(counted.flatten(1).sum(1) if hit.ndim > 1 else counted.long())
+    finally:
+        model.train(training)
+    r, n = torch.cat(right).double(), torch.cat(counts).double()
+    mean, total = float(r.sum() / n.sum()), float(n.sum())
+    return Estimate(mean, math.sqrt(float((r - mean * n).square().sum()) + 0.25) / total, "estimate")
+
+
+def started_from(model: Transformer, data: Dataset, *, seed: int = 0) -> tuple[Transformer, list[str]]:
+    """(a model for `data` with the weights of `model`, the parameters that begin anew).
+
+    The blocks, the embedding and the positions are taken over; what the new settings ask for besides (a class output
+    W_C, b_C) starts as in a fresh model of this seed. A shorter text keeps the first positions; a longer one is refused
+    where positions are learned, and so is another vocabulary.
+    """
+    old, wanted = model.config, data.settings
+    if wanted["vocab"] != old.vocab:
+        raise InputError(f"the model knows {old.vocab} tokens and this data {wanted['vocab']}; use the same tokens.")
+    if (wanted["kind"] == "encoder-decoder") != (old.kind == "encoder-decoder"):
+        raise InputError(f"a {old.kind} cannot go on as a {wanted['kind']}. Choose other data, or begin anew.")
+    if old.positions == "learned" and wanted["seq_len"] > old.seq_len:
+        raise InputError(
+            f"the model has learned {old.seq_len} positions, this data has {wanted['seq_len']}. Lower seq_len."
+        )
+    config = dataclasses.replace(old, **({"classes": 0} | wanted))
+    W = model.embed.W_E
+    new = Transformer(config, seed=seed, dtype=W.dtype, device=W.device)
+    own, given = new.state_dict(), model.state_dict()
+    for name, t in own.items():
+        if name in given:
+            t.copy_(given[name][: len(t)] if name.endswith("W_pos") else given[name])
+    return new, [name for name in own if name not in given]
