@@ -27,6 +27,7 @@ VERBS = {
     "attention": Verb("the exact Hessian of one attention layer", "attention:AttentionConfig"),
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
     "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
+    "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
     "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),
 }
 

@@ -1,0 +1,84 @@
+"""`quadform reproduce ID|all`: the papers' figures again, and what became of each claim."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...applications.configs.reproduce import ReproduceConfig
+from ...applications.configs.shared import Output
+from ..folders import choose_threads, writable
+from ..show import print_json, print_table, table
+
+if TYPE_CHECKING:
+    from ...experiments.runner import Outcome
+
+
+def answer(config: ReproduceConfig, output: Output) -> int:
+    from dataclasses import replace
+
+    from ...experiments.catalog import CATALOG, experiment
+    from ...experiments.runner import plain, reproduce
+
+    names = list(CATALOG) if "all" in config.names else list(config.names)
+    for name in names:
+        experiment(name)  # an unknown one is told before any work
+    if config.dry_run:
+        return _plan(names, config.preset)
+    output = replace(output, out=output.out or str(Path("runs") / "reproduce" / config.preset))
+    folder = writable(output)
+    choose_threads(0)  # many small matrices: threads would wait for each other
+    until = math.inf if config.seconds is None else time.monotonic() + config.seconds
+    outcomes = reproduce(
+        config.names,
+        config.preset,
+        out=folder,
+        seed=config.seed,
+        again=config.again,
+        until=until,
+        tell=None if output.json else _tell,
+    )
+    failed = [o for o in outcomes if o.failed]
+    if output.json:
+        print_json({"ok": not failed, "experiments": [plain(o) for o in outcomes], "saved": str(folder)})
+    else:
+        statuses = [v.status for o in outcomes for v in o.verdicts]
+        print(
+            f"{len(outcomes)} experiments, {len(statuses)} claims: {statuses.count('met')} met,"
+            f" {statuses.count('not met')} not met, {statuses.count('not tested')} not tested"
+        )
+        print(f"saved {folder}; the page of all of it: {folder}/index.html")
+    return 3 if failed else 0
+
+
+def _tell(outcome: Outcome) -> None:
+    """One experiment: what the figure shows, and its claims with their numbers."""
+    e = outcome.experiment
+    kept = f"kept from {outcome.record.made.made_at}" if outcome.kept else "run now"
+    print(f"{e.id}: {e.title}, {e.source}, preset {outcome.record.inputs['preset']}, {kept}")
+    print(f"  {e.figure(outcome.record).headline}")
+    found = table("")
+    for name in ("claim", "found", "wanted"):
+        found.add_column(name)
+    for v in outcome.verdicts:
+        why = f" ({v.reason})" if v.reason else ""
+        found.add_row(v.status, v.claim.text + why, v.number, v.claim.wanted)
+    print_table(found)
+    print()
+
+
+def _plan(names: list[str], preset: str) -> int:
+    from ...experiments.catalog import experiment
+
+    found = table("experiment")
+    for name in ("claims", "processor seconds", "needs"):
+        found.add_column(name, justify="right" if name != "needs" else "left")
+    for e in map(experiment, names):
+        cost = e.cost.get(preset)
+        found.add_row(
+            e.id, str(len(e.claims)), "not recorded" if cost is None else f"{cost:.0f}", ", ".join(e.needs) or "-"
+        )
+    print_table(found)
+    return 0

@@ -1,0 +1,18 @@
+"""The papers' figures and tables, one module each: what is measured, how it is drawn, which claims it decides."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "CATALOG": ".catalog",
+        "Claim": ".claims",
+        "Experiment": ".experiment",
+        "Outcome": ".runner",
+        "Verdict": ".claims",
+        "committed": ".catalog",
+        "experiment": ".catalog",
+        "reproduce": ".runner",
+        "write_gallery": ".gallery",
+    },
+)

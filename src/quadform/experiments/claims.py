@@ -1,0 +1,117 @@
+"""Claims as data: a sentence of a paper, the scalar of a Record that decides it, and where that scalar must lie.
+
+The interval is written down before the number is seen. A claim that fails stays as it is, red, and gets a page in
+docs/decisions/. Nothing here computes: whatever a claim reads is a scalar that the experiment's `run` put there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..core.errors import InputError
+
+PRESETS = ("smoke", "cpu", "paper")
+Status = Literal["met", "not met", "not tested"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """`low <= scalars[key] <= high` makes the sentence `text` true. `expect` is the number the source gives, if any.
+
+    `presets` are those whose settings can decide it; under the others it is "not tested". `why` says where the width
+    of the interval comes from, `page` the decision that tells what was found where it is not met.
+    """
+
+    text: str
+    source: str
+    key: str
+    low: float = -math.inf
+    high: float = math.inf
+    expect: float | None = None
+    presets: tuple[str, ...] = PRESETS
+    why: str = ""
+    page: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high or (math.isinf(self.low) and math.isinf(self.high)):
+            raise InputError(f"a claim needs an interval that can be missed; got [{self.low}, {self.high}].")
+        if not set(self.presets) <= set(PRESETS):
+            raise InputError(f"presets of a claim are among {', '.join(PRESETS)}; got {', '.join(self.presets)}.")
+
+    @property
+    def wanted(self) -> str:
+        """The interval in words: `6 +- 0.15`, `at most 0.01`, `0.3 to 0.6`."""
+        if self.expect is not None and math.isclose(self.high - self.expect, self.expect - self.low, rel_tol=1e-9):
+            return f"{self.expect:.4g} +- {self.high - self.expect:.2g}"
+        if math.isinf(self.low):
+            return f"at most {self.high:.4g}"
+        if math.isinf(self.high):
+            return f"at least {self.low:.4g}"
+        return f"{self.low:.4g} to {self.high:.4g}" if self.low != self.high else f"exactly {self.low:.4g}"
+
+    def verdict(self, scalars: Mapping[str, Any], preset: str) -> Verdict:
+        """Met or not, or why it cannot be said."""
+        found = scalars.get(self.key)
+        if preset not in self.presets:
+            return Verdict(self, "not tested", found, f"the preset {preset} is too small for it")
+        if found is None:
+            return Verdict(self, "not tested", None, "the record has no such number")
+        return Verdict(self, "met" if self.low <= found.value <= self.high else "not met", found)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim: its status, the number (an Estimate) that decided, and a reason where none could."""
+
+    claim: Claim
+    status: Status
+    found: Any = None
+    reason: str = ""
+
+    @property
+    def number(self) -> str:
+        """The number with its tag, as text."""
+        if self.found is None:
+            return "-"
+        spread = f" +- {self.found.stderr:.2g}" if self.found.stderr else ""
+        return f"{self.found.value:.4g}{spread} [{self.found.kind}]"
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        c, f = self.claim, self.found
+        return {
+            "claim": c.text,
+            "source": c.source,
+            "key": c.key,
+            "status": self.status,
+            "value": None if f is None else f.value,
+            "stderr": None if f is None else f.stderr,
+            "kind": None if f is None else f.kind,
+            "low": c.low,
+            "high": c.high,
+            "expect": c.expect,
+            "reason": self.reason,
+        }
+
+
+def near(text: str, key: str, expect: float, within: float, source: str, **more: Any) -> Claim:
+    """The scalar is `expect`, to `within`."""
+    return Claim(text=text, key=key, expect=expect, low=expect - within, high=expect + within, source=source, **more)
+
+
+def at_most(text: str, key: str, high: float, source: str, **more: Any) -> Claim:
+    """The scalar is not larger than `high`."""
+    return Claim(text=text, key=key, high=high, source=source, **more)
+
+
+def at_least(text: str, key: str, low: float, source: str, **more: Any) -> Claim:
+    """The scalar is not smaller than `low`."""
+    return Claim(text=text, key=key, low=low, source=source, **more)
+
+
+def between(text: str, key: str, low: float, high: float, source: str, **more: Any) -> Claim:
+    """The scalar lies between two numbers."""
+    return Claim(text=text, key=key, low=low, high=high, source=source, **more)

@@ -1,0 +1,191 @@
+"""The gallery: every figure with its one-sentence reading, its claims and verdicts, and the command that makes it.
+
+Drawn from Records alone, as one HTML file that needs no network (`page`) and as Markdown for the documentation.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..core.record import Record, write_atomically
+from ..report.figure import Figure
+from .catalog import CATALOG, committed, experiment
+from .claims import Verdict
+from .experiment import Experiment
+
+MARKS = {"met": "✓", "not met": "✗", "not tested": "–"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment of the gallery."""
+
+    experiment: Experiment
+    record: Record
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def preset(self) -> str:
+        return str(self.record.inputs["preset"])
+
+    @property
+    def command(self) -> str:
+        return f"quadform reproduce {self.experiment.id} --preset {self.preset}"
+
+    @property
+    def seconds(self) -> float:
+        return self.record.scalars["cpu_seconds"].value
+
+    @cached_property
+    def figure(self) -> Figure:
+        return self.experiment.figure(self.record)
+
+    def count(self, status: str) -> int:
+        return sum(v.status == status for v in self.verdicts)
+
+
+def committed_entries() -> list[Entry]:
+    """The experiments whose Records come with the package, in the order of the catalogue."""
+    found = []
+    for name in CATALOG:
+        record = committed(name)
+        if record is not None:
+            e = experiment(name)
+            found.append(Entry(e, record, e.verdicts(record)))
+    return found
+
+
+def write_gallery(folder: str | Path) -> list[Path]:
+    """`gallery.md`, `gallery.html` and `gallery/ID.svg` from the committed Records."""
+    folder = Path(folder)
+    entries = committed_entries()
+    (folder / "gallery").mkdir(parents=True, exist_ok=True)
+    files = {folder / "gallery.md": markdown(entries), folder / "gallery.html": page(entries, "the committed records")}
+    files |= {folder / "gallery" / f"{e.experiment.id}.svg": e.figure.svg() for e in entries}
+    for path, text in files.items():
+        write_atomically(path, text.encode())
+    return list(files)
+
+
+def _summary(entries: Sequence[Entry]) -> str:
+    met, red, open_ = (sum(e.count(s) for e in entries) for s in ("met", "not met", "not tested"))
+    return f"{len(entries)} experiments, {met + red + open_} claims: {met} met, {red} not met, {open_} not tested."
+
+
+# ------------------------------------------------------------------------------------------------------- Markdown
+def markdown(entries: Sequence[Entry]) -> str:
+    """The gallery as Markdown; pictures are beside it in `gallery/`."""
+    lines = [
+        "# Gallery",
+        "",
+        "Every figure is drawn from a Record that comes with the package (`src/quadform/experiments/records/`);",
+        "nothing is computed for this page. `python -m quadform.experiments gallery docs` writes it. Tolerances stand",
+        "in the code before the numbers; a claim that fails stays red. How experiments are made:",
+        "[experiments.md](experiments.md).",
+        "",
+        f"**{_summary(entries)}**",
+        "",
+        "| experiment | source | met | not met | not tested |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| [{e.experiment.title}](#{e.experiment.id}) | {e.experiment.source} | {e.count('met')} |"
+        f" {e.count('not met')} | {e.count('not tested')} |"
+        for e in entries
+    ]
+    for e in entries:
+        name, f = e.experiment.id, e.figure
+        lines += [
+            "",
+            f'## <a id="{name}"></a>{e.experiment.title}',
+            "",
+            f"![{e.experiment.title}](gallery/{name}.svg)",
+            "",
+            f"**{f.headline}**",
+            "",
+            f"Read it like this: {f.reading} It does not mean: {f.not_meaning} {f.caption}".strip(),
+            "",
+            f"`{e.command}` ({e.seconds:.0f} processor seconds; source {e.experiment.source})",
+            "",
+            "| | claim | found | wanted | source |",
+            "|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {MARKS[v.status]} {v.status} | {_pipe(v.claim.text)}{_page(v)} | {_pipe(v.number)} | {v.claim.wanted} |"
+            f" {v.claim.source} |"
+            for v in e.verdicts
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _page(v: Verdict) -> str:
+    return f" ([what was found](decisions/{v.claim.page}))" if v.claim.page and v.status == "not met" else ""
+
+
+# ----------------------------------------------------------------------------------------------------------- HTML
+_CSS = """
+:root { color-scheme: light }
+body { font: 16px/1.5 'Segoe UI', 'Noto Sans', 'DejaVu Sans', Roboto, Arial, sans-serif; color: #1c2530;
+  background: #fff; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+h2 { margin-top: 3rem; border-top: 1px solid #e3e7ec; padding-top: 1.5rem }
+img { max-width: 100%; height: auto }
+table { border-collapse: collapse; width: 100%; font-size: .9rem }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #e3e7ec }
+td:first-child { white-space: nowrap; font-weight: 600 }
+.met { color: #00664d } .not-met { color: #a3221c } .not-tested { color: #5a6675 }
+code { background: #f6f7f9; padding: .1rem .3rem }
+.scroll { overflow-x: auto }
+"""
+
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def page(entries: Sequence[Entry], made_by: str) -> str:
+    """One HTML file with every figure in it; it fetches nothing."""
+    t = html.escape
+    body = [f"<h1>Figures and claims</h1><p><b>{t(_summary(entries))}</b> Made by <code>{t(made_by)}</code>.</p>"]
+    if len(entries) > 1:
+        body.append(
+            "<ul>"
+            + "".join(f'<li><a href="#{e.experiment.id}">{t(e.experiment.title)}</a></li>' for e in entries)
+            + "</ul>"
+        )
+    body += [_section(e) for e in entries]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<title>quadform: figures and claims</title><style>{_CSS}</style></head>"
+        f"<body><main>{''.join(body)}</main></body></html>"
+    )
+
+
+def _section(e: Entry) -> str:
+    t, f = html.escape, e.figure
+    picture = base64.b64encode(f.svg().encode()).decode()
+    made = e.record.made
+    rows = "".join(
+        f'<tr><td class="{v.status.replace(" ", "-")}">{MARKS[v.status]} {v.status}</td><td>{t(v.claim.text)}</td>'
+        f"<td>{t(v.number)}</td><td>{t(v.claim.wanted)}</td><td>{t(v.claim.source)}</td></tr>"
+        for v in e.verdicts
+    )
+    return (
+        f'<section id="{e.experiment.id}"><h2>{t(e.experiment.title)}</h2><p><b>{t(f.headline)}</b></p>'
+        f'<img alt="{t(f.headline, quote=True)}" src="data:image/svg+xml;base64,{picture}">'
+        f"<p>Read it like this: {t(f.reading)}</p><p>It does not mean: {t(f.not_meaning)}</p><p>{t(f.caption)}</p>"
+        f'<div class="scroll"><table><thead><tr><th scope="col">verdict</th><th scope="col">claim</th>'
+        f'<th scope="col">found</th><th scope="col">wanted</th><th scope="col">source</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+        f"<p><code>{t(e.command)}</code>. Source {t(e.experiment.source)}. Made {t(made.made_at)}, seed {made.seed}, "
+        f"{t(', '.join(f'{k} {v}' for k, v in made.versions.items()))}, {t(made.git)}.</p></section>"
+    )

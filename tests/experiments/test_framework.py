@@ -1,0 +1,212 @@
+"""Claims can be seen failing, runs go on where they stopped, the gallery is what the Records say."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Estimate, Record
+from quadform.experiments.catalog import CATALOG, committed, expected_verdicts, experiment
+from quadform.experiments.charts import figure_of, line_panel, side_by_side
+from quadform.experiments.claims import Claim, at_least, at_most, near
+from quadform.experiments.experiment import Experiment, OutOfTime, Units
+from quadform.experiments.gallery import committed_entries, markdown
+from quadform.experiments.runner import reproduce
+from quadform.report.figure import Rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --- claims ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("value", "status"), [(5.85, "met"), (6.15, "met"), (6.16, "not met"), (5.84, "not met"), (math.nan, "not met")]
+)
+def test_a_claim_is_met_inside_its_interval_only(value: float, status: str) -> None:
+    """low <= value <= high, and a number that is no number meets nothing."""
+    claim = near("grows as X^6", "slope", 6, 0.15, "[own]")
+    assert claim.verdict({"slope": Estimate(value)}, "smoke").status == status
+
+
+def test_a_claim_without_its_number_or_preset_is_not_tested() -> None:
+    claim = near("grows as X^6", "slope", 6, 0.15, "[own]", presets=("paper",))
+    assert claim.verdict({"slope": Estimate(0.0)}, "smoke").status == "not tested"
+    assert claim.verdict({}, "paper").status == "not tested"
+    assert claim.verdict({"slope": Estimate(0.0)}, "paper").status == "not met"
+
+
+def test_a_claim_that_cannot_fail_is_refused() -> None:
+    with pytest.raises(InputError):
+        Claim(text="anything", source="[own]", key="x")
+    with pytest.raises(InputError):
+        Claim(text="nothing", source="[own]", key="x", low=1, high=0)
+
+
+def test_intervals_in_words() -> None:
+    assert near("", "x", 6, 0.15, "").wanted == "6 +- 0.15"
+    assert at_most("", "x", 0.01, "").wanted == "at most 0.01"
+    assert at_least("", "x", 10, "").wanted == "at least 10"
+
+
+# --- a small experiment of our own ----------------------------------------------------------------------------------
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Config:
+    parts: int = 4
+    seed: int = 0
+
+
+class _Toy:
+    """Counts what it computes; may break once at a given part."""
+
+    def __init__(self, breaks_at: int | None = None) -> None:
+        self.computed: list[int] = []
+        self.breaks_at = breaks_at
+
+    def part(self, i: int) -> dict[str, torch.Tensor]:
+        if i == self.breaks_at:
+            self.breaks_at = None
+            raise KeyboardInterrupt
+        self.computed.append(i)
+        return {"v": torch.tensor(float(i))}
+
+    def run(self, config: _Config, units: Units):
+        with units.plan(config.parts):
+            values = [float(units(f"part {i}", lambda i=i: self.part(i))["v"]) for i in range(config.parts)]
+        return {"sum": Estimate(sum(values))}, {"values": torch.tensor(values)}
+
+    def figure(self, record: Record):
+        over = Rows()
+        rows = [{"x": i + 1, "y": v + 1, "series": "v"} for i, v in enumerate(record.tensors["values"].tolist())]
+        chart = side_by_side(over, line_panel(over, rows, x="part", y="value"))
+        return figure_of("toy", "Toy", chart, headline="sum", reading="r", not_meaning="n", columns=("v",), rows=[(1,)])
+
+    def experiment(self, expect: float) -> Experiment:
+        claim = near("the sum", "sum", expect, 0.5, "[own]")
+        return Experiment(
+            id="toy", title="Toy", source="[own]", presets={"smoke": _Config()}, run=self.run, figure=self.figure,
+            claims=(claim,),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch):
+    """The catalogue with nothing but a toy in it."""
+
+    def plant(e: Experiment) -> None:
+        monkeypatch.setattr("quadform.experiments.runner.CATALOG", {"toy": ".toy"})
+        monkeypatch.setattr("quadform.experiments.runner.experiment", lambda name: e)
+
+    return plant
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, planted) -> None:
+    """Parts finished before an interruption are not computed again, and the record is the uninterrupted one."""
+    toy = _Toy(breaks_at=2)
+    planted(toy.experiment(6))
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["toy"], out=tmp_path, progress=False)
+    (done,) = reproduce(["toy"], out=tmp_path, progress=False)
+    assert toy.computed == [0, 1, 2, 3]
+    assert done.record.scalars["sum"].value == 6
+    assert not list((tmp_path / "toy").glob("parts-*"))
+
+
+def test_a_finished_record_is_kept_unless_asked_again_or_otherwise(tmp_path: Path, planted) -> None:
+    toy = _Toy()
+    planted(toy.experiment(6))
+    assert not reproduce(["all"], out=tmp_path, progress=False)[0].kept
+    assert reproduce(["all"], out=tmp_path, progress=False)[0].kept
+    assert not reproduce(["all"], out=tmp_path, again=True, progress=False)[0].kept
+    assert not reproduce(["all"], out=tmp_path, seed=1, progress=False)[0].kept
+    assert len(toy.computed) == 12
+
+
+def test_parts_of_other_settings_are_not_taken_up(tmp_path: Path) -> None:
+    toy = _Toy()
+    for seed in (0, 1):
+        toy.experiment(6).measure("smoke", seed=seed, work=tmp_path, progress=False)
+    assert len(toy.computed) == 8
+
+
+def test_time_that_is_up_stops_between_parts(tmp_path: Path, planted) -> None:
+    planted(_Toy().experiment(6))
+    with pytest.raises(OutOfTime):
+        reproduce(["toy"], out=tmp_path, until=time.monotonic() - 1, progress=False)
+
+
+def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
+    """A wrong expectation gives "not met" in the outcome and on both pages."""
+    planted(_Toy().experiment(7))
+    (outcome,) = reproduce(["toy"], out=tmp_path, progress=False)
+    assert outcome.failed
+    for page in (tmp_path / "index.html", tmp_path / "toy" / "index.html"):
+        assert "✗ not met" in page.read_text()
+    assert (tmp_path / "toy" / "figure.svg").read_text().startswith("<svg")
+    assert (tmp_path / "toy" / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_page_fetches_nothing(tmp_path: Path, planted) -> None:
+    planted(_Toy().experiment(6))
+    reproduce(["toy"], out=tmp_path, progress=False)
+    text = (tmp_path / "index.html").read_text()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<script" not in text
+
+
+# --- the catalogue --------------------------------------------------------------------------------------------------
+def test_an_unknown_experiment_is_told_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean `growth`"):
+        experiment("grwoth")
+
+
+@pytest.mark.parametrize("name", list(CATALOG))
+def test_every_experiment_is_whole(name: str) -> None:
+    """Its id is its name; it has all three presets, claims with different sentences, and sources."""
+    e = experiment(name)
+    assert e.id == name
+    assert set(e.presets) == {"smoke", "cpu", "paper"}
+    assert e.claims
+    assert len({c.text for c in e.claims}) == len(e.claims)
+    assert all(c.source for c in e.claims)
+
+
+@pytest.mark.parametrize("name", list(CATALOG))
+def test_the_committed_record_gives_the_committed_verdicts(name: str) -> None:
+    """A record in the package answers one of the presets as it stands in the code, and its verdicts are the table's."""
+    record = committed(name)
+    if record is None:
+        assert name not in expected_verdicts()["record"]
+        return
+    e = experiment(name)
+    preset = str(record.inputs["preset"])
+    asked = json.loads(json.dumps(e.inputs(preset, e.config(preset))))
+    assert dict(record.inputs) == asked, "the record was made with other settings: run it again"
+    assert {v.claim.text: v.status for v in e.verdicts(record)} == expected_verdicts()["record"][name]
+
+
+def test_every_red_claim_has_its_page() -> None:
+    """What is not met, under smoke or in the committed records, is explained in docs/decisions/."""
+    table = expected_verdicts()
+    for kind in table.values():
+        for name, statuses in kind.items():
+            for claim in experiment(name).claims:
+                if statuses[claim.text] == "not met":
+                    assert claim.page, f"{name}: {claim.text}"
+                    assert (ROOT / "docs" / "decisions" / claim.page).exists()
+
+
+def test_the_gallery_is_drawn_from_the_committed_records() -> None:
+    """docs/gallery.md is what `python -m quadform.experiments gallery docs` writes, and its pictures are there."""
+    entries = committed_entries()
+    assert entries
+    assert (ROOT / "docs" / "gallery.md").read_text() == markdown(entries)
+    for e in entries:
+        assert (ROOT / "docs" / "gallery" / f"{e.experiment.id}.svg").exists()
+    assert (ROOT / "docs" / "gallery.html").exists()
