@@ -287,11 +287,11 @@ def test_a_traced_program_gives_the_same_products(block: Any, k: int) -> None:
     model, (x, y) = block
     risk = Risk(model, cross_entropy, [(x[:1], y[:1]), (x[1:], y[1:])])
     V = risk.space.random(k, dtype=F64)
-    for make in (hessian, gauss_newton, functional):
+    for make in (hessian, gauss_newton, functional) if k == 1 else (hessian,):
         A = make(risk, route="traced")
         assert gap(A @ V, make(risk) @ V) <= 1e-13
         assert A.route == "traced"
-        assert len(A._programs) == 2
+        assert len(A.run.programs) == 2
 
 
 @pytest.mark.slow

@@ -11,41 +11,47 @@ used. Source of the split: [ODS25, Sec. 2]; at a module's output: [own].
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.func import grad, jvp, vjp, vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..core.errors import InputError
 from ..core.operator import Block, Operator
-from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Space, Vector
-from ..kernels.programs import program
 from .risk import Risk
+from .routes import CHUNK, Product, Products, Route
 from .selfcheck import require_sound_derivatives
 
-#: How a product is run: step by step; as one traced graph; or that graph compiled (minutes at first, then fastest).
-Route = Literal["eager", "traced", "compiled"]
 
-
-def hessian(risk: Risk, rows: str = "*", cols: str = "*", *, chunk: int = 8, route: Route = "eager") -> Operator:
+def hessian(
+    risk: Risk, rows: str = "*", cols: str = "*", *, route: Route = "eager", chunk: int = CHUNK, products: int = 60
+) -> Operator:
     """H of the risk, or one of its named blocks: `hessian(risk, rows="*.W_Q", cols="*.W_V")`.
 
-    A block differentiates once with respect to its rows and once along its columns; nothing else is computed. `chunk`
-    is how many vectors share one pass; `route` how a pass is run (see `Route`), for all three operators.
+    A block differentiates once with respect to its rows and once along its columns; nothing else is computed. For all
+    three operators: `route` is how products are run (`routes`), `products` how many are expected in all, from which
+    `route="auto"` chooses, and `chunk` how many vectors share one pass step by step.
     """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         return _derivative_of_gradient(lambda p: risk.run(p, batch)[0], theta, v, rows)
 
-    return _select(_RiskOperator(risk, product, chunk=chunk, what="Hessian", route=route), rows, cols)
+    A = _RiskOperator(risk, product, what="Hessian", route=route, chunk=chunk, products=products)
+    return _select(A, rows, cols)
 
 
 def functional(
-    risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8, route: Route = "eager"
+    risk: Risk,
+    rows: str = "*",
+    cols: str = "*",
+    *,
+    split: str | None = None,
+    route: Route = "eager",
+    chunk: int = CHUNK,
+    products: int = 60,
 ) -> Operator:
     """H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
     that of the module named by `split` (then over the parameters inside it)."""
@@ -54,11 +60,19 @@ def functional(
         g = _output_gradient(risk, theta, batch, split)
         return _derivative_of_gradient(lambda p: (g * risk.output(p, batch, split)).sum(), theta, v, rows)
 
-    return _select(_RiskOperator(risk, product, chunk=chunk, what="functional part", route=route), rows, cols)
+    A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products)
+    return _select(A, rows, cols)
 
 
 def gauss_newton(
-    risk: Risk, rows: str = "*", cols: str = "*", *, split: str | None = None, chunk: int = 8, route: Route = "eager"
+    risk: Risk,
+    rows: str = "*",
+    cols: str = "*",
+    *,
+    split: str | None = None,
+    route: Route = "eager",
+    chunk: int = CHUNK,
+    products: int = 60,
 ) -> Operator:
     """H_o = J^T (d2l/dF2) J, split at the network's output or, `split="layers.0.attn"`, at a module's output (then
     d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite)."""
@@ -72,10 +86,11 @@ def gauss_newton(
         _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]
         return pull(curved)[0]
 
-    return _select(_RiskOperator(risk, product, chunk=chunk, what="Gauss-Newton", route=route), rows, cols)
+    A = _RiskOperator(risk, product, what="Gauss-Newton", route=route, chunk=chunk, products=products)
+    return _select(A, rows, cols)
 
 
-def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = 8) -> Operator:
+def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = CHUNK) -> Operator:
     """d2 risk / dF2 with respect to the output of a module (default: of the network), for data of one batch."""
     if len(risk.batches) != 1:
         raise InputError(f"activations belong to one batch; this risk has {len(risk.batches)}. Give it one.")
@@ -84,7 +99,7 @@ def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = 8)
     return _ActivationHessian(risk, module, F, chunk)
 
 
-def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = 8) -> Operator:
+def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = CHUNK) -> Operator:
     """The Fisher matrix: `"empirical"`, the second moment of the per-batch gradients at the data's own labels, or
     `"monte-carlo"`, J^T E[s s^T] J with labels drawn from the model (cross-entropy at its logits); its mean is H_o."""
     if kind == "empirical":
@@ -127,93 +142,41 @@ def _select(A: Operator, rows: str, cols: str) -> Operator:
 # --- operators ------------------------------------------------------------------------------------------------------
 @final
 class _RiskOperator(Operator):
-    """Sum over batches of one kind of product, k vectors at a time."""
+    """Sum over batches of one kind of product, by a route (see `routes`)."""
 
     def __init__(
         self,
         risk: Risk,
-        product: Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]],
+        product: Product,
         *,
-        chunk: int,
         what: str,
         route: Route,
+        chunk: int,
+        products: int,
         rows: Space | None = None,
         cols: Space | None = None,
     ) -> None:
-        if route not in ("eager", "traced", "compiled"):
-            raise InputError(f"route {route!r} is not 'eager', 'traced' or 'compiled'.")
         require_sound_derivatives()
         rows = risk.space if rows is None else rows
         cols = risk.space if cols is None else cols
         super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
-        self.risk, self.product, self.chunk, self.what, self.route = risk, product, chunk, what, route
-        self.batched = True
-        self._programs: dict[Any, Callable[..., dict[str, Tensor]]] = {}
+        self.risk = risk
+        self.run = Products(risk, product, rows.names, what=what, route=route, chunk=chunk, expected=products)
+
+    @property
+    def route(self) -> Route:
+        """The route that runs now; `auto` before the first product."""
+        return self.run.route
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
-        k = next(iter(V.values())).shape[0]
-        parts = []
-        with self.risk.context():
-            for start in range(0, k, self.chunk):
-                parts.append(self._some({n: t[start : start + self.chunk] for n, t in V.items()}))
-        return {n: torch.cat([p[n] for p in parts]) for n in self.codomain.names}
-
-    def _some(self, V: Vector) -> dict[str, Tensor]:
-        total: dict[str, Tensor] = {}
-        for weight, batch in zip(self.risk.weights, self.risk.batches, strict=True):
-            for name, t in self._batch(batch, V).items():
-                total[name] = weight * t if name not in total else total[name] + weight * t
-        return total
-
-    def _batch(self, batch: Any, V: Vector) -> dict[str, Tensor]:
-        k = next(iter(V.values())).shape[0]
-        if self.route != "eager":
-            try:
-                return self._by_program(batch, V, k)
-            except Exception as error:  # whatever tracing or compiling dislikes about a model, the eager route remains
-                say(f"{self.what}: cannot be {self.route} ({_in_short(error)}); step by step instead.")
-                self.route = "eager"
-        if self.batched and k > 1:
-            try:
-                return self._stacked(self.risk.params, batch, V)
-            except RuntimeError as error:
-                self.batched = False
-                say(f"{self.what}: not several vectors at once for this model ({_in_short(error)}); one by one.")
-        images = [self._stacked(self.risk.params, batch, {n: t[i : i + 1] for n, t in V.items()}) for i in range(k)]
-        return {n: torch.cat([im[n] for im in images]) for n in self.codomain.names}
-
-    def _stacked(self, theta: Vector, batch: Any, V: Vector) -> dict[str, Tensor]:
-        """The products with a stack of vectors; a single one is not vmapped, which some models do not survive."""
-
-        def one(v: Vector) -> dict[str, Tensor]:
-            image = self.product(theta, batch, v, self.codomain.names)
-            return {n: image[n].detach() for n in self.codomain.names}
-
-        if next(iter(V.values())).shape[0] > 1:
-            return vmap(one)(dict(V))
-        return {n: t[None] for n, t in one({n: t[0] for n, t in V.items()}).items()}
-
-    def _by_program(self, batch: Any, V: Vector, k: int) -> dict[str, Tensor]:
-        """The same through one traced graph, made once for each shape of batch and number of vectors."""
-        leaves, spec = tree_flatten(batch)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (k, str(spec), tuple((tuple(t.shape), t.dtype) for t in tensors))
-
-        def whole(theta: Vector, given: list[Tensor], V: Vector) -> dict[str, Tensor]:
-            left = iter(given)
-            again = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-            return self._stacked(theta, again, V)
-
-        contiguous = {n: t.contiguous() for n, t in V.items()}
-        if key not in self._programs:
-            example = (dict(self.risk.params), tensors, contiguous)
-            self._programs[key] = program(whole, *example, compile=self.route == "compiled")
-        return self._programs[key](dict(self.risk.params), tensors, contiguous)
+        return self.run(V)
 
     def adjoint(self) -> Operator:
         return self if self.symmetric else self._between(self.domain, self.codomain)
 
     def sub(self, rows: Space, cols: Space) -> Operator:
+        if self.run.programs:  # made for the whole: used again rather than traced anew for a part
+            return Block(self, rows, cols)
         if all(n in self.risk.space for n in (*rows.names, *cols.names)):
             return self._between(rows, cols)
         owner = {v.name: v.of for v in self.risk.space.views}
@@ -221,8 +184,9 @@ class _RiskOperator(Operator):
         return Block(self._between(*wide), rows, cols)
 
     def _between(self, rows: Space, cols: Space) -> Operator:
-        options = {"chunk": self.chunk, "what": self.what, "route": self.route}
-        return _RiskOperator(self.risk, self.product, rows=rows, cols=cols, **options)  # type: ignore[arg-type]
+        run = self.run
+        options: Any = {"what": run.what, "route": run.route, "chunk": run.chunk, "products": run.expected}
+        return _RiskOperator(self.risk, run.product, rows=rows, cols=cols, **options)
 
 
 @final
@@ -322,8 +286,3 @@ def _token_weights(risk: Risk, batch: Any, F: Tensor) -> Tensor:
             "the Monte-Carlo Fisher needs a cross-entropy of the network's output; use gauss_newton instead."
         )
     return weight.clamp_min(0)
-
-
-def _in_short(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2])[:160] if lines else type(error).__name__

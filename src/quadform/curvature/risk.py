@@ -9,7 +9,7 @@ import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.func import functional_call
 from ..core.errors import InputError, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
+from ..kernels.sdpa import second_order_sdpa
 from .views import attention_views
 
 Loss = Callable[[Any, Any], Tensor]
@@ -37,6 +38,10 @@ class Risk:
 
     `params` chooses by glob among `named_parameters()`; tied weights are one parameter; parts of fused matrices have
     names of their own (`h.0.attn.W_Q`, `h.0.attn.W_Q[3]`). Dropout is switched off unless `train_mode`.
+
+    `attention` replaces torch's fused attention, which has no second derivative, inside the measurement: by torch's
+    `"math"` path (memory grows with tokens squared), by `kernels.attention` (`"fused"`, linear memory), or `"auto"`:
+    fused on a GPU in float32 and bfloat16, math elsewhere.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Risk:
         count: Callable[[Any], float] | None = None,
         include_frozen: bool = False,
         train_mode: bool = False,
+        attention: Literal["auto", "math", "fused"] = "auto",
         quiet: bool = False,
     ) -> None:
         if data is None:
@@ -74,6 +80,10 @@ class Risk:
         self.space = Space.of(self.params, views)
         first = next(iter(self.params.values()))
         self.dtype, self.device = first.dtype, first.device
+        if attention not in ("auto", "math", "fused"):
+            raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
+        on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
+        self.fused = attention == "fused" or (attention == "auto" and on_gpu)
         counts = [float(self._terms(b) if count is None else count(b)) for b in self.batches]
         if not min(counts) > 0:
             raise InputError(f"batch {counts.index(min(counts)) + 1} of {len(counts)} has no loss terms.")
@@ -112,6 +122,10 @@ class Risk:
             )
         return F
 
+    def buffers(self) -> list[Tensor]:
+        """Tensors of the model that the loss may read beside its parameters."""
+        return list(self.model.buffers()) if isinstance(self.model, nn.Module) else []
+
     # --- keeping the model as it is ---------------------------------------------------------------------------------
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
@@ -122,6 +136,9 @@ class Risk:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
             stack.enter_context(torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]))
+            if self.fused:
+                stack.enter_context(second_order_sdpa())
+            stack.enter_context(_stock_attention(model))
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             # nn.MultiheadAttention's fused step has no derivative at all
             torch.backends.mha.set_fastpath_enabled(False)
@@ -138,8 +155,11 @@ class Risk:
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
                 with self.context():
-                    a = self.run(self.params, batch)[0]
+                    with _watched_attention() as calls:
+                        a = self.run(self.params, batch)[0]
                     b = self.run(self.params, batch)[0]
+                if calls and not i:
+                    self.notes.append(f"fused attention -> {'quadform kernel' if self.fused else 'math path'}")
                 if a.dim() != 0:
                     raise InputError(
                         f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean."
@@ -286,6 +306,43 @@ class _ModuleRunner(_Runner):
         finally:
             handle.remove()
         return value, seen[0] if len(seen) == 1 else None
+
+
+#: Attention of Hugging Face models that goes through torch alone; what else there is has no second derivative.
+_TWICE = (None, "eager", "sdpa", "quadform")
+
+
+@contextlib.contextmanager
+def _stock_attention(model: nn.Module | None) -> Iterator[None]:
+    """Hugging Face models with flash or flex attention go through torch's, which the scope around this can replace."""
+    configs = {id(c): c for m in (model.modules() if model is not None else ()) if (c := getattr(m, "config", None))}
+    changed = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
+    changed = [(c, how) for c, how in changed if how not in _TWICE]
+    try:
+        for config, _ in changed:
+            config._attn_implementation = "sdpa"
+        yield
+    finally:
+        for config, how in changed:
+            config._attn_implementation = how
+
+
+@contextlib.contextmanager
+def _watched_attention() -> Iterator[list[int]]:
+    """A list that is not empty once torch's fused attention was called."""
+    calls: list[int] = []
+    F = nn.functional
+    before = F.scaled_dot_product_attention
+
+    def watched(*args: Any, **options: Any) -> Tensor:
+        calls.append(1)
+        return before(*args, **options)
+
+    F.scaled_dot_product_attention = watched
+    try:
+        yield calls
+    finally:
+        F.scaled_dot_product_attention = before
 
 
 def _batches(data: Any) -> list[Any]:

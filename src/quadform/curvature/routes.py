@@ -1,0 +1,217 @@
+"""How products are run: step by step, through a traced program, through a compiled one; chosen by predicted time.
+
+`eager`     every product runs the model's own code under `jvp(grad)`; nothing to prepare; several vectors share a pass.
+`traced`    two aten programs (`linear`): what no vector touches runs once and is kept, the rest runs for every vector.
+`compiled`  the second of them through torch's compiler: a minute or more at first, then fastest.
+`auto`      whichever is predicted to end first; the prediction is said in one line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..core.errors import InputError
+from ..core.memory import free_bytes, in_words
+from ..core.progress import say
+from ..core.space import Vector
+from .linear import Linearised
+from .risk import Risk
+
+Route = Literal["eager", "traced", "compiled", "auto"]
+ROUTES = ("eager", "traced", "compiled", "auto")
+
+#: The product of one batch with one vector: (theta, batch, v, names of the rows) -> image.
+Product = Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]]
+
+#: Vectors that share one pass step by step. A program takes one: what they would share is kept anyway.
+CHUNK = 8
+#: Share of the free memory that may be kept between products.
+_MAY_KEEP = 0.5
+
+#: Calibration (benchmarks/curvature.py route): seconds to trace and to compile for each operator of one forward pass,
+#: and the time of a product over that of a step-by-step one.
+TRACE_S = {"cpu": 0.022, "cuda": 0.03}
+COMPILE_S = {"cpu": 0.17, "cuda": 0.12}
+TRACED = {"cpu": 0.45, "cuda": 0.6}
+COMPILED = {"cpu": 0.34, "cuda": 0.3}
+
+
+def predict(operators: int, eager: float, products: int, device: str) -> dict[Route, float]:
+    """Seconds that `products` products take by each route, preparation included.
+
+    `operators` of one forward pass, `eager` seconds of one product step by step.
+    """
+    kind = device if device in TRACE_S else "cuda"
+    trace = TRACE_S[kind] * operators
+    return {
+        "eager": products * eager,
+        "traced": trace + products * eager * TRACED[kind],
+        "compiled": trace + COMPILE_S[kind] * operators + products * eager * COMPILED[kind],
+    }
+
+
+class Products:
+    """k products with the sum over the batches of a risk."""
+
+    def __init__(
+        self, risk: Risk, product: Product, rows: tuple[str, ...], *, what: str, route: Route, chunk: int, expected: int
+    ) -> None:
+        if route not in ROUTES:
+            raise InputError(f"route {route!r} is not one of {', '.join(map(repr, ROUTES))}.")
+        self.risk, self.product, self.rows, self.what = risk, product, rows, what
+        self.route, self.chunk, self.expected = route, chunk, expected
+        self.stacked = True  # whether this model survives several vectors at once
+        self.programs: dict[Any, Linearised] = {}
+        self.kept: dict[int, tuple[Any, list[Tensor]]] = {}  # batch -> (state of the weights, what is kept there)
+
+    def __call__(self, V: Vector) -> dict[str, Tensor]:
+        k = next(iter(V.values())).shape[0]
+        parts, start = [], 0
+        with self.risk.context():
+            if self.route == "auto":
+                self._choose({n: t[:1] for n, t in V.items()})
+            while start < k:
+                size = self.chunk if self.route == "eager" else 1
+                try:
+                    parts.append(self._some({n: t[start : start + size] for n, t in V.items()}))
+                except torch.OutOfMemoryError:
+                    if size == 1 or k == 1:
+                        raise
+                    self.chunk = max(1, size // 2)
+                    say(f"{self.what}: {size} vectors at once do not fit the memory; {self.chunk} at once.")
+                    continue
+                start += size
+        return {n: torch.cat([p[n] for p in parts]) for n in self.rows} if len(parts) > 1 else parts[0]
+
+    def _some(self, V: Vector) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for i, weight in enumerate(self.risk.weights):
+            for name, t in self._batch(i, V).items():
+                part = t if weight == 1 else weight * t
+                total[name] = part if name not in total else total[name] + part
+        return total
+
+    def _batch(self, i: int, V: Vector) -> dict[str, Tensor]:
+        if self.route != "eager":
+            try:
+                return self._by_program(i, V)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever tracing or compiling dislikes about a model, another route remains
+                again: Route = "traced" if self.route == "compiled" and self.programs else "eager"
+                how = "step by step" if again == "eager" else "traced"
+                say(f"{self.what}: cannot be {self.route} ({in_short(error)}); {how} instead.")
+                self.route = again
+                self.programs.clear()
+                self.kept.clear()
+                return self._batch(i, V)
+        k = next(iter(V.values())).shape[0]
+        batch = self.risk.batches[i]
+        if self.stacked and k > 1:
+            try:
+                return self._stack(self.risk.params, batch, V)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                self.stacked = False
+                say(f"{self.what}: not several vectors at once for this model ({in_short(error)}); one by one.")
+        images = [self._stack(self.risk.params, batch, {n: t[j : j + 1] for n, t in V.items()}) for j in range(k)]
+        return {n: torch.cat([im[n] for im in images]) for n in self.rows}
+
+    def _stack(self, theta: Vector, batch: Any, V: Vector) -> dict[str, Tensor]:
+        """The products with a stack of vectors; a single one is not vmapped, which some models do not survive."""
+
+        def one(v: Vector) -> dict[str, Tensor]:
+            image = self.product(theta, batch, v, self.rows)
+            return {n: image[n].detach() for n in self.rows}
+
+        if next(iter(V.values())).shape[0] > 1:
+            return vmap(one)(dict(V))
+        return {n: t[None] for n, t in one({n: t[0] for n, t in V.items()}).items()}
+
+    # --- programs ---------------------------------------------------------------------------------------------------
+    def _by_program(self, i: int, V: Vector) -> dict[str, Tensor]:
+        """One vector through the programs of this shape of batch."""
+        leaves, spec = tree_flatten(self.risk.batches[i])
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        key = (str(spec), tuple((tuple(t.shape), t.dtype) for t in tensors))
+        primal = (dict(self.risk.params), tensors)
+        V = {n: t.contiguous() for n, t in V.items()}
+        if key not in self.programs:
+
+            def whole(primal: Any, V: Vector) -> dict[str, Tensor]:
+                left = iter(primal[1])
+                again = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
+                return self._stack(primal[0], again, V)
+
+            self.programs[key] = Linearised(whole, primal, V, compile=self.route == "compiled")
+        program = self.programs[key]
+        return program(primal, self._kept(i, program, primal), V)
+
+    def _kept(self, i: int, program: Linearised, primal: Any) -> list[Tensor]:
+        """What the products of batch i share; made anew when weights or data have changed since."""
+        state = [_version(t) for t in (*tree_flatten(primal)[0], *self.risk.buffers())]
+        if i in self.kept and self.kept[i][0] == state:
+            return self.kept[i][1]
+        self.kept.pop(i, None)
+        kept = program.at(primal)
+        if program.bytes * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * free_bytes(self.risk.device):
+            self.kept[i] = (state, kept)
+        elif i == 0:
+            say(f"{self.what}: {in_words(program.bytes)} a batch do not fit the memory; recomputed for each product.")
+        return kept
+
+    # --- choosing ---------------------------------------------------------------------------------------------------
+    def _choose(self, v: Vector) -> None:
+        """Time one step-by-step product, count the operators of one forward pass, take the fastest route."""
+        self.route = "eager"
+        begun = time.perf_counter()
+        self._some(v)
+        if self.risk.device.type == "cuda":
+            torch.cuda.synchronize()
+        eager = time.perf_counter() - begun
+        with torch.no_grad(), _Count() as counted:
+            self.risk.run(self.risk.params, self.risk.batches[0])
+        predicted = predict(counted.operators, eager, self.expected, self.risk.device.type)
+        self.route = min(predicted, key=lambda route: predicted[route])
+        others = ", ".join(f"{name} {_in_time(t)}" for name, t in predicted.items() if name != self.route)
+        if predicted["eager"] >= 2:  # below that nobody waits
+            say(
+                f"{self.what}: {self.route} route for {self.expected} products, about"
+                f" {_in_time(predicted[self.route])} ({others})"
+            )
+
+
+class _Count(TorchDispatchMode):
+    """Counts the operators that run inside it."""
+
+    operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _version(t: Any) -> Any:
+    """Changes whenever a tensor is written to in place."""
+    return (id(t.untyped_storage()), 0 if t.is_inference() else t._version) if isinstance(t, Tensor) else t
+
+
+def _in_time(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def in_short(error: BaseException) -> str:
+    """The first lines of an error, as one."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:2])[:160] if lines else type(error).__name__

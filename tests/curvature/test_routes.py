@@ -1,0 +1,191 @@
+"""Programs that keep what no vector touches: same products, fewer matrix products, never stale."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quadform.core.errors import InputError
+from quadform.curvature import Risk, functional, gauss_newton, hessian, routes
+from quadform.curvature.linear import Linearised
+from quadform.curvature.routes import predict
+
+F64 = torch.float64
+
+
+def mse(out: Tensor, batch: Any) -> Tensor:
+    return (out - batch[1]).square().mean()
+
+
+@pytest.fixture
+def net() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 5), nn.GELU(), nn.Linear(5, 2))
+    return model.to(F64), (torch.randn(7, 3, dtype=F64), torch.randn(7, 2, dtype=F64))
+
+
+def gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in b) / max(float(t.abs().max()) for t in b.values())
+
+
+def matrix_products(program: Any) -> int:
+    counted = Counter(str(n.target) for n in program.graph.nodes)
+    return sum(n for op, n in counted.items() if op.startswith(("aten.mm", "aten.addmm", "aten.bmm")))
+
+
+def test_the_tangent_program_has_the_least_matrix_products(net: Any) -> None:
+    """Six for each linear layer in H (three in a gradient), four in H_o; the first layer's input has no tangent."""
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    v = risk.space.random(dtype=F64)
+    # H: W X' and W' X, dY' W and dY W', X'^T dY and X^T dY'; the first layer has no X' and needs no dX'.
+    for make, want in ((hessian, 6 + 6 + 2), (gauss_newton, 4 + 4 + 2)):
+        A = make(risk, route="traced")
+        A @ v
+        (program,) = A.run.programs.values()
+        assert matrix_products(program._second) == want
+
+
+def test_what_is_kept_follows_the_weights(net: Any) -> None:
+    """Weights, data or buffers written in place between two products are seen by the second."""
+    model, batch = net
+    model.append(nn.BatchNorm1d(2).to(F64))
+    risk = Risk(model, mse, batch)
+    A, v = hessian(risk, route="traced"), risk.space.random(dtype=F64)
+    before = A @ v
+    for change in (model[0].weight, batch[0], model[-1].running_var):
+        with torch.no_grad():
+            change.mul_(1.1)
+        after = A @ v
+        assert gap(after, hessian(risk) @ v) <= 1e-13
+        assert gap(after, before) > 1e-3
+        before = after
+
+
+def test_short_memory_recomputes(net: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Where nothing may be kept, every product runs both programs, says so once, and is the same."""
+    model, batch = net
+    risk = Risk(model, mse, [batch, batch])
+    v = risk.space.random(dtype=F64)
+    monkeypatch.setattr(routes, "free_bytes", lambda device: 0.0)
+    A = hessian(risk, route="traced")
+    for _ in range(2):
+        assert gap(A @ v, hessian(risk) @ v) <= 1e-13
+    assert not A.run.kept
+    assert capsys.readouterr().err.count("recomputed for each product") == 2
+
+
+def test_entries_made_again_are_not_kept(net: Any) -> None:
+    """For the compiler, entrywise functions of kept values are made again: less memory, same numbers."""
+    from quadform.curvature import linear
+
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    A, v = hessian(risk), risk.space.random(1, dtype=F64)
+    primal = (dict(risk.params), list(batch))
+    whole = lambda primal, V: A.run._stack(primal[0], tuple(primal[1]), V)  # noqa: E731
+    with risk.context():
+        all_kept = Linearised(whole, primal, v, compile=False)
+        before, linear.cut = linear.cut, lambda g, n, remake: before(g, n, linear._ENTRYWISE)
+        try:
+            fewer = Linearised(whole, primal, v, compile=False)
+        finally:
+            linear.cut = before
+        assert 0 < fewer.bytes < all_kept.bytes
+        assert gap(fewer(primal, fewer.at(primal), v), A @ v) <= 1e-13
+
+
+def test_blocks_of_a_traced_whole_use_its_program(net: Any) -> None:
+    """A block asked for after the whole was traced is cut from it; before, it has a smaller program of its own."""
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    A = hessian(risk, route="traced")
+    own = A.block("0.weight", "3.weight")
+    A @ risk.space.random(dtype=F64)
+    cut = A.block("0.weight", "3.weight")
+    want = hessian(risk).block("0.weight", "3.weight").dense()
+    assert float((own.dense() - want).abs().max()) <= 1e-14
+    assert float((cut.dense() - want).abs().max()) <= 1e-14
+    assert len(A.run.programs) == 1
+
+
+def test_prediction_prefers_preparation_only_when_it_pays() -> None:
+    """Few products run eagerly, many small ones traced, very many or long ones compiled."""
+
+    def best(eager: float, products: int) -> str:
+        times = predict(200, eager, products, "cpu")
+        return min(times, key=lambda route: times[route])
+
+    assert best(0.01, 1) == "eager"
+    assert best(0.15, 100) == "traced"
+    assert best(10.0, 100) == "compiled"
+
+
+def test_auto_says_what_it_took(net: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The route is chosen at the first product and said in one line where somebody would wait."""
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    v = risk.space.random(dtype=F64)
+    A = hessian(risk, route="auto", products=3)
+    assert A.route == "auto"
+    A @ v
+    assert A.route == "eager"
+    monkeypatch.setattr(routes, "TRACE_S", {"cpu": 1e-9})
+    monkeypatch.setattr(routes, "COMPILE_S", {"cpu": 1e9})
+    A = hessian(risk, route="auto", products=10**7)
+    assert gap(A @ v, hessian(risk) @ v) <= 1e-13
+    assert A.route == "traced"
+    assert "traced route for 10000000 products, about" in capsys.readouterr().err
+    with pytest.raises(InputError, match="is not one of"):
+        hessian(risk, route="quick")  # type: ignore[arg-type]
+
+
+class Attention(nn.Module):
+    """One fused attention, called as torch's function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, 2)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("route", ["eager", "traced"])
+def test_both_ways_to_attention_agree(route: Any) -> None:
+    """The math path and `kernels.attention` inside the measurement give one Hessian; torch's function comes back."""
+    model = Attention().to(F64)
+    batch = (torch.randn(2, 5, 4, dtype=F64), torch.randn(2, 5, 4, dtype=F64))
+    stock = nn.functional.scaled_dot_product_attention
+    products = []
+    for attention, text in (("math", "math path"), ("fused", "quadform kernel")):
+        risk = Risk(model, mse, batch, attention=attention)  # type: ignore[arg-type]
+        assert f"fused attention -> {text}" in str(risk)
+        v = risk.space.random(2, dtype=F64, generator=torch.Generator().manual_seed(1))
+        products.append([make(risk, route=route) @ v for make in (hessian, gauss_newton, functional)])
+    for a, b in zip(*products, strict=True):
+        assert gap(a, b) <= 1e-12
+    assert nn.functional.scaled_dot_product_attention is stock
+    with pytest.raises(InputError, match="'auto', 'math' or 'fused'"):
+        Risk(model, mse, batch, attention="flash")  # type: ignore[arg-type]
+
+
+def test_hugging_face_attention_is_switched_and_restored() -> None:
+    """A model set to flex attention, which has no second derivative, is measured through torch's and left as it was."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config).to(F64)
+    ids = torch.randint(0, 11, (2, 6))
+    batch = {"input_ids": ids, "labels": ids}
+    v = Risk(model, data=batch).space.random(dtype=F64)
+    want = hessian(Risk(model, data=batch)) @ v
+    model.config._attn_implementation = "flex_attention"
+    assert gap(hessian(Risk(model, data=batch)) @ v, want) <= 1e-6
+    assert model.config._attn_implementation == "flex_attention"
