@@ -25,7 +25,7 @@ effective rank is Roy and Vetterli's 2007; the rest are standard.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -104,9 +104,14 @@ def kernel_cosine(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch"]
     return (C.sum((-2, -1)) - T) / (T * (T - 1))
 
 
-def kernel_participation(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch"]:
-    """`participation_ratio` read off a kernel Sigma (..., T, T), (...,)."""
-    return Sigma.diagonal(dim1=-2, dim2=-1).sum(-1).square() / Sigma.square().sum((-2, -1))
+def kernel_participation(Sigma: Float[Tensor, "*batch T T"], dim: int | None = None) -> Float[Tensor, "*batch"]:
+    """`participation_ratio` read off a kernel Sigma (..., T, T), (...,).
+
+    With `dim`, what tokens of that width show: their kernel S has E[S_ij^2] = Sigma_ij^2 + (Sigma_ii Sigma_jj +
+    Sigma_ij^2) / d for Gaussian coordinates, so even uncorrelated tokens stay below min(T, d). [own]
+    """
+    trace2, squares = Sigma.diagonal(dim1=-2, dim2=-1).sum(-1).square(), Sigma.square().sum((-2, -1))
+    return trace2 / (squares if dim is None else squares + (trace2 + squares) / dim)
 
 
 def kernel_effective_rank(Sigma: Float[Tensor, "*batch T T"]) -> Float[Tensor, "*batch"]:
@@ -170,9 +175,17 @@ class Moments:
 
     def merge(self, other: Moments) -> None:
         """Take over what another stream saw (another worker, another part of the data)."""
-        for name, state in other._state.items():
-            self._merge(name, *state)
-            self._left_out[name] = self._left_out.get(name, 0) + other._left_out[name]
+        self.load(other.state())
+
+    def state(self) -> dict[str, list[float]]:
+        """name -> [samples, mean, sum of squared deviations, left out]: plain numbers, for a file."""
+        return {name: [*state, self._left_out[name]] for name, state in self._state.items()}
+
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Take over what `state` said."""
+        for name, (n, mean, spread, left_out) in state.items():
+            self._merge(name, int(n), mean, spread)
+            self._left_out[name] = self._left_out.get(name, 0) + int(left_out)
 
     def result(self, of: Callable[[float, float], tuple[float, float]] | None = None) -> dict[str, Estimate]:
         """Mean and standard error of each name; `of` maps (mean, stderr) to another pair (say, through exp)."""
@@ -241,11 +254,24 @@ class MeanKernel:
         self._total += (rows @ rows.mT / d).reshape(-1, T, T).sum(0).to("cpu", torch.float64)
         self._count += (weight @ weight.mT).reshape(-1, T, T).sum(0).to("cpu", torch.float64)
 
-    def result(self) -> Tensor:
-        """(T, T) float64."""
+    def load(self, total: Tensor, count: Tensor) -> None:
+        """Take over sums and counts, each (T, T)."""
+        if self._total is None or self._count is None:
+            self._total, self._count = torch.zeros_like(total), torch.zeros_like(count)
+        if self._total.shape != total.shape:
+            raise InputError(f"a mean kernel is of sequences of one length; got {len(total)} after {len(self._total)}.")
+        self._total, self._count = self._total + total, self._count + count
+
+    def state(self) -> tuple[Tensor, Tensor]:
+        """Sums and counts, each (T, T) float64."""
         if self._total is None or self._count is None:
             raise InputError("no sequence was seen yet; call update(X) first.")
-        return self._total / self._count
+        return self._total, self._count
+
+    def result(self) -> Tensor:
+        """(T, T) float64."""
+        total, count = self.state()
+        return total / count
 
 
 def repeat_kernel(tokens: Tensor, mask: Tensor | None = None) -> Tensor:
