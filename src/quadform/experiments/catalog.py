@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 CATALOG: dict[str, str] = {
     "heterogeneity": ".heterogeneity",
     "growth": ".growth",
+    "growth-depth": ".growth_depth",
+    "growth-norm": ".growth_norm",
+    "growth-linear": ".growth_linear",
 }
 
 HERE = Path(__file__).parent

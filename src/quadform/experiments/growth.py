@@ -40,8 +40,8 @@ class Config:
 
     dim: int = 128
     sequences: int = 64
-    points: int = 20
-    draws: int = 5
+    points: int = 19
+    draws: int = 3
     seed: int = 1234
 
 

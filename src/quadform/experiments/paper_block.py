@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch import Tensor
 from ..core.designs import design
 from ..core.rng import stream
 from ..core.spec import Gain
+from ..curvature.operators import functional, gauss_newton
+from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..theory.attention import AttentionLayer
 from ..train.datasets import Addition
@@ -87,3 +90,21 @@ def last_attention(model: Transformer, batch: dict[str, Tensor]) -> AttentionLay
     loss = (g.flatten(0, 1), Hl.flatten(0, 1))
     seen = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()[ANSWER]
     return AttentionLayer(X[:, ANSWER], W_Q, W_K, W_V, context=X, mask=seen, loss=loss)
+
+
+#: What `network_norms` gives for every layer, in this order.
+MEASURED = (("outer", "W_V"), ("outer", "W_Q"), ("functional", "W_V"), ("functional", "W_Q"))
+
+
+def network_norms(model: Transformer, batch: Any, loss: Any = None) -> Tensor:
+    """Exact Frobenius norms (layers, 4) of the diagonal blocks of every attention layer, split at the network's output.
+
+    Dense by unit vectors; H_f has its own product, so nothing is lost to the subtraction H - H_o.
+    """
+    risk = Risk(model, loss, batch, params=("layers.*.attn.W_Q", "layers.*.attn.W_V"), quiet=True)
+    parts = {"outer": gauss_newton(risk, chunk=64), "functional": functional(risk, chunk=64)}
+    rows = []
+    for layer in range(len(model.layers)):
+        blocks = [parts[part].block(f"layers.{layer}.attn.{w}", f"layers.{layer}.attn.{w}") for part, w in MEASURED]
+        rows.append(torch.stack([block.dense().norm() for block in blocks]))
+    return torch.stack(rows)
