@@ -30,6 +30,8 @@ __getattr__, __dir__, __all__ = attach(
         "toy": ".applications.attention",
         "vary": ".applications.attention",
         "curvature": ".curvature:",
+        "data": ".train.fetch:",
+        "datasets": ".train.datasets:",
         "kernels": ".kernels:",
         "nn": ".nn:",
         "propagation": ".propagation:",

@@ -119,6 +119,11 @@ class PieceTokenizer:
     def encode(self, text: str) -> list[int]:
         return [i + len(SPECIALS) for i in self._pieces.encode(text).ids]
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of every text, many times faster than one by one."""
+        found = self._pieces.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [[i + len(SPECIALS) for i in one.ids] for one in found]
+
     def decode(self, ids: Iterable[int]) -> str:
         return self._pieces.decode([i - len(SPECIALS) for i in ids if i >= len(SPECIALS)])
 

@@ -1,4 +1,4 @@
-"""The running interpreter's standard library as a corpus of code: nothing is shipped, nothing is fetched."""
+"""Running text as windows of tokens, and the one corpus that needs no files: the interpreter's own library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import functools
 import hashlib
 import platform
 import sysconfig
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from quadform.nn.tokens import EOS, ByteTokenizer, PieceTokenizer, Tokenizer
 from .datasets import SPLITS, Batch, Dataset
 
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
-_PARTS = 20
 
 
 @functools.cache
@@ -41,38 +41,39 @@ def library_files() -> tuple[tuple[str, str], ...]:
     return tuple(files)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StandardLibrary(Dataset):
-    """Windows of `seq_len` tokens at uniform places of the library's source, EOS after each file.
+class RunningText(Dataset):
+    """Windows of `seq_len` tokens at uniform places of documents laid end to end, EOS after each.
 
-    Files, not windows, are held out (1 in 20 for "valid", 1 in 20 for "test", by a hash of the name). Tokens are bytes,
-    or with `pieces` byte-level BPE learned from the training files. `limit` takes only the first so many characters of
-    each split. Results depend on the interpreter: name it (`version`) beside them.
+    Documents, not windows, are held out: a hash of the name gives 1 in `held` to "test" and 1 in `held` to "valid".
+    `limit` takes only the first so many characters of each split (0: all).
     """
 
-    seq_len: int = 128
-    pieces: int = 0
-    limit: int = 0
+    seq_len: int
+    limit: int
+    held: int = 20
 
-    def __post_init__(self) -> None:
-        if self.seq_len < 2 or self.limit < 0:
-            raise InputError(f"seq_len is at least 2 and limit at least 0; got {self.seq_len}, {self.limit}.")
+    @abstractmethod
+    def documents(self) -> Sequence[tuple[str, str]]:
+        """(name, text) of every document."""
 
     @property
-    def version(self) -> str:
-        """Which corpus this is."""
-        return f"standard library of {platform.python_implementation()} {platform.python_version()}"
+    @abstractmethod
+    def tokenizer(self) -> Tokenizer: ...
+
+    def _check(self) -> None:
+        if self.seq_len < 2 or self.limit < 0:
+            raise InputError(f"seq_len is at least 2 and limit at least 0; got {self.seq_len}, {self.limit}.")
 
     @property
     def settings(self) -> dict[str, Any]:
         return {"kind": "decoder", "vocab": self.tokenizer.size, "seq_len": self.seq_len}
 
     def texts(self, split: str) -> list[str]:
-        """The source files of a split, cut off at `limit` characters in all."""
+        """The documents of a split, cut off at `limit` characters in all."""
         choose("split", split, SPLITS)
         chosen, left = [], self.limit or None
-        for name, text in library_files():
-            part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % _PARTS
+        for name, text in self.documents():
+            part = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % self.held
             if split != "all" and split != {0: "test", 1: "valid"}.get(part, "train"):
                 continue
             chosen.append(text if left is None else text[:left])
@@ -83,10 +84,6 @@ class StandardLibrary(Dataset):
         return chosen
 
     @functools.cached_property
-    def tokenizer(self) -> Tokenizer:
-        return PieceTokenizer.train(self.texts("train"), self.pieces) if self.pieces else ByteTokenizer()
-
-    @functools.cached_property
     def _streams(self) -> dict[str, Tensor]:
         return {}
 
@@ -94,7 +91,7 @@ class StandardLibrary(Dataset):
         """All tokens of a split in one row, (n,) int32."""
         if split not in self._streams:
             ids = [torch.tensor([*self.tokenizer.encode(text), EOS], dtype=torch.int32) for text in self.texts(split)]
-            self._streams[split] = torch.cat(ids)
+            self._streams[split] = torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int32)
         if len(self._streams[split]) < self.seq_len:
             raise InputError(f"the {split} split has fewer than {self.seq_len} tokens. Raise limit, or lower seq_len.")
         return self._streams[split]
@@ -102,7 +99,43 @@ class StandardLibrary(Dataset):
     def batches(self, split: str, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[Batch]:
         tokens = self.stream_of(split)
         while True:
-            generator = stream(seed, f"pystdlib/{split}/{start}")
+            generator = stream(seed, f"{self._stream_name}/{split}/{start}")
             places = torch.randint(len(tokens) - self.seq_len + 1, (batch_size, 1), generator=generator)
             yield {"tokens": tokens[places + torch.arange(self.seq_len)].long()}
             start += 1
+
+    @property
+    def _stream_name(self) -> str:
+        return str(getattr(self, "name", type(self).__name__))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StandardLibrary(RunningText):
+    """The running interpreter's standard library: nothing is shipped, nothing is fetched.
+
+    Tokens are bytes, or with `pieces` byte-level BPE learned from the training files. Results depend on the
+    interpreter: name it (`version`) beside them.
+    """
+
+    seq_len: int = 128
+    pieces: int = 0
+    limit: int = 0
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    @property
+    def version(self) -> str:
+        """Which corpus this is."""
+        return f"standard library of {platform.python_implementation()} {platform.python_version()}"
+
+    @property
+    def _stream_name(self) -> str:
+        return "pystdlib"
+
+    def documents(self) -> Sequence[tuple[str, str]]:
+        return library_files()
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        return PieceTokenizer.train(self.texts("train"), self.pieces) if self.pieces else ByteTokenizer()

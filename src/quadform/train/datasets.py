@@ -1,4 +1,4 @@
-"""Data made by our own code: seeded streams of batches, no files, no download.
+"""Data sets, and those made by our own code: seeded streams of batches, no files, no download.
 
 A data set is a value with three promises:
 
@@ -30,11 +30,12 @@ from quadform.nn.decode import pad_rows
 from quadform.nn.tokens import BOS, EOS, PAD, SPECIALS, CharTokenizer, PieceTokenizer, Tokenizer
 from quadform.nn.transformer import IGNORE
 
+from .fetch.catalogue import CATALOGUE
 from .numerals import BELOW, LANGUAGES, english
 
 SPLITS = ("train", "valid", "test", "all")
 _PARTS = 20  # of the hash: part 0 is test, part 1 valid, the rest train
-_POOL = 16  # batches that are drawn together and cut by length
+POOL = 16  # batches that are drawn together and cut by length
 Batch = dict[str, Tensor]
 Question = tuple[list[int], list[int]]
 
@@ -88,7 +89,7 @@ class Dataset(ABC):
     @staticmethod
     def from_dict(body: Mapping[str, Any]) -> Dataset:
         """The inverse of `to_dict`."""
-        from . import corpus, objectives  # noqa: F401  (the classes they hold make themselves known)
+        from . import corpora, corpus, objectives  # noqa: F401  (the classes they hold make themselves known)
 
         settings = dict(body)
         name = settings.pop("class", None)
@@ -190,7 +191,7 @@ class Pairs(Drawn):
         """Token lists (source, target) of one example, without special tokens."""
 
     def batches(self, split: str, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[Batch]:
-        pool, at = divmod(start, _POOL)
+        pool, at = divmod(start, POOL)
         while True:
             cut = self._pool(split, batch_size, seed, pool)
             for rows in cut[at:]:
@@ -200,10 +201,10 @@ class Pairs(Drawn):
 
     def _pool(self, split: str, batch_size: int, seed: int, pool: int) -> list[list[tuple[list[int], list[int]]]]:
         generator = stream(seed, f"{self}/{split}/{pool}")
-        pairs = [self._pair(row) for row in self._drawn(split, _POOL * batch_size, generator).tolist()]
+        pairs = [self._pair(row) for row in self._drawn(split, POOL * batch_size, generator).tolist()]
         whole = [([*s, EOS], [BOS, *t, EOS]) for s, t in pairs]
-        cuts = equal_cuts(sorted(whole, key=lambda p: (len(p[1]), len(p[0]))), _POOL)
-        return [cuts[i] for i in torch.randperm(_POOL, generator=generator).tolist()]
+        cuts = equal_cuts(sorted(whole, key=lambda p: (len(p[1]), len(p[0]))), POOL)
+        return [cuts[i] for i in torch.randperm(POOL, generator=generator).tolist()]
 
     def questions(self, split: str, count: int, seed: int = 0) -> list[Question]:
         rows = self._drawn(split, count, stream(seed, f"{self}/{split}/questions")).tolist()
@@ -235,7 +236,7 @@ class Letters(Pairs):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return _pair_settings(len(SPECIALS) + self.letters, self.longest)
+        return pair_settings(len(SPECIALS) + self.letters, self.longest)
 
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
         letters = len(SPECIALS) + torch.randint(self.letters, (count, self.longest), generator=generator)
@@ -278,7 +279,7 @@ class NumberWords(Pairs):
         numbers = {n % 10**self.digits for n in (373_373, 777_777, 373_777, 777_373)}
         words = [LANGUAGES[language](n) for n in numbers for language in ("en", self.to)]
         longest = max(len(word.encode() if self.pieces else word) for word in words)
-        return _pair_settings(self.tokenizer.size, longest)
+        return pair_settings(self.tokenizer.size, longest)
 
     def _draw(self, count: int, generator: torch.Generator) -> Tensor:
         digits = torch.randint(1, self.digits + 1, (count,), generator=generator)
@@ -290,7 +291,7 @@ class NumberWords(Pairs):
         return self.tokenizer.encode(english(row[0])), self.tokenizer.encode(LANGUAGES[self.to](row[0]))
 
 
-def _pair_settings(vocab: int, longest: int) -> dict[str, Any]:
+def pair_settings(vocab: int, longest: int) -> dict[str, Any]:
     special = {"pad": PAD, "bos": BOS, "eos": EOS}
     return {"kind": "encoder-decoder", "vocab": vocab, "seq_len": longest + 2, **special}
 
@@ -321,10 +322,26 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 
 
 def dataset(name: str, **settings: Any) -> Dataset:
-    """The data set of this name: `dataset("add", digits=3)`."""
+    """The data set of this name: `dataset("add", digits=3)`; a fetched corpus, or the folder of an own one, too."""
     if name not in DATASETS:
-        raise UnknownName(f"no data set {name!r}; there are {', '.join(DATASETS)}.{did_you_mean(name, DATASETS)}")
+        from .corpora import corpus, is_corpus
+
+        if not is_corpus(name):
+            known = [*DATASETS, *CATALOGUE]
+            raise UnknownName(
+                f"no data set {name!r}; there are {', '.join(DATASETS)}, and what `quadform data list` shows."
+                f"{did_you_mean(name, known)}"
+            )
+    make = DATASETS[name] if name in DATASETS else functools.partial(corpus, name)
     try:
-        return DATASETS[name](**settings)
+        return make(**settings)
     except TypeError as error:
         raise InputError(f"the data set {name!r} cannot be made with {settings}: {error}.") from error
+
+
+def __getattr__(name: str) -> Any:
+    """`datasets.reverse(longest=8)`, `datasets.tsmsg_de()`: every data set as a function."""
+    known = {n.replace("-", "_"): n for n in (*DATASETS, *CATALOGUE)} | {"addition": "add"}
+    if name not in known:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return functools.partial(dataset, known[name])

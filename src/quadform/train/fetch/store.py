@@ -1,0 +1,216 @@
+"""The folder that keeps what was fetched: one folder a name, written whole or not at all, checked at every use.
+
+    ROOT/tsmsg-de/item.json        name, licence, source, SHA-256 of the archives and of every file kept, counts
+    ROOT/tsmsg-de/pairs.tsv.gz     what `item.json` names
+    ROOT/.archives/                downloads: those that serve several names stay, the others go once they are read
+
+ROOT is the environment variable QUADFORM_DATA, or `quadform` in the user's cache folder. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quadform.core.errors import FileError
+from quadform.core.progress import Progress, Report, say
+
+from .catalogue import Item, item
+from .sources import list_name, sha256_of
+
+MANIFEST = "item.json"
+_FORMAT, _SCHEMA = "quadform-data", 1
+
+
+def root() -> Path:
+    """Where fetched data is kept: QUADFORM_DATA, or `quadform` in the user's cache folder."""
+    if own := os.environ.get("QUADFORM_DATA"):
+        return Path(own).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "quadform"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What lies in a folder: its manifest, already checked."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["name"])
+
+    @property
+    def kind(self) -> str:
+        return str(self.manifest["kind"])
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the contents, the same wherever and whenever they were packed."""
+        return str(self.manifest["digest"])
+
+    def path(self, file: str) -> Path:
+        """The path of one of the files the manifest names."""
+        if file not in self.manifest["files"]:
+            raise FileError(f"{self.folder} holds no {file}; it has {', '.join(self.manifest['files'])}.")
+        return self.folder / file
+
+
+def fetched(name: str | Path, root_folder: str | Path | None = None) -> Fetched | None:
+    """What was fetched under this name, or lies in this folder; None when there is nothing. Checksums are verified."""
+    folder = Path(name) if is_folder(name) else _folder(root_folder) / _file_name(str(name))
+    if not (folder / MANIFEST).exists():
+        return None
+    manifest = _manifest(folder)
+    for file, known in manifest["files"].items():
+        path = folder / file
+        if (
+            not path.is_file()
+            or path.stat().st_size != known["bytes"]
+            or _sha256(path, *_stamp(path)) != known["sha256"]
+        ):
+            raise FileError(
+                f"{path} is missing or damaged (its checksum is not the recorded one)."
+                f" `quadform data fetch {manifest['name']} --again` fetches it anew."
+            )
+    return Fetched(folder, manifest)
+
+
+def fetch(name: str, *, out: str | Path | None = None, again: bool = False, progress: bool | Report = True) -> Fetched:
+    """Fetch a corpus or model by name, or find it where it was fetched before; `out` replaces the usual root folder.
+
+    Licence and size are told first. An interrupted fetch leaves no half-made folder, and goes on with the archives it
+    had. `again` fetches even what is there.
+    """
+    wanted, base = item(name), _folder(out)
+    if not again and (found := fetched(name, base)) is not None:
+        return found
+    say(f"{name}: {wanted.title}\n  licence: {wanted.licence}\n  source: {wanted.source.title}, {megabytes(wanted)}")
+    archives = base / ".archives"
+    try:
+        archives.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{base} cannot be written ({error.strerror}). Set QUADFORM_DATA, or give `--out`.") from error
+    with _alone(archives):
+        if not again and (found := fetched(name, base)) is not None:
+            return found  # another process has fetched it meanwhile
+        with Progress(max(wanted.source.size // 1000, 1), f"fetch {name}, kB", show=progress) as bar:
+            files = wanted.source.bring(archives, lambda size: bar.step(size // 1000))
+        with packing(base / _file_name(name)) as part:
+            module, _, function = wanted.read.partition(":")
+            read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+            told = read(files, part, **wanted.settings)
+            finish(part, _described(wanted) | {"archives": {list_name(f): sha256_of(f) for f in files}}, told)
+        if not wanted.source.shared:
+            for file in files:
+                file.unlink()
+    found = fetched(name, base)
+    assert found is not None
+    return found
+
+
+def megabytes(wanted: Item) -> str:
+    """The size of the download in words."""
+    size = wanted.source.size
+    return f"{size / 1e6:.1f} MB" if size else "size not known before"
+
+
+def _described(wanted: Item) -> dict[str, Any]:
+    body: dict[str, Any] = {"name": wanted.name, "kind": wanted.kind, "title": wanted.title, "licence": wanted.licence}
+    body |= {"source": wanted.source.title, "settings": dict(wanted.settings)}
+    return body | ({} if wanted.kind == "model" else {"held": wanted.held, "pieces": wanted.pieces})
+
+
+@contextlib.contextmanager
+def packing(folder: Path) -> Iterator[Path]:
+    """An empty folder that takes the place of `folder` when it is complete, and vanishes when something goes wrong."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".part-{folder.name}-", dir=folder.parent))
+    try:
+        yield part
+        os.chmod(part, 0o755)
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
+            os.replace(folder, old)
+            os.replace(part, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def finish(part: Path, described: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+    """Write the manifest of a complete folder: `told` holds its `digest` and counts."""
+    files = sorted(p for p in part.rglob("*") if p.is_file())
+    listed = {p.relative_to(part).as_posix(): {"sha256": sha256_of(p), "bytes": p.stat().st_size} for p in files}
+    body = {"format": _FORMAT, "schema": _SCHEMA, **described, **told, "files": listed}
+    (part / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def is_folder(name: str | Path) -> bool:
+    """Whether this names a folder of packed data and no item: a path with a manifest in it."""
+    return (Path(name) / MANIFEST).is_file()
+
+
+def _folder(out: str | Path | None) -> Path:
+    return root() if out is None else Path(out)
+
+
+def _file_name(name: str) -> str:
+    return name.replace("==", "-")
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} cannot be read: {error}. Remove {folder} and fetch again.") from error
+    if not isinstance(body, dict) or body.get("format") != _FORMAT or not isinstance(body.get("files"), dict):
+        raise FileError(f"{path} does not describe data that quadform has fetched or built.")
+    if body["schema"] > _SCHEMA:
+        raise FileError(f"{path} was written by a newer quadform (schema {body['schema']}). Upgrade, or fetch again.")
+    if any(Path(file).is_absolute() or ".." in Path(file).parts for file in body["files"]):
+        raise FileError(f"{path} names files outside its folder; nothing of it was read.")
+    return body
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    state = path.stat()
+    return state.st_size, state.st_mtime_ns
+
+
+@functools.lru_cache(maxsize=256)
+def _sha256(path: Path, size: int, changed: int) -> str:
+    """The checksum of a file, taken once in a process as long as its size and time stay."""
+    return sha256_of(path)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait for other processes that fetch into the same root."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # where the system and the file system have such locks
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

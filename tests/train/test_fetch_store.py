@@ -1,0 +1,266 @@
+"""Fetching: written whole or not at all, checked at every use, honest about licence and size, clear when offline."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from quadform.core import progress
+from quadform.core.errors import FileError, UnknownName
+from quadform.train.fetch import CATALOGUE, Unreachable, fetch, fetched, item, root, store
+from quadform.train.fetch.catalogue import Item
+from quadform.train.fetch.sources import AptLists, Archive, Npm, Wheel, list_language, list_name, sha256_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made(Archive):
+    """A registry in memory: `text` is what it serves."""
+
+    text: str = "one\ttwo\n"
+
+    @property
+    def title(self) -> str:
+        return f"made {self.package} {self.version}"
+
+    @property
+    def pattern(self) -> str:
+        return f"{self.package}-{self.version}.tsv"
+
+    def _ask(self, folder: Path, arrived) -> None:
+        CALLS.append(self.package)
+        (folder / f"{self.package}-{self.version}.tsv").write_text(self.text)
+        arrived(self.size)
+
+
+CALLS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _own_catalogue(monkeypatch, tmp_path):
+    monkeypatch.setenv("QUADFORM_DATA", str(tmp_path / "root"))
+    CALLS.clear()
+
+
+def offer(monkeypatch, source: Archive, read: str = "pairs:typescript") -> Item:
+    """Put one item into the catalogue: `toy`, read by `read_toy` below."""
+    made = Item(name="toy", kind="pairs", title="a toy", licence="none", source=source, read=read)
+    monkeypatch.setattr(store, "item", lambda name: made)
+    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", read_toy)
+    return made
+
+
+def read_toy(archives, folder):
+    from quadform.train.fetch.pairs import write_pairs
+
+    return write_pairs([("g", *line.split("\t")) for line in archives[0].read_text().splitlines()], folder)
+
+
+def test_fetched_once_then_found(monkeypatch, capsys):
+    """Licence and size are told before; the second time nothing is asked for; `again` asks."""
+    offer(monkeypatch, Made(package="toy", version="1", size=2_500_000))
+    first = fetch("toy")
+    told = capsys.readouterr().err
+    assert told.index("licence: none") < told.index("2.5 MB") < told.index("2500/2500")
+    assert fetch("toy").digest == first.digest
+    assert CALLS == ["toy"]
+    fetch("toy", again=True)
+    assert CALLS == ["toy", "toy"]
+    assert capsys.readouterr().err.count("licence") == 1
+
+
+def test_manifest_records_source_and_checksums(monkeypatch):
+    """item.json: name, licence, source, the archive's SHA-256, every file's SHA-256 and size, counts."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    found = fetch("toy", progress=False)
+    body = json.loads((found.folder / "item.json").read_text())
+    assert body["source"] == "made toy 1"
+    assert body["files"] == {
+        "pairs.tsv.gz": {
+            "sha256": sha256_of(found.path("pairs.tsv.gz")),
+            "bytes": found.path("pairs.tsv.gz").stat().st_size,
+        }
+    }
+    assert list(body["archives"]) == ["toy-1.tsv"]
+    assert body["counts"]["pairs"] == 1
+
+
+def test_damage_is_seen_at_the_next_use(monkeypatch):
+    """One changed byte: refused, with the command that mends it."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    path = fetch("toy", progress=False).path("pairs.tsv.gz")
+    blob = bytearray(path.read_bytes())
+    blob[-1] ^= 1
+    path.write_bytes(bytes(blob))
+    with pytest.raises(FileError, match=r"damaged.*quadform data fetch toy --again"):
+        fetched("toy")
+    fetch("toy", again=True, progress=False)
+    assert fetched("toy") is not None
+
+
+def test_wrong_archive_is_thrown_away(monkeypatch):
+    """A file with another checksum than the pinned one is not kept and not read."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10, sha256="0" * 64))
+    with pytest.raises(FileError, match=r"expected 0000000000000000\.\.\."):
+        fetch("toy", progress=False)
+    assert fetched("toy") is None
+    assert not list((root() / ".archives").iterdir())
+
+
+def test_interrupted_reading_leaves_nothing_and_goes_on(monkeypatch):
+    """The archive that came is kept, the half-made folder is not; the next call asks for nothing twice."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+
+    def stopped(archives, folder):
+        (folder / "half").write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("toy", progress=False)
+    assert [p.name for p in root().iterdir()] == [".archives"]
+    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", read_toy)
+    fetch("toy", progress=False)
+    assert CALLS == ["toy"]
+
+
+def test_only_shared_archives_stay(monkeypatch):
+    """An archive that serves one name goes once it is read; a shared one stays for the others."""
+    for shared in (False, True):
+        offer(monkeypatch, Made(package="toy", version="1", size=10, shared=shared))
+        fetch("toy", again=True, progress=False)
+        assert bool(list((root() / ".archives").iterdir())) == shared
+
+
+def test_out_replaces_the_root(monkeypatch, tmp_path):
+    """`out` is the root folder of one call; what lies there opens by its path."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    found = fetch("toy", out=tmp_path / "elsewhere", progress=False)
+    assert found.folder == tmp_path / "elsewhere" / "toy"
+    assert fetched("toy") is None
+    assert fetched(found.folder).digest == found.digest
+
+
+def test_manifest_may_not_name_files_outside(monkeypatch):
+    """A manifest with `../` in it is refused and nothing of it is read."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    path = fetch("toy", progress=False).folder / "item.json"
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps(body | {"files": {"../../x": {"sha256": "", "bytes": 0}}}))
+    with pytest.raises(FileError, match="outside its folder"):
+        fetched("toy")
+    path.write_text("{")
+    with pytest.raises(FileError, match="cannot be read"):
+        fetched("toy")
+
+
+def test_root_that_cannot_be_written(monkeypatch, tmp_path):
+    """The error names QUADFORM_DATA and --out."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUADFORM_DATA", str(tmp_path / "file" / "root"))
+    with pytest.raises(FileError, match=r"Set QUADFORM_DATA, or give `--out`"):
+        fetch("toy", progress=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- tools
+def tool(folder: Path, name: str, script: str) -> None:
+    """A program of this name in `folder`."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="shell scripts")
+def test_offline_says_what_to_do(monkeypatch, tmp_path):
+    """A tool that cannot reach its registry: what was wanted, what it said, what to do; no half-made folder."""
+    tool(tmp_path, "npm", "echo 'npm error network request failed, reason: getaddrinfo' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(Unreachable) as caught:
+        fetch("tsmsg-de", progress=False)
+    said = str(caught.value)
+    assert "cannot fetch npm typescript 5.9.3: `npm` says: npm error network request failed" in said
+    assert "Check the network" in said
+    assert "copy the folder" in said
+    assert caught.value.exit_code == 2
+    assert fetched("tsmsg-de") is None
+
+
+def test_missing_tool_is_named(monkeypatch, tmp_path):
+    """Without npm or apt-get the error says what to install, or to fetch elsewhere."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileError, match=r"`npm`, which is not installed here\. Install Node"):
+        fetch("tsmsg-de", progress=False)
+    with pytest.raises(FileError, match="Debian or Ubuntu machine"):
+        fetch("ddtp-it", progress=False)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="shell scripts")
+def test_apt_runs_in_a_folder_of_its_own(monkeypatch, tmp_path):
+    """State, lists, cache and languages are private; hooks are cleared; a language that is not there is told."""
+    tool(tmp_path, "apt-get", f'echo "$@" >> {tmp_path}/said')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(FileError, match="no descriptions in language 'xx'"):
+        fetch("ddtp-xx", progress=False)
+    own = root() / ".archives" / "apt"
+    update = (tmp_path / "said").read_text().splitlines()[0]
+    assert update.startswith("update")
+    for setting in (f"Dir::State={own}", f"Dir::State::lists={own}/lists", f"Dir::Cache={own}", "status=/dev/null"):
+        assert setting in update
+    conf = (own / "apt.conf").read_text()
+    assert '"en"; "xx";' in conf
+    assert "#clear APT::Update::Post-Invoke;" in conf
+
+
+# ----------------------------------------------------------------------------------------------------------- catalogue
+def test_catalogue_is_pinned():
+    """Every archive has a version, a size and a SHA-256; every name a licence; every reader exists."""
+    import importlib
+
+    for name, entry in CATALOGUE.items():
+        assert entry.name == name
+        assert entry.licence
+        assert entry.source.size > 100_000
+        if isinstance(entry.source, Npm | Wheel):
+            assert len(entry.source.sha256) == 64
+        module, _, function = entry.read.partition(":")
+        assert callable(getattr(importlib.import_module(f"quadform.train.fetch.{module}"), function))
+
+
+def test_two_families_need_no_entry():
+    """`ddtp-LANGUAGE` and `pypi-PACKAGE==VERSION`; anything else is unknown, with the nearest name."""
+    assert isinstance(item("ddtp-sv").source, AptLists)
+    source = item("pypi-networkx==3.6.1").source
+    assert (source.package, source.version) == ("networkx", "3.6.1")
+    with pytest.raises(UnknownName, match="Did you mean `tsmsg-tr`"):
+        item("tsmsg-kr")
+
+
+def test_lists_are_named_without_their_mirror():
+    """What is recorded names release and language, not where it came from."""
+    path = Path("mirror.example_debian_dists_bookworm_main_i18n_Translation-pt%5fBR.xz")
+    assert list_name(path) == "bookworm_main_i18n_Translation-pt_BR.xz"
+    assert list_language(path) == "pt_BR"
+
+
+def test_catalogue_needs_no_torch():
+    """Listing what there is loads neither torch nor tokenizers."""
+    import subprocess
+    import sys
+
+    code = "import sys, quadform.train.fetch as f; f.CATALOGUE; f.fetched('moby')"
+    code += "; print({'torch', 'tokenizers'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert out.stdout.strip() == "set()"
+
+
+def test_quiet_is_obeyed(monkeypatch, capsys):
+    """With --quiet nothing is printed."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    monkeypatch.setattr(progress, "quiet", True)
+    fetch("toy")
+    assert capsys.readouterr() == ("", "")
