@@ -1,5 +1,6 @@
 """Decoding against exhaustive search, teacher forcing, the uncached pass, and itself one by one."""
 
+import dataclasses
 import itertools
 import math
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from quadform.core.errors import InputError
 from quadform.core.spec import DESIGNS, design
-from quadform.nn import Sampling, Search, Transformer, generate, log_probabilities
+from quadform.nn import Sampling, Search, Transformer, generate, log_probabilities, static
 from quadform.nn.beam import Pool, _proved, beam_search
 from quadform.nn.decode import Run, pad_rows
 
@@ -203,7 +204,8 @@ def test_cached_decoding_is_uncached_decoding(name):
     kind = "decoder" if name == "deepnorm" else "encoder-decoder"
     model = make(name, kind=kind, dim=16, heads=4)
     results = [
-        generate(model, INPUTS, Search(beam=3, n_best=2, max_length=6, cache=cache)) for cache in ("none", "kv", "x")
+        generate(model, INPUTS, Search(beam=3, n_best=2, max_length=6, cache=cache))
+        for cache in ("none", "kv", "x", "static")
     ]
     for other in results[1:]:
         for a, b in zip(itertools.chain(*results[0]), itertools.chain(*other), strict=True):
@@ -215,10 +217,34 @@ def test_cached_decoding_is_uncached_decoding(name):
 def test_cached_decoding_of_variants(variant):
     """So it is with rotary positions, grouped heads, linear attention and a merged W_QK."""
     model = make(kind="decoder", **variant)
-    a, b = (generate(model, INPUTS, Search(beam=3, max_length=6, cache=cache)) for cache in ("none", "kv"))
-    for x, y in zip(itertools.chain(*a), itertools.chain(*b), strict=True):
-        assert x.tokens == y.tokens
-        assert x.log_prob == pytest.approx(y.log_prob, abs=1e-9)
+    a, *others = (generate(model, INPUTS, Search(beam=3, max_length=6, cache=c)) for c in ("none", "kv", "static"))
+    for b in others:
+        for x, y in zip(itertools.chain(*a), itertools.chain(*b), strict=True):
+            assert x.tokens == y.tokens
+            assert x.log_prob == pytest.approx(y.log_prob, abs=1e-9)
+
+
+@pytest.mark.parametrize("how", [Search(max_length=9), Search(beam=3, max_length=9), Sampling(max_length=9)])
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_static_steps_move_and_serve_again(how, kind, monkeypatch):
+    """Sentences that end move the rest to smaller steps, later batches reuse the steps: the same answers."""
+    monkeypatch.setattr(static, "STEP", 1)
+    made, moved = [], []
+    init, take = static.Step.__init__, static.Step.take
+    monkeypatch.setattr(static.Step, "__init__", lambda self, *a: (made.append(a[1]), init(self, *a))[1])
+    monkeypatch.setattr(static.Step, "take", lambda self, *a: (moved.append(self.sentences), take(self, *a))[1])
+    generator = torch.Generator().manual_seed(0)
+    inputs = [(3 + torch.randint(2, (1 + i // 12,), generator=generator)).tolist() for i in range(36)]
+    model = make("sas", kind=kind, dim=16, heads=4, seed=0 if kind == "decoder" else 3)
+    with torch.no_grad():  # then sentences end here and there
+        model.embed.W_E.mul_(0.1)
+    expect = generate(model, inputs, how, batch_size=6)
+    found = generate(model, inputs, dataclasses.replace(how, cache="static"), batch_size=6)
+    assert len({len(h[0].tokens) for h in expect}) > 3
+    assert [h[0].tokens for h in found] == [h[0].tokens for h in expect]
+    assert [h[0].log_prob for h in found] == pytest.approx([h[0].log_prob for h in expect], abs=1e-9)
+    assert len(moved) > len(made)  # steps served more than once
+    assert len(set(moved)) > 1  # and some were smaller than others
 
 
 def test_x_cache_halves_the_memory():

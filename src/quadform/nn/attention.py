@@ -199,6 +199,8 @@ class Attention(nn.Module):
         q, k, v = self.queries(N), self.keys(N), self.values(N)
         if frame.rotary is not None:
             q, k = rotate(q, *frame.rotary), rotate(k, *frame.rotary)
+        if cache is None and self._one_kernel(q, frame):
+            return self._project(self._shaped(q, k, v, frame.causal))
         K, V = (k, v) if cache is None else cache.append(k, v)
         causal = frame.causal and frame.start == 0
         if self.mixing.kind == "linear":
@@ -208,6 +210,20 @@ class Attention(nn.Module):
             Y = self.attend(q, K, V, causal=causal, mask=frame.visible, bias=B, scale=self.scale)
             Y = Y if D is None else D * Y
         return self._project(self._mix(Y, v, frame, cache))
+
+    def _one_kernel(self, q: Tensor, frame: Frame) -> bool:
+        """Whether attention and mixing are one kernel: shaped, on a GPU, nothing padded, no SPA, no kernel of one's own."""
+        usual = self.attend is attend and self.strengths is None and self.mixing.kind == "softmax"
+        return usual and not self.plain and q.is_cuda and frame.visible is None and frame.start == 0
+
+    def _shaped(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        """alpha v + beta attend - gamma mean(v) by `quadform.kernels`."""
+        from quadform.kernels import attention
+
+        m = self.mixing
+        weights = {w: self._parameters.get(w, getattr(m, w)) for w in ("alpha", "beta", "gamma") if m.uses(w)}
+        weights.setdefault("beta", 0.0)
+        return attention(q, k, v.to(q.dtype), causal=causal, scale=self.scale, **weights)
 
     def _mix(self, Y: Tensor, v: Tensor, frame: Frame, cache: LayerCache | None) -> Tensor:
         """alpha v + beta Y - gamma mean(v)."""
@@ -259,6 +275,8 @@ class Attention(nn.Module):
         if frame.mask is None:
             # row t does not depend on the length when causal: one table serves all lengths up to a power of two
             B, D = of(1 << (keys - 1).bit_length() if frame.causal else keys)
+            if frame.static:
+                return B[p, :keys], D[p, None]
             new = slice(frame.start, frame.start + frame.tokens)
             return B[new, :keys], D[new, None]
         if frame.causal:

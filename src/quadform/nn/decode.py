@@ -33,9 +33,12 @@ from quadform.core.rng import stream
 
 from .beam import beam_search, one_hot
 from .frame import LayerCache, Memory
+from .static import StaticDecoder
 from .transformer import Transformer
 
-Cache = Literal["kv", "x", "none"]
+Cache = Literal["kv", "x", "static", "none"]
+"""Keys and values; inputs, where a layer allows it; keys and values at fixed places (what "kv" means on CUDA); nothing.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +90,8 @@ class Sampling:
 def _check_lengths(most: int, least: int, cache: str) -> None:
     if most < 1 or not 0 <= least <= most:
         raise InputError(f"max_length is at least 1 and min_length between 0 and it; got {most}, {least}.")
-    if cache not in ("kv", "x", "none"):
-        raise InputError(f"a cache is kv, x or none; got {cache!r}.")
+    if cache not in ("kv", "x", "static", "none"):
+        raise InputError(f"a cache is kv, x, static or none; got {cache!r}.")
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,8 @@ def generate(
     order = sorted(range(len(inputs)), key=lambda i: (len(starts[i]), len(inputs[i])))
     training = model.training
     model.eval()
+    fixed = how.cache == "static" or (how.cache == "kv" and _device(model).type == "cuda")
+    static = StaticDecoder(model) if fixed else None
     try:
         for at in range(0, len(order), batch_size):
             rows = order[at : at + batch_size]
@@ -142,7 +147,7 @@ def generate(
                 source, mask = pad_rows([inputs[i] for i in rows], model.config.pad or 0, _device(model))
                 memory = model.encode(source, None if bool(mask.all()) else mask)
                 memory.keys_values = {}
-            run = Run(model, [list(starts[i]) for i in rows], memory, how)
+            run = Run(model, [list(starts[i]) for i in rows], memory, how, static)
             if isinstance(how, Sampling):
                 found = run.stepwise(_sampler(how, rows, _device(model)))
             else:
@@ -223,7 +228,14 @@ def _sampler(how: Sampling, rows: list[int], device: torch.device) -> Draw:
 class Run:
     """One batch on its way: prefixes of unequal length run in lock step, a longer one forces its own next tokens."""
 
-    def __init__(self, model: Transformer, starts: list[list[int]], memory: Memory | None, how: Search | Sampling):
+    def __init__(
+        self,
+        model: Transformer,
+        starts: list[list[int]],
+        memory: Memory | None,
+        how: Search | Sampling,
+        static: StaticDecoder | None = None,
+    ) -> None:
         self.model, self.memory, self.how, self.eos = model, memory, how, model.config.eos
         self.given, _ = pad_rows(starts, 0, _device(model))
         self.lengths = torch.tensor([len(s) for s in starts], device=self.given.device)
@@ -237,19 +249,31 @@ class Run:
         self.cache: list[LayerCache] | None = None
         if how.cache != "none":
             self.cache = model.caches(self.capacity, how.cache)
+        self.static, self.started = static, False
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of the next token, (rows, vocab), after `tokens` (rows, t); the cache may know all but the newest."""
-        new = tokens[:, self.cache[0].length :] if self.cache else tokens
-        return self.model.logits(self.model.hidden(new, None, self.memory, self.cache)[:, -1])
+        if self.static is not None and self.cache[0].length:
+            if not self.started:
+                self.static.start(self.cache, self.memory, len(self.given), self.capacity)
+                self.started = True
+            out = self.static.logits(tokens[:, -1], tokens.shape[1] - 1)
+        else:
+            new = tokens[:, self.cache[0].length :] if self.cache else tokens
+            out = self.model.logits(self.model.hidden(new, None, self.memory, self.cache)[:, -1])
+        return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Keep these rows of the caches, and these sentences of the memory."""
-        for layer in self.cache or ():
-            layer.select(rows)
+        if self.started:
+            self.static.select(rows, sentences)
+        else:
+            for layer in self.cache or ():
+                layer.select(rows)
         if sentences is not None:
             self.given, self.lengths = self.given[sentences], self.lengths[sentences]
-            self.memory = None if self.memory is None else self.memory.select(sentences)
+            if self.memory is not None and not self.started:
+                self.memory = self.memory.select(sentences)
 
     # ------------------------------------------------------------------------------------------- greedy and sampling
     def stepwise(self, draw: Draw | None) -> list[list[Hypothesis]]:

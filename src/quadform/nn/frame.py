@@ -19,6 +19,7 @@ class Frame:
     causal     token i sees tokens j <= i
     positions  (n,) or (batch, n): number of real tokens before each one
     rotary     (cos, sin) of shape (n, d_k / 2) or (batch, 1, n, d_k / 2), or None
+    static     a decoding step of fixed shape: the positions are known on the device only
     """
 
     causal: bool
@@ -28,6 +29,7 @@ class Frame:
     positions: Tensor
     start: int = 0
     rotary: tuple[Tensor, Tensor] | None = None
+    static: bool = False
 
     @classmethod
     def of(cls, tokens: int, mask: Tensor | None, causal: bool, device: torch.device, start: int = 0) -> Frame:

@@ -147,7 +147,10 @@ class Transformer(nn.Module):
             )
         if mask is not None and mask.shape != tokens.shape:
             raise InputError(f"mask {tuple(mask.shape)} and tokens {tuple(tokens.shape)} differ in shape.")
-        frame = Frame.of(tokens.shape[1], mask, causal, tokens.device, start)
+        return self.placed(Frame.of(tokens.shape[1], mask, causal, tokens.device, start))
+
+    def placed(self, frame: Frame) -> Frame:
+        """The frame with the rotations of its positions, where the model has rotary ones."""
         if self.config.positions == "rotary":
             turns, kind = angles(frame.positions, self.config.head_width), self.embed.W_E.dtype
             turns = turns if turns.ndim == 2 else turns[:, None]
@@ -168,21 +171,31 @@ class Transformer(nn.Module):
         return Memory(X if self.encoder_norm is None else self.encoder_norm(X), source_mask)
 
     def streams(
-        self, tokens: Tensor, mask: Tensor | None = None, memory: Memory | None = None, cache: list | None = None
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: list[LayerCache] | None = None,
+        frame: Frame | None = None,
     ) -> list[Tensor]:
         """The stream X_0 (embedding), X_1, ..., X_L after each block, each (batch, n, d); no final norm."""
-        start = cache[0].length if cache else 0
-        frame = self._frame(tokens, mask, self.config.kind != "encoder", start)
+        if frame is None:
+            frame = self._frame(tokens, mask, self.config.kind != "encoder", cache[0].length if cache else 0)
         stream = [self.embed(tokens, frame)]
         for i, layer in enumerate(self.layers):
             stream.append(layer(stream[-1], frame, memory, cache[i] if cache else None))
         return stream
 
     def hidden(
-        self, tokens: Tensor, mask: Tensor | None = None, memory: Memory | None = None, cache: list | None = None
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: list[LayerCache] | None = None,
+        frame: Frame | None = None,
     ) -> Tensor:
         """What the output layer reads: the last stream after the final norm, (batch, n, d)."""
-        X = self.streams(tokens, mask, memory, cache)[-1]
+        X = self.streams(tokens, mask, memory, cache, frame)[-1]
         return X if self.final_norm is None else self.final_norm(X)
 
     def logits(self, X: Tensor) -> Tensor:
