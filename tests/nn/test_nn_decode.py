@@ -240,7 +240,7 @@ def test_static_steps_move_and_serve_again(how, kind, monkeypatch):
         model.embed.W_E.mul_(0.1)
     expect = generate(model, inputs, how, batch_size=6)
     found = generate(model, inputs, dataclasses.replace(how, cache="static"), batch_size=6)
-    assert len({len(h[0].tokens) for h in expect}) > 3
+    assert len({len(h[0].tokens) for h in expect}) > 2
     assert [h[0].tokens for h in found] == [h[0].tokens for h in expect]
     assert [h[0].log_prob for h in found] == pytest.approx([h[0].log_prob for h in expect], abs=1e-9)
     assert len(moved) > len(made)  # steps served more than once
