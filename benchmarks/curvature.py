@@ -1,19 +1,32 @@
-"""Hessian, Gauss-Newton and functional products of a Hugging Face GPT-2, against its gradient and the peers' route.
+"""Products with the Hessian, Gauss-Newton and functional part of a Hugging Face GPT-2, against its gradient and peers.
 
-    python benchmarks/curvature.py [accuracy] [products] [--layers 4 --dim 128 --tokens 128 --batch 2] [--out FILE]
+    python benchmarks/curvature.py [accuracy] [products] [route] [growth] [peers] [checks] [--out FILE]
+                                   [--layers 4 --dim 128 --tokens 128 --batch 2 --four --limit SECONDS]
 
-On a GPU without size flags: GPT-2 124M, batch 8, 1,024 tokens, TF32. Every time is a ratio to the gradient of the same
-run: eager, and compiled. `double backward` is what other libraries do. Errors are against float64 double backward with
-TF32 off. Random weights.
+accuracy   float32 products against a float64 double backward, beside the error of a float32 double backward
+products   time and memory of every route, as multiples of the gradient measured in turns with it
+route      seconds to trace and compile for each operator of a forward pass: the calibration of `route="auto"`
+growth     how the cost of a product grows with tokens, batch and parameters
+peers      curvlinops, PyHessian and hessian-eigenthings on the same model (`curvature_peers.py`)
+checks     the GPU tests, with pytest or without it
+
+On a GPU without size flags: GPT-2 124M, batch 8, 1,024 tokens, TF32. `double backward` is what other libraries do.
+Random weights. On a CPU one thread, and times are processor time, so that other work on the machine matters less.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
+import inspect
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,9 +34,10 @@ from torch import Tensor
 
 from quadform.core import progress
 from quadform.core.record import Provenance, strict_json
-from quadform.curvature import Risk, functional, gauss_newton, hessian
+from quadform.curvature import Risk, functional, gauss_newton, hessian, routes
 
 VOCAB = 50257
+HERE = Path(__file__).resolve().parent
 
 
 def build(options: argparse.Namespace, layers: int, dtype: torch.dtype) -> tuple[Any, dict[str, Tensor]]:
@@ -41,35 +55,18 @@ def build(options: argparse.Namespace, layers: int, dtype: torch.dtype) -> tuple
     return model, {"input_ids": ids}
 
 
+def resized(options: argparse.Namespace, **sizes: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options), **sizes})
+
+
 def loss(out: Any, batch: dict[str, Tensor]) -> Tensor:
     """Next-token cross-entropy in the model's own precision (the library's is always float32)."""
     logits = out.logits[:, :-1].flatten(0, 1)
     return torch.nn.functional.cross_entropy(logits, batch["input_ids"][:, 1:].flatten())
 
 
-def seconds(work: Callable[[], object], device: str, repeats: int) -> float:
-    """Median seconds after two warm-up runs."""
-    times = []
-    for i in range(repeats + 2):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        if i >= 2:
-            times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
-
-
-def gib(work: Callable[[], object], device: str) -> float | None:
-    if device != "cuda":
-        return None
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**30
+def gradient(model: Any, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss(model(**batch), batch), list(model.parameters()))
 
 
 def double_backward(model: Any, batch: dict[str, Tensor], v: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -79,29 +76,60 @@ def double_backward(model: Any, batch: dict[str, Tensor], v: dict[str, Tensor]) 
         return dict(zip(params, torch.autograd.grad(g, list(params.values()), [v[n] for n in params]), strict=True))
 
 
+# --- measuring --------------------------------------------------------------------------------------------------------
+def once(work: Callable[[], object], device: str) -> float:
+    """Seconds of one run: processor time on a CPU, time of day on a GPU."""
+    clock = time.perf_counter if device == "cuda" else time.process_time
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = clock()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return clock() - start
+
+
+def in_turns(works: dict[str, Callable[[], object]], device: str, repeats: int) -> dict[str, float]:
+    """Median seconds of each, run in turns after one warm-up, so that a busy machine is busy for all of them."""
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for i in range(repeats + 1):
+        for name, work in works.items():
+            took = once(work, device)
+            if i:
+                times[name].append(took)
+    return {name: sorted(t)[len(t) // 2] for name, t in times.items()}
+
+
+def gib(work: Callable[[], object], device: str) -> float | None:
+    if device != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def off(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
+    """|got - want| / |want| over all parameters."""
+    gap = sum(float((got[n].double() - want[n]).square().sum()) for n in want)
+    return (gap / sum(float(t.square().sum()) for t in want.values())) ** 0.5
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
 def accuracy(options: argparse.Namespace) -> list[dict]:
     """Float32 products against float64, beside the error of a float32 double backward in the same run."""
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
-    small = argparse.Namespace(**{**vars(options), "dim": 128, "tokens": 64, "batch": 2})
-    exact, batch = build(small, 4, torch.float64)
-    model, _ = build(small, 4, torch.float32)
-    with torch.no_grad():
-        for p, q in zip(model.parameters(), exact.parameters(), strict=True):
-            q.copy_(p.double())
+    model, exact, batch = twins(options)
     risk, fine = Risk(model, loss, batch), Risk(exact, loss, batch)
     v = risk.space.random(dtype=torch.float32, device=options.device)
     wide = {n: t.double() for n, t in v.items()}
-
-    def off(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
-        gap = sum(float((got[n].double() - want[n]).square().sum()) for n in want)
-        return (gap / sum(float(t.square().sum()) for t in want.values())) ** 0.5
-
     truth = double_backward(exact, batch, wide)
     rows = [{"what": "double backward, float32", "error": off(double_backward(model, batch, v), truth)}]
     for name, make in {"hessian": hessian, "gauss_newton": gauss_newton, "functional": functional}.items():
         want = truth if make is hessian else make(fine) @ wide
-        rows.append({"what": name, "error": off(make(risk) @ v, want)})
+        for route in ("eager", "traced"):
+            rows.append({"what": f"{name}, {route}", "error": off(make(risk, route=route) @ v, want)})
     parts = [make(fine) @ wide for make in (gauss_newton, functional)]
     rows.append({"what": "H_o + H_f - H, float64", "error": off({n: parts[0][n] + parts[1][n] for n in truth}, truth)})
     print("error against float64 double backward, GPT-2 with 4 layers, d=128, LayerNorm, TF32 off")
@@ -111,80 +139,237 @@ def accuracy(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def twins(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Tensor]]:
+    """A small model in float32, the same weights in float64, a batch."""
+    small = resized(options, dim=128, tokens=64, batch=2)
+    exact, batch = build(small, 4, torch.float64)
+    model, _ = build(small, 4, torch.float32)
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), exact.parameters(), strict=True):
+            q.copy_(p.double())
+    return model, exact, batch
+
+
 def products(options: argparse.Namespace) -> list[dict]:
     """Time and memory of every route, as multiples of the gradient."""
-    device, few = options.device, 3 if options.device == "cpu" else 10
+    device, few, begun = options.device, 5 if options.device == "cpu" else 7, time.perf_counter()
     model, batch = build(options, options.layers, torch.float32)
-    params = list(model.parameters())
-    risk = Risk(model, loss, batch)
-    v = risk.space.random(dtype=torch.float32, device=device)
-    V = risk.space.random(4, dtype=torch.float32, device=device)
+    size = sum(p.numel() for p in model.parameters())
+    print(
+        f"\nproducts: {size / 1e6:.1f}M parameters, {options.layers} layers, {options.batch} x {options.tokens} tokens"
+    )
+    print(f"  {'route':<42} {'first s':>8} {'ms':>9} {'/eager':>7} {'/compiled':>9} {'GiB':>6}")
     rows: list[dict] = []
-    size = sum(p.numel() for p in params)
-    where = f"{options.layers} layers, batch {options.batch} x {options.tokens} tokens"
-    print(f"\nproducts: {size / 1e6:.1f}M parameters, {where}")
-    print(f"  {'route':<34} {'first s':>8} {'ms':>9} {'/eager':>7} {'/compiled':>9} {'GiB':>6}")
+    compiled = torch.compile(model)
+    start = time.perf_counter()
+    gradient(compiled, batch)
+    compile_s = time.perf_counter() - start
 
-    def row(name: str, work: Callable[[], object], vectors: int = 1) -> float:
+    def row(name: str, work: Callable[[], object], vectors: int = 1, first: float | None = None) -> None:
+        if options.limit and time.perf_counter() - begun > options.limit:
+            print(f"  {name:<42} left out: the time is up")
+            return
         start = time.perf_counter()
         try:
             work()
-            cold = time.perf_counter() - start
-            took, memory = seconds(work, device, few) / vectors, gib(work, device)
-        except torch.cuda.OutOfMemoryError:
-            print(f"  {name:<34} out of memory")
+            first = time.perf_counter() - start if first is None else first
+            both = {"eager": lambda: gradient(model, batch), "compiled": lambda: gradient(compiled, batch)}
+            took = in_turns({**both, "work": work}, device, few)
+            memory = gib(work, device)
+        except torch.OutOfMemoryError:
+            print(f"  {name:<42} out of memory")
             rows.append({"route": name, "out_of_memory": True})
-            return float("nan")
-        base = [r["seconds"] for r in rows[:2]]
-        ratios = [took / b for b in base] + [None] * (2 - len(base))
+            return
+        each = took["work"] / vectors
+        ratios = {f"over_{n}_gradient": each / took[n] for n in ("eager", "compiled")}
         rows.append(
-            {"route": name, "seconds": took, "first_call_s": cold, "gib": memory, "vectors": vectors}
-            | {"over_eager_gradient": ratios[0], "over_compiled_gradient": ratios[1]}
+            {"route": name, "seconds": each, "first_call_s": first, "gib": memory, "vectors": vectors, **ratios}
         )
-        shown = [f"{r:.2f}x" if r is not None else "" for r in ratios]
+        shown = [f"{r:.2f}x" for r in ratios.values()]
         used = f"{memory:.1f}" if memory is not None else ""
-        print(f"  {name:<34} {cold:>8.1f} {1e3 * took:>9.1f} {shown[0]:>7} {shown[1]:>9} {used:>6}", flush=True)
-        return took
+        print(f"  {name:<42} {first:>8.1f} {1e3 * each:>9.1f} {shown[0]:>7} {shown[1]:>9} {used:>6}", flush=True)
 
-    row("gradient, eager", lambda: torch.autograd.grad(loss(model(**batch), batch), params))
-    faster = torch.compile(model)
-    row("gradient, compiled", lambda: torch.autograd.grad(loss(faster(**batch), batch), params))
-    row("double backward (peers)", lambda: double_backward(model, batch, v))
-    for route in ("eager", "compiled"):
-        for make in (hessian, gauss_newton):
-            A = make(risk, route=route)
-            row(f"{make.__name__}, {route}", lambda: A @ v)
-            rows[-1]["ran"] = A.route  # a product that could not be compiled ran eagerly
-    if options.four:
-        A = hessian(risk, route="compiled")
-        row("hessian, compiled, 4 at once (each)", lambda: A @ V, 4)
+    row("gradient, eager", lambda: gradient(model, batch))
+    row("gradient, compiled", lambda: gradient(compiled, batch), first=compile_s)
+    flat = Risk(model, loss, batch, quiet=True).space.random(dtype=torch.float32, device=device)
+    four = {n: torch.randn((4, *t.shape), device=device) for n, t in flat.items()} if options.four else {}
+    row("double backward (peers)", lambda: double_backward(model, batch, flat))
+    plans = [(make, "eager", "auto") for make in (hessian, gauss_newton)]
+    plans += [(make, route, "auto") for route in ("traced", "compiled") for make in (hessian, gauss_newton)]
+    if device == "cuda":
+        plans += [(make, "compiled", "math") for make in (hessian, gauss_newton)]
+    for make, route, attention in plans:
+        A = make(Risk(model, loss, batch, attention=attention, quiet=True), route=route, chunk=1)
+        note = "" if attention == "auto" else f", {attention} attention"
+        row(f"{make.__name__}, {route}{note}", lambda: A @ flat)
+        if rows[-1]["route"].startswith(f"{make.__name__}, {route}") and not rows[-1].get("out_of_memory"):
+            rows[-1]["ran"] = A.route  # a product that could not be compiled ran otherwise
+            rows[-1]["kept_gib"] = sum(p.bytes for p in A.run.programs.values()) / 2**30
+        if four and make is hessian and route == "compiled":
+            row(f"hessian, compiled{note}, 4 vectors (each)", lambda: A @ four, 4)
+        del A
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def route(options: argparse.Namespace) -> list[dict]:
+    """Calibration of `route="auto"`: what it predicts against what is measured, on models of several sizes."""
+    rows = []
+    print("\nroute: seconds by the clock; predicted / measured for 60 products")
+    sizes = [(2, 64, 32), (4, 128, 128), (8, 128, 64)] if options.device == "cpu" else [(4, 256, 256), (12, 768, 512)]
+    for layers, dim, tokens in sizes:
+        small = resized(options, dim=dim, tokens=tokens, batch=2)
+        model, batch = build(small, layers, torch.float32)
+        risk = Risk(model, loss, batch, quiet=True)
+        v = risk.space.random(dtype=torch.float32, device=options.device)
+        with risk.context(), torch.no_grad(), routes._Count() as counted:
+            risk.run(risk.params, batch)
+        works, first = {}, {}
+        for how in ("eager", "traced", "compiled"):
+            A = hessian(risk, route=how, chunk=1)
+            start = time.perf_counter()
+            A @ v
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            first[how] = time.perf_counter() - start
+            works[how] = lambda A=A: A @ v
+        took = in_turns(works, options.device, 5)
+        predicted = routes.predict(counted.operators, took["eager"], 60, options.device)
+        measured = {how: first[how] + 59 * took[how] for how in works}
+        row = {"layers": layers, "dim": dim, "tokens": tokens, "operators": counted.operators}
+        row |= {"trace_s_per_operator": first["traced"] / counted.operators}
+        row |= {"compile_s_per_operator": (first["compiled"] - first["traced"]) / counted.operators}
+        row |= {f"{how}_over_eager": took[how] / took["eager"] for how in ("traced", "compiled")}
+        row |= {"predicted": predicted, "measured": measured}
+        rows.append(row)
+        said = "  ".join(f"{how} {predicted[how]:.1f}/{measured[how]:.1f}" for how in works)
+        print(f"  {layers} layers, d={dim}, {tokens} tokens, {counted.operators} operators: {said}")
+        print("    " + "  ".join(f"{k} {v:.3f}" for k, v in row.items() if "_over_" in k or "_s_per_" in k))
+    return rows
+
+
+def growth(options: argparse.Namespace) -> list[dict]:
+    """Seconds of a gradient and of a traced Hessian product as tokens, batch or parameters grow, each in turn."""
+    gpu = options.device == "cuda"
+    base = {"layers": 4, "dim": 256, "tokens": 512, "batch": 8} if gpu else {"layers": 2, "dim": 64, "tokens": 64}
+    base = {"batch": 2, **base}
+    steps = {"tokens": (1, 2, 4, 8), "batch": (1, 2, 4, 8), "layers": (1, 2, 4), "dim": (1, 2, 4)}
+    rows = []
+    print("\ngrowth: one product over one gradient")
+    for name, factors in steps.items():
+        for factor in factors:
+            sizes = {**base, name: base[name] * factor}
+            model, batch = build(resized(options, **sizes), sizes["layers"], torch.float32)
+            risk = Risk(model, loss, batch, quiet=True)
+            v = risk.space.random(dtype=torch.float32, device=options.device)
+            A = hessian(risk, route="traced")
+            works = {"gradient": lambda: gradient(model, batch), "hessian": lambda: A @ v}
+            took = in_turns(works, options.device, 5)
+            kept = sum(p.bytes for p in A.run.programs.values())
+            size = sum(p.numel() for p in model.parameters())
+            rows.append({"varied": name, **sizes, "parameters": size, "kept_bytes": kept, **took})
+            ratio = took["hessian"] / took["gradient"]
+            ms, mib = 1e3 * took["gradient"], kept / 2**20
+            print(f"  {name} {sizes[name]:>5}: gradient {ms:8.1f} ms, product {ratio:5.2f}x, kept {mib:.0f} MiB")
+    return rows
+
+
+def peers(options: argparse.Namespace) -> list[dict]:
+    sys.path.insert(0, str(HERE))
+    return importlib.import_module("curvature_peers").run(options)
+
+
+class _Anything(ModuleType):
+    """Stands in for a test library that is missing: decorators give back what they decorate."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Anything(name)
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        decorates = len(args) == 1 and inspect.isfunction(args[0]) and not options
+        return args[0] if decorates and self.__name__ != "composite" else self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> bool:  # pytest.raises
+        return True
+
+    def __eq__(self, other: object) -> bool:  # pytest.approx: checked where pytest is installed
+        return True
+
+    __hash__ = ModuleType.__hash__
+
+
+def checks(options: argparse.Namespace) -> list[dict]:
+    """The tests that need a GPU; with pytest where it is installed, else function by function."""
+    tests = HERE.parent / "tests"
+    wanted = {tests / "estimate/test_cuda.py": "test_", tests / "core/test_operator.py": "test_gpu"}
+    try:
+        import hypothesis  # noqa: F401
+        import pytest
+    except ImportError:
+        for name in ("pytest", "hypothesis", "hypothesis.strategies"):
+            sys.modules.setdefault(name, _Anything(name))
+    else:
+        code = pytest.main(["-p", "no:xdist", "-o", "addopts=", "-q", *map(str, wanted), "-k", "cuda or gpu"])
+        return [{"what": "pytest", "exit": int(code)}]
+    rows = []
+    for path in wanted:
+        sys.path.insert(0, str(path.parent))
+        module = importlib.import_module(path.stem)
+        for name, test in inspect.getmembers(module, inspect.isfunction):
+            source = inspect.getsource(test) if name.startswith("test_") else ""
+            if "cuda" not in source:
+                continue
+            some = [torch.float64, torch.float32] if "dtype" in inspect.signature(test).parameters else [None]
+            for dtype in some:
+                given: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+                if "tmp_path" in inspect.signature(test).parameters:
+                    given["tmp_path"] = Path(tempfile.mkdtemp())
+                try:
+                    test(**given)
+                    result = "ok"
+                except Exception as error:
+                    result = f"{type(error).__name__}: {str(error)[:200]}"
+                rows.append({"what": f"{path.name}::{name}", "dtype": str(dtype), "result": result})
+                print(f"  {rows[-1]['what']} {dtype or ''}: {result}", flush=True)
     return rows
 
 
 def main() -> None:
-    jobs = {"accuracy": accuracy, "products": products}
+    jobs = {"accuracy": accuracy, "products": products, "route": route, "growth": growth, "peers": peers}
+    jobs |= {"checks": checks}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     gpu = torch.cuda.is_available()
-    parser.add_argument("jobs", nargs="*", help="accuracy, products (default: both)")
+    parser.add_argument("jobs", nargs="*", help="default: accuracy products", default=["accuracy", "products"])
     parser.add_argument("--layers", type=int, default=12 if gpu else 4)
     parser.add_argument("--dim", type=int, default=768 if gpu else 128)
     parser.add_argument("--tokens", type=int, default=1024 if gpu else 128)
     parser.add_argument("--batch", type=int, default=8 if gpu else 2)
-    parser.add_argument("--four", action="store_true", help="four vectors at once too (88 GiB at the default GPU size)")
+    parser.add_argument("--four", action="store_true", help="four vectors through the compiled route too")
+    parser.add_argument("--limit", type=float, help="seconds after which `products` begins no further row")
+    parser.add_argument("--loaded", action="store_true", help="say in the record that the machine was busy")
     parser.add_argument("--out", type=Path, help="write the record there (JSON)")
     options = parser.parse_args()
     options.device = "cuda" if gpu else "cpu"
     progress.quiet = False
     torch.set_num_threads(torch.get_num_threads() if gpu else 1)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    results = {name: jobs[name](options) for name in options.jobs or jobs}
+    torch.set_float32_matmul_precision("high")
+    results = {}
+    for name in options.jobs:
+        try:
+            results[name] = jobs[name](options)
+        except Exception as error:  # one job that fails does not lose the others
+            results[name] = [{"failed": f"{type(error).__name__}: {error}"[:500]}]
+            print(f"{name} failed: {results[name][0]['failed']}", flush=True)
+        if options.out:
+            made = asdict(Provenance.collect(dtype=torch.float32, device=options.device))
+            made["command"] = " ".join(["benchmarks/curvature.py", *results])
+            shape = {n: getattr(options, n) for n in ("layers", "dim", "tokens", "batch")}
+            body = {"benchmark": "curvature", "made": made, "loaded": options.loaded, "shape": shape}
+            options.out.write_text(strict_json({**body, "results": results}))
     if options.out:
-        made = asdict(Provenance.collect(dtype=torch.float32, device=options.device))
-        shape = {n: getattr(options, n) for n in ("layers", "dim", "tokens", "batch")}
-        made["command"] = " ".join(["benchmarks/curvature.py", *results])
-        options.out.write_text(
-            strict_json({"benchmark": "curvature", "made": made, "shape": shape, "results": results})
-        )
         print(f"\nrecord: {options.out}")
 
 

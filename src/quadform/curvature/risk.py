@@ -18,7 +18,6 @@ from torch.func import functional_call
 from ..core.errors import InputError, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
-from ..kernels.sdpa import second_order_sdpa
 from .views import attention_views
 
 Loss = Callable[[Any, Any], Tensor]
@@ -137,6 +136,8 @@ class Risk:
             stack.enter_context(torch.random.fork_rng(devices=devices))
             stack.enter_context(torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]))
             if self.fused:
+                from ..kernels.sdpa import second_order_sdpa  # loads torch's compiler
+
                 stack.enter_context(second_order_sdpa())
             stack.enter_context(_stock_attention(model))
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,8 +22,10 @@ from ..core.errors import InputError
 from ..core.memory import free_bytes, in_words
 from ..core.progress import say
 from ..core.space import Vector
-from .linear import Linearised
 from .risk import Risk
+
+if TYPE_CHECKING:
+    from .linear import Linearised
 
 Route = Literal["eager", "traced", "compiled", "auto"]
 ROUTES = ("eager", "traced", "compiled", "auto")
@@ -146,6 +148,7 @@ class Products:
         primal = (dict(self.risk.params), tensors)
         V = {n: t.contiguous() for n, t in V.items()}
         if key not in self.programs:
+            from .linear import Linearised  # loads torch's tracer
 
             def whole(primal: Any, V: Vector) -> dict[str, Tensor]:
                 left = iter(primal[1])
