@@ -28,6 +28,8 @@ VERBS = {
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
     "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
     "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
+    "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
+    "ls": Verb("what designs, data and experiments there are", "ls:LsConfig"),
     "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),
 }
 

@@ -1,0 +1,31 @@
+"""The question of `quadform ls`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ...core.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LsConfig:
+    """What there is: block designs with their formulas, data sets, experiments."""
+
+    what: Annotated[Positional[Literal["designs", "data", "experiments"]], arg(help_behavior_hint="")] = "designs"
+    """designs, data or experiments."""
+    depth: int = 6
+    """designs: blocks of the model whose parameters are counted."""
+    dim: int = 64
+    """designs: its width."""
+    heads: int = 4
+    """designs: its heads."""
+    vocab: int = 256
+    """designs: its vocabulary."""
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "dim", "heads", "vocab"):
+            if getattr(self, name) < 1:
+                raise InputError(f"`--{name} {getattr(self, name)}`: give at least 1.")

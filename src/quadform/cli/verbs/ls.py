@@ -1,0 +1,121 @@
+"""`quadform ls`: what there is. One function a list; each gives the columns, the rows, and a line to say below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...applications.configs.ls import LsConfig
+from ...applications.configs.shared import Output
+from ...core.spec import BlockSpec, Gain, Mixing
+from ..show import print_json, print_table, table
+from .data import state
+
+List = tuple[tuple[str, ...], list[tuple[str, ...]], str]
+
+
+def answer(config: LsConfig, output: Output) -> int:
+    columns, rows, below = LISTS[config.what](config)
+    if output.json:
+        print_json({config.what: [dict(zip(columns, row, strict=True)) for row in rows]})
+        return 0
+    found = table(columns[0])
+    for name in columns[1:]:
+        found.add_column(name, justify="right" if name == "parameters" else "left")
+    for row in rows:
+        found.add_row(*row)
+    print_table(found)
+    print(below)
+    return 0
+
+
+# --- designs ----------------------------------------------------------------------------------------------------------
+def designs(config: LsConfig) -> List:
+    from ...core.designs import DESIGNS, design
+    from ...core.parameters import count_parameters
+
+    rows = []
+    for name, chosen in DESIGNS.items():
+        shape = design(name, depth=config.depth, dim=config.dim, heads=config.heads, vocab=config.vocab)
+        rows.append((name, chosen.title, formula(shape.blocks[-1]), f"{count_parameters(shape):,}"))
+    below = (
+        f"parameters of a decoder with {config.depth} blocks of width {config.dim}, {config.heads} heads and"
+        f" {config.vocab} tokens. The formula is that of the last block; N is its norm, A the attention matrix, C the"
+        " uniform one, B and D a fixed bias and row scale."
+        " Learned: alpha, beta, gamma (one a head), s (skip), b (branch)."
+    )
+    return ("design", "what it is", "one block", "parameters"), rows, below
+
+
+def formula(block: BlockSpec) -> str:
+    """A block as a line: `Y = X + A N(X) W_V W_O; Y + MLP(N(Y))`."""
+    inside = "N(X)" if block.norm != "none" and block.norm_at == "pre" else "X"
+    mixed = " ".join(
+        [mixing(block.mixing), inside, *(["W_V"] if block.value else []), *(["W_O"] if block.proj else [])]
+    )
+    first = _sum(block.attn, "X", mixed)
+    if block.layout == "parallel":
+        mlp = "" if block.mlp is None else f" + {_times('b', block.mlp, 'branch')}MLP({inside})"
+        return f"{first}{mlp}"
+    after = "N" if block.norm != "none" and block.norm_at == "post" else ""
+    first = f"{after}({first})" if after else first
+    if block.mlp is None:
+        return first
+    second = _sum(block.mlp, "Y", f"MLP({inside.replace('X', 'Y')})")
+    return f"Y = {first}; " + (f"{after}({second})" if after else second)
+
+
+def mixing(m: Mixing) -> str:
+    """The matrix that mixes tokens: `A`, `(alpha I + beta A - gamma C)`, ..."""
+    attention = "Q K^T" if m.kind == "linear" else f"D softmax(Q K^T + B_{m.bias.family[0]})" if m.bias else "A"
+    if not (m.learn or m.alpha or m.gamma) and m.beta == 1:
+        return attention
+    terms = [(name, matrix) for name, matrix in (("alpha", "I"), ("beta", attention), ("gamma", "C")) if m.uses(name)]
+    text = " + ".join(f"{name if name in m.learn else f'{getattr(m, name):g}'} {matrix}" for name, matrix in terms)
+    return f"({text.replace('+ gamma', '- gamma')})"
+
+
+def _sum(gain: Gain, skip: str, branch: str) -> str:
+    whole = f"{_times('b', gain, 'branch')}{branch}"
+    if gain.skip == 0 and "skip" not in gain.learn:
+        return whole
+    return f"{_times('s', gain, 'skip')}{skip} + {whole}"
+
+
+def _times(letter: str, gain: Gain, name: str) -> str:
+    """The factor in front of a term: a letter where it is learned, a number where it is fixed and not 1."""
+    if name in gain.learn:
+        return f"{letter} "
+    value = getattr(gain, name)
+    return "" if value == 1 else f"{value:.3g} "
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+def data(config: LsConfig) -> List:
+    from ...train.datasets import DATASETS
+    from ...train.fetch import CATALOGUE
+
+    rows = []
+    for name, make in DATASETS.items():
+        made = make()
+        task = getattr(make, "keywords", {})
+        words = (type(made).__doc__ or "").strip().splitlines()[0]
+        rows.append(
+            (name, words + "".join(f" [{k}: {v}]" for k, v in task.items()), made.settings["kind"], "made here")
+        )
+    for name, item in CATALOGUE.items():
+        if item.kind != "model":
+            kind = "encoder-decoder" if item.kind == "pairs" else "decoder"
+            rows.append((name, item.title, kind, "fetched" if state(name) == "yes" else "to fetch"))
+    below = "`--data NAME`, with settings `--data add:digits=3`; what is to fetch: `quadform data fetch NAME`"
+    return ("data", "what it is", "for a", "state"), rows, below
+
+
+# --- experiments ------------------------------------------------------------------------------------------------------
+def experiments(config: LsConfig) -> List:
+    from ...experiments.catalog import CATALOG, experiment
+
+    rows = [(name, (found := experiment(name)).title, found.source) for name in CATALOG]
+    return ("experiment", "what it shows", "source"), rows, "`quadform reproduce NAME` makes it again"
+
+
+LISTS: dict[str, Callable[[LsConfig], List]] = {"designs": designs, "data": data, "experiments": experiments}
