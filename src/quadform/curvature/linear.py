@@ -111,7 +111,9 @@ def plain(graph: fx.Graph, leaves: Sequence[Any]) -> fx.Graph:
     """The graph without mutations, copies and twice computed values."""
     module: Any = graph.owning_module
     if any(_mutates(n) for n in graph.nodes):
-        module = make_fx(torch.func.functionalize(module, remove="mutations"), tracing_mode="fake")(*leaves)
+        module = make_fx(
+            torch.func.functionalize(module, remove="mutations"), tracing_mode="fake", _allow_non_fake_inputs=True
+        )(*leaves)
     graph = module.graph
     for node in list(graph.nodes):
         if node.target in (aten.view.default, aten._unsafe_view.default):

@@ -8,7 +8,7 @@ measured exactly, and only the rest is sampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,10 +21,10 @@ from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from ..core.record import Estimate
 from ..core.space import Vector
-from .resume import Checkpoint
-from .sampling import batch_size, mean_and_error, sample
+from .resume import Checkpoint, State
+from .sampling import batch_size, mean_and_error, sample, sweep
 from .traces import Images, leave_one_out
-from .vectors import AT_ONCE, Probe, at_least, chunks, multiply, orthonormal_rows, probes, without
+from .vectors import AT_ONCE, Probe, at_least, chunks, draw, orthonormal_rows, probes, without, working_dtype
 
 
 def frobenius(
@@ -172,7 +172,7 @@ class BlockNorms:
 
 def block_norms(
     A: Operator,
-    blocks: Sequence[str] | dict[str, Sequence[str]],
+    blocks: Sequence[str] | Mapping[str, Sequence[str]],
     products: int = 20,
     *,
     probe: Probe = "rademacher",
@@ -187,49 +187,60 @@ def block_norms(
     Column blocks of at most `products` coordinates are exact. `blocks` are names or globs, or `{label: globs}`. For a
     symmetric operator the pairs (a, b) and (b, a) are two independent estimates of one number and are joined.
     """
-    named = {b: (b,) for b in blocks} if not isinstance(blocks, dict) else {k: tuple(v) for k, v in blocks.items()}
+    products = at_least("products", products, 2)
+    named = {b: (b,) for b in blocks} if not isinstance(blocks, Mapping) else {k: tuple(v) for k, v in blocks.items()}
     names, P = tuple(named), len(named)
-    spaces = [A.codomain.select(*globs) for globs in named.values()]
-    square = torch.zeros((P, P), dtype=torch.float64)
-    error = torch.zeros((P, P), dtype=torch.float64)
-    exact = torch.zeros((P, P), dtype=torch.bool)
-    used = 0
-    for j, globs in enumerate(named.values()):
-        cols = A.domain.select(*globs)
-        part = A.sub(A.codomain, cols)
+    rows = [A.codomain.select(*globs) for globs in named.values()]
+    cols = [A.domain.select(*globs) for globs in named.values()]
+    counts = [min(products, space.size) for space in cols]
+    # Which probe of which block: the first of every block, then the second of every block, ...
+    todo = [(j, i) for i in range(products) for j in range(P) if i < counts[j]]
+    exact = torch.tensor([space.size <= products for space in cols]).expand(P, P)
 
-        def sizes(image: Tensor, part: Operator = part) -> Tensor:
-            V: Vector = part.codomain.unflatten(image.T)
-            parts = [rows.flatten(A.codomain.restrict(rows, V)) for rows in spaces]
-            return torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1)
+    def given(which: range) -> Tensor:
+        Z = torch.zeros((len(which), A.domain.size), dtype=working_dtype(A), device=A.device)
+        for row, (j, i) in zip(Z, (todo[r] for r in which), strict=True):
+            part = torch.zeros(cols[j].size, dtype=Z.dtype, device=Z.device)
+            if cols[j].size <= products:
+                part[i] = 1
+            else:
+                draw(part, seed, f"block_norms/{names[j]}/{i}", probe)
+            row.copy_(A.domain.flatten(A.domain.embed(cols[j], cols[j].unflatten(part))))
+        return Z
 
-        if cols.size <= products:
-            units = torch.eye(cols.size, dtype=part.dtype, device=part.device)
-            for which in chunks(0, cols.size, AT_ONCE):
-                square[:, j] += sizes(multiply(part, units[which.start : which.stop])).sum(0).cpu()
-            exact[:, j] = True
-            used += cols.size
-            continue
-        values = sample(
-            part,
-            lambda Z, AZ, sizes=sizes: sizes(AZ),  # type: ignore[misc]
-            f"block_norms-{j}",
-            products,
-            probe=probe,
-            seed=seed,
-            memory=memory,
-            resume=resume,
-            progress=progress,
-            label=f"|A(., {names[j]})|^2",
-            settings={"block": names[j]},
-        )
-        square[:, j], error[:, j] = mean_and_error(values)
-        used += len(values)
+    values: list[Tensor] = []
+
+    def take(which: range, Z: Tensor, AZ: Tensor) -> None:
+        V: Vector = A.codomain.unflatten(AZ.T)
+        parts = [space.flatten(A.codomain.restrict(space, V)) for space in rows]
+        values.append(torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1).cpu())
+
+    def state() -> State:
+        return {"values": torch.cat(values)}, {"batch": batch}
+
+    settings = {"products": products, "probe": probe, "seed": seed, "blocks": list(names)}
+    with (
+        Checkpoint(resume, "block_norms", A, settings) as checkpoint,
+        Progress(len(todo), "products", show=progress) as shown,
+    ):
+        batch = batch_size(A, memory, each=4, purpose="block norms")
+        if checkpoint.found is not None:
+            values, batch = [checkpoint.found[0]["values"]], int(checkpoint.found[1]["batch"])
+            shown.step(len(values[0]))
+        done = sum(map(len, values))
+        sweep(A, range(done, len(todo)), batch, given, take, checkpoint=checkpoint, state=state, shown=shown)
+    square, error = torch.zeros((P, P), dtype=torch.float64), torch.zeros((P, P), dtype=torch.float64)
+    of = torch.tensor([j for j, _ in todo])
+    for j, each in enumerate(torch.cat(values)[of == k] for k in range(P)):
+        if cols[j].size <= products:
+            square[:, j] = each.sum(0)
+        else:
+            square[:, j], error[:, j] = mean_and_error(each)
     if A.symmetric:
         square, error, exact = _joined(square, error, exact)
     value = square.sqrt()
     stderr = torch.where(value > 0, error / (2 * value), torch.zeros_like(value))
-    return BlockNorms(names, value, stderr, exact, used)
+    return BlockNorms(names, value, stderr, exact, len(todo))
 
 
 def _joined(square: Tensor, error: Tensor, exact: Tensor) -> tuple[Tensor, Tensor, Tensor]:

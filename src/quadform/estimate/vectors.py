@@ -60,20 +60,24 @@ def probes(A: Operator, seed: int, name: str, which: Sequence[int], kind: Probe)
 
     `rademacher`: signs +-1; `gaussian`: standard normal; `sphere`: uniform of squared length n. E z z^T = I for all.
     """
-    n, dtype = A.domain.size, working_dtype(A)
-    out = torch.empty((len(which), n), dtype=dtype, device=A.device)
+    out = torch.empty((len(which), A.domain.size), dtype=working_dtype(A), device=A.device)
     for row, number in zip(out, which, strict=True):
-        generator = stream(seed, f"{name}/{number}", A.device)
-        if kind == "rademacher":
-            row.copy_(torch.randint(0, 2, (n,), generator=generator, device=A.device, dtype=torch.int8))
-            row.mul_(2).sub_(1)
-        elif kind in ("gaussian", "sphere"):
-            torch.randn(n, generator=generator, out=row)
-            if kind == "sphere":
-                row.mul_(n**0.5 / row.norm())
-        else:
-            raise InputError(f"probes are 'rademacher', 'gaussian' or 'sphere'; got {kind!r}.")
+        draw(row, seed, f"{name}/{number}", kind)
     return out
+
+
+def draw(row: Tensor, seed: int, name: str, kind: Probe) -> None:
+    """Fill one vector with the probe of that name, see `probes`."""
+    n, generator = len(row), stream(seed, name, row.device)
+    if kind == "rademacher":
+        row.copy_(torch.randint(0, 2, (n,), generator=generator, device=row.device, dtype=torch.int8))
+        row.mul_(2).sub_(1)
+    elif kind in ("gaussian", "sphere"):
+        torch.randn(n, generator=generator, out=row)
+        if kind == "sphere":
+            row.mul_(n**0.5 / row.norm())
+    else:
+        raise InputError(f"probes are 'rademacher', 'gaussian' or 'sphere'; got {kind!r}.")
 
 
 def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str) -> int:
