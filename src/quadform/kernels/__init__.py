@@ -6,7 +6,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "attention": ".rules",
-        "visible_mean": ".rules",
+        "visible_mean": ".mixing",
         "linear_cross_entropy": ".loss",
         "Blockwise": ".blocks",
         "blockwise_hvp": ".blocks",

@@ -8,6 +8,11 @@ is that the tangents tile the same way. Products per tile pair:
 
 Rows and columns have a kernel each, so every output element has one writer and results repeat bit for bit. `TANGENT`
 selects the derivative of the gradient instead of the gradient. Tangents have a leading axis; they are a grid axis.
+
+`SHAPED` mixes: out = W V with W = α I + β P − γ C, C the mean over the keys a row sees, (α, β, γ) one triple a head.
+The value is mixed in the epilogue (sums of V ride along; C costs one product in the diagonal tile); the gradients use
+W and Ẇ = α̇ I + β̇ P + β Ṗ − γ̇ C where they used P and Ṗ, so no product is added. The rows also give c = rowsum(C ∘ dP),
+which is −dγ of that row (dα = Σ dO ∘ V and dβ = Σ Δ need no kernel). Source: [own]; the mixing is [HH24, Eq. 5].
 Notation in code: `t` before a name is the tangent (`tq` = Q̇), a trailing `T` the transposed tile.
 """
 
@@ -16,92 +21,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _tile(base, rows, cols, stride, n_rows, n_cols, EVEN_R: tl.constexpr, EVEN_C: tl.constexpr):
-    """Tile of a (n_rows, n_cols) matrix, zeros outside it."""
-    at = base + rows[:, None] * stride + cols[None, :]
-    if EVEN_R and EVEN_C:
-        return tl.load(at)
-    elif EVEN_C:
-        return tl.load(at, mask=rows[:, None] < n_rows, other=0.0)
-    elif EVEN_R:
-        return tl.load(at, mask=cols[None, :] < n_cols, other=0.0)
-    else:
-        return tl.load(at, mask=(rows[:, None] < n_rows) & (cols[None, :] < n_cols), other=0.0)
-
-
-@triton.jit
-def _put(base, x, rows, cols, stride, n_rows, n_cols):
-    """Store a tile of a (n_rows, n_cols) matrix."""
-    at = base + rows[:, None] * stride + cols[None, :]
-    tl.store(at, x.to(base.dtype.element_ty), mask=(rows[:, None] < n_rows) & (cols[None, :] < n_cols))
-
-
-@triton.jit
-def _vector(base, i, n, EVEN: tl.constexpr):
-    """Entries i of a vector of length n, zeros outside it."""
-    if EVEN:
-        return tl.load(base + i)
-    else:
-        return tl.load(base + i, mask=i < n, other=0.0)
-
-
-@triton.jit
-def _log2_scores(s, i, j, bias, bias_st, scale, HAS_BIAS: tl.constexpr, rows, columns):
-    """(scale s + bias) log2(e); i and j broadcast to the tile."""
-    s = s * (scale * 1.4426950408889634)
-    if HAS_BIAS:
-        inside = (i < rows) & (j < columns)
-        b = tl.load(bias + i * bias_st[2] + j * bias_st[3], mask=inside, other=0.0)
-        s += b.to(tl.float32) * 1.4426950408889634
-    return s
-
-
-@triton.jit
-def _seen(i, j, mask, mask_st, rows, columns, CAUSAL: tl.constexpr, HAS_MASK: tl.constexpr):
-    """Which pairs of the tile exist and are not hidden."""
-    seen = (i < rows) & (j < columns)
-    if CAUSAL:
-        seen = seen & (j <= i)
-    if HAS_MASK:
-        seen = seen & (tl.load(mask + i * mask_st[2] + j * mask_st[3], mask=seen, other=0) != 0)
-    return seen
-
-
-@triton.jit
-def _row_range(phase: tl.constexpr, m, columns, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK):
-    """Columns that row tile m walks over: phase 0 those that need no check, phase 1 the rest."""
-    end = columns
-    if CAUSAL:
-        end = tl.minimum((m + 1) * BM, columns)
-    free = columns
-    if CAUSAL:
-        free = tl.minimum(m * BM + 1, columns)
-    free = 0 if HAS_MASK else (free // BN) * BN
-    return (0, free) if phase == 0 else (free, end)
-
-
-@triton.jit
-def _column_range(phase: tl.constexpr, n, rows, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, HAS_MASK):
-    """Rows that column tile n walks over: phase 0 those that need a check, phase 1 the rest."""
-    first = 0
-    checked = 0
-    if CAUSAL:
-        first = (n * BN // BM) * BM
-        checked = tl.maximum(tl.minimum(tl.cdiv((n + 1) * BN, BM) * BM, rows), first)
-    checked = rows if HAS_MASK else checked
-    return (first, checked) if phase == 0 else (checked, rows)
+from .tiling import _column_range, _count, _log2_scores, _mixed, _put, _row_range, _seen, _tile, _vector, _weights
 
 
 @triton.jit
 def _forward(
-    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, O, O_st, lse, scale, rows, columns, heads, D, DV,
-    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, mix, mix_st, O, O_st, lse, out, out_st,
+    scale, rows, columns, heads, D, DV,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, SHAPED: tl.constexpr,
     EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """O and ℓ of one row tile, by the online softmax."""
+    """O and ℓ of one row tile, by the online softmax; W V too where shaped."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     z = tl.program_id(1)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -116,6 +47,9 @@ def _forward(
     top = tl.full((BM,), float("-inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BDV), tl.float32)
+    if SHAPED:
+        full = tl.zeros((BDV,), tl.float32)
+        edge = tl.zeros((BM, BDV), tl.float32)
     for phase in tl.static_range(2):
         lo, hi = _row_range(phase, m, columns, BM, BN, CAUSAL, HAS_MASK)
         for start in range(lo, hi, BN):
@@ -127,6 +61,11 @@ def _forward(
             if phase == 1:
                 seen = _seen(i[:, None], j[None, :], mask, mask_st, rows, columns, CAUSAL, HAS_MASK)
                 s = tl.where(seen, s, float("-inf"))
+            if SHAPED:
+                if phase == 0:
+                    full += tl.sum(V.to(tl.float32), 0)
+                else:
+                    edge = tl.dot(seen.to(V.dtype), V, edge, input_precision=PRECISION)
             new = tl.maximum(top, tl.max(s, 1))
             base = tl.where(new == float("-inf"), 0.0, new)
             p = tl.exp2(s - base[:, None])
@@ -137,19 +76,26 @@ def _forward(
     empty = total == 0
     total = tl.where(empty, 1.0, total)
     top = tl.where(empty, 0.0, top)
-    _put(O + b * O_st[0] + h * O_st[1], acc / total[:, None], i, dv, O_st[2], rows, DV)
+    acc = acc / total[:, None]
+    _put(O + b * O_st[0] + h * O_st[1], acc, i, dv, O_st[2], rows, DV)
+    if SHAPED:
+        mix += b * mix_st[0] + h * mix_st[1]
+        own = _tile(v, i, dv, v_st[2], columns, DV, False, EVEN_D).to(tl.float32)
+        mean = (edge + full[None, :]) / _count(i, columns, CAUSAL)[:, None]
+        acc = tl.load(mix) * own + tl.load(mix + 1) * acc - tl.load(mix + 2) * mean
+        _put(out + b * out_st[0] + h * out_st[1], acc, i, dv, out_st[2], rows, DV)
     tl.store(lse + z.to(tl.int64) * rows + i, (top + tl.log2(total)) * 0.6931471805599453, mask=i < rows)
 
 
 @triton.jit
 def _forward_tangent(
-    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, O, O_st, lse,
-    tq, tq_st, tk, tk_st, tv, tv_st, tO, tO_st, tlse, scale, rows, columns, heads, D, DV,
-    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr,
+    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, mix, mix_st, O, O_st, lse,
+    tq, tq_st, tk, tk_st, tv, tv_st, tmix, tmix_st, tO, tO_st, tlse, tout, tout_st, scale, rows, columns, heads, D, DV,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, SHAPED: tl.constexpr,
     EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """Ȯ and ℓ̇ of one row tile along one tangent."""
+    """Ȯ and ℓ̇ of one row tile along one tangent; (W V)˙ too where shaped."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     z, n = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -168,6 +114,11 @@ def _forward_tangent(
     base = _vector(lse + row, i, rows, EVEN_M) * 1.4426950408889634
     mu = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BDV), tl.float32)
+    if SHAPED:
+        alpha, beta, gamma = _weights(mix + b * mix_st[0] + h * mix_st[1])
+        talpha, tbeta, tgamma = _weights(tmix + n * tmix_st[0] + b * tmix_st[1] + h * tmix_st[2])
+        full = tl.zeros((BDV,), tl.float32)
+        edge = tl.zeros((BM, BDV), tl.float32)
     for phase in tl.static_range(2):
         lo, hi = _row_range(phase, m, columns, BM, BN, CAUSAL, HAS_MASK)
         for start in range(lo, hi, BN):
@@ -180,28 +131,42 @@ def _forward_tangent(
             s = _log2_scores(s, i[:, None], j[None, :], bias, bias_st, scale, HAS_BIAS, rows, columns)
             p = tl.exp2(s - base[:, None])
             if phase == 1:
-                p = tl.where(_seen(i[:, None], j[None, :], mask, mask_st, rows, columns, CAUSAL, HAS_MASK), p, 0.0)
+                seen = _seen(i[:, None], j[None, :], mask, mask_st, rows, columns, CAUSAL, HAS_MASK)
+                p = tl.where(seen, p, 0.0)
             tV = _tile(tv, j, dv, tv_st[3], columns, DV, phase == 0, EVEN_D)
             acc = tl.dot(p.to(tV.dtype), tV, acc, input_precision=PRECISION)
             t = p * t
             mu += tl.sum(t, 1)
             V = _tile(v, j, dv, v_st[2], columns, DV, phase == 0, EVEN_D)
             acc = tl.dot(t.to(V.dtype), V, acc, input_precision=PRECISION)
-    out = _tile(O + b * O_st[0] + h * O_st[1], i, dv, O_st[2], rows, DV, EVEN_M, EVEN_D)
-    acc -= mu[:, None] * out.to(tl.float32)
+            if SHAPED:
+                both = tgamma * V.to(tl.float32) + gamma * tV.to(tl.float32)
+                if phase == 0:
+                    full += tl.sum(both, 0)
+                else:
+                    edge = tl.dot(seen.to(V.dtype), both.to(V.dtype), edge, input_precision=PRECISION)
+    soft = _tile(O + b * O_st[0] + h * O_st[1], i, dv, O_st[2], rows, DV, EVEN_M, EVEN_D).to(tl.float32)
+    acc -= mu[:, None] * soft
     _put(tO + n * tO_st[0] + b * tO_st[1] + h * tO_st[2], acc, i, dv, tO_st[3], rows, DV)
+    if SHAPED:
+        own = _tile(v, i, dv, v_st[2], columns, DV, False, EVEN_D).to(tl.float32)
+        town = _tile(tv, i, dv, tv_st[3], columns, DV, False, EVEN_D).to(tl.float32)
+        acc = talpha * own + alpha * town + tbeta * soft + beta * acc
+        acc -= (edge + full[None, :]) / _count(i, columns, CAUSAL)[:, None]
+        _put(tout + n * tout_st[0] + b * tout_st[1] + h * tout_st[2], acc, i, dv, tout_st[3], rows, DV)
     tl.store(tlse + n * tl.num_programs(1) * rows + row + i, mu, mask=i < rows)
 
 
 @triton.jit
 def _grad_rows(
-    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, lse, delta, g, g_st,
-    tq, tq_st, tk, tk_st, tv, tv_st, tlse, tdelta, tg, tg_st, dq, dq_st, scale, rows, columns, heads, D, DV,
-    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, TANGENT: tl.constexpr,
-    EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, mix, mix_st, lse, delta, g, g_st,
+    tq, tq_st, tk, tk_st, tv, tv_st, tmix, tmix_st, tlse, tdelta, tg, tg_st, dq, dq_st, mean,
+    scale, rows, columns, heads, D, DV,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, SHAPED: tl.constexpr,
+    TANGENT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one row tile, or dQ̇ along one tangent. `g` is dO."""
+    """dQ of one row tile, or dQ̇ along one tangent, and c = rowsum(C ∘ dP) or ċ where shaped. `g` is dO."""
     m = tl.num_programs(0) - 1 - tl.program_id(0)
     z, n = tl.program_id(1), tl.program_id(2).to(tl.int64)
     b, h = (z // heads).to(tl.int64), z % heads
@@ -225,6 +190,11 @@ def _grad_rows(
         row += n * tl.num_programs(1) * rows
         mu = _vector(tlse + row, i, rows, EVEN_M)
         D1 = _vector(tdelta + row, i, rows, EVEN_M)
+    if SHAPED:
+        beta = tl.load(mix + b * mix_st[0] + h * mix_st[1] + 1)
+        if TANGENT:
+            tbeta = tl.load(tmix + n * tmix_st[0] + b * tmix_st[1] + h * tmix_st[2] + 1)
+        c = tl.zeros((BM,), tl.float32)
     acc = tl.zeros((BM, BD), tl.float32)
     for phase in tl.static_range(2):
         lo, hi = _row_range(phase, m, columns, BM, BN, CAUSAL, HAS_MASK)
@@ -236,8 +206,16 @@ def _grad_rows(
             s = _log2_scores(s, i[:, None], j[None, :], bias, bias_st, scale, HAS_BIAS, rows, columns)
             p = tl.exp2(s - base[:, None])
             if phase == 1:
-                p = tl.where(_seen(i[:, None], j[None, :], mask, mask_st, rows, columns, CAUSAL, HAS_MASK), p, 0.0)
-            ds = p * (tl.dot(G, V.T, input_precision=PRECISION) - D0[:, None])
+                seen = _seen(i[:, None], j[None, :], mask, mask_st, rows, columns, CAUSAL, HAS_MASK)
+                p = tl.where(seen, p, 0.0)
+            dp = tl.dot(G, V.T, input_precision=PRECISION) - D0[:, None]
+            ds = p * dp
+            if SHAPED:
+                if TANGENT:
+                    change = tbeta * ds
+                else:
+                    c += tl.sum(dp if phase == 0 else tl.where(seen, dp, 0.0), 1)
+                ds = beta * ds
             if TANGENT:
                 tK = _tile(tk, j, d, tk_st[3], columns, D, phase == 0, EVEN_D)
                 tV = _tile(tv, j, dv, tv_st[3], columns, DV, phase == 0, EVEN_D)
@@ -246,19 +224,26 @@ def _grad_rows(
                 tdp = tl.dot(tG, V.T, input_precision=PRECISION)
                 tdp = tl.dot(G, tV.T, tdp, input_precision=PRECISION) - D1[:, None]
                 acc = tl.dot(ds.to(tK.dtype), tK, acc, input_precision=PRECISION)
-                ds = ds * t + p * tdp
+                if SHAPED:
+                    ds = ds * t + beta * p * tdp + change
+                    c += tl.sum(tdp if phase == 0 else tl.where(seen, tdp, 0.0), 1)
+                else:
+                    ds = ds * t + p * tdp
             acc = tl.dot(ds.to(K.dtype), K, acc, input_precision=PRECISION)
     at = dq + n * dq_st[0] + b * dq_st[1] + h * dq_st[2]
     _put(at, acc * scale, i, d, dq_st[3], rows, D)
+    if SHAPED:
+        c = c / _count(i, columns, CAUSAL) + (D1 if TANGENT else D0)
+        tl.store(mean + row + i, c, mask=i < rows)
 
 
 @triton.jit
 def _grad_columns(
-    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, lse, delta, g, g_st,
-    tq, tq_st, tk, tk_st, tv, tv_st, tlse, tdelta, tg, tg_st, dk, dk_st, dvalue, dv_st,
+    q, q_st, k, k_st, v, v_st, bias, bias_st, mask, mask_st, mix, mix_st, lse, delta, g, g_st,
+    tq, tq_st, tk, tk_st, tv, tv_st, tmix, tmix_st, tlse, tdelta, tg, tg_st, dk, dk_st, dvalue, dv_st,
     scale, rows, columns, heads, D, DV,
-    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, TANGENT: tl.constexpr,
-    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, SHAPED: tl.constexpr,
+    TANGENT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one column tile, summed over the query heads that share it, or dK̇ and dV̇ along one tangent."""
@@ -285,6 +270,10 @@ def _grad_columns(
         bias_at = bias + b * bias_st[0] + h * bias_st[1]
         mask_at = mask + b * mask_st[0] + h * mask_st[1]
         row = (b * heads + h) * rows
+        if SHAPED:
+            alpha, beta, gamma = _weights(mix + b * mix_st[0] + h * mix_st[1])
+            if TANGENT:
+                talpha, tbeta, tgamma = _weights(tmix + n * tmix_st[0] + b * tmix_st[1] + h * tmix_st[2])
         for phase in tl.static_range(2):
             lo, hi = _column_range(phase, c, rows, BM, BN, CAUSAL, HAS_MASK)
             for start in range(lo, hi, BM):
@@ -299,20 +288,31 @@ def _grad_columns(
                     tT = tl.dot(tK, Q.T, tT, input_precision=PRECISION)
                 sT = _log2_scores(sT, i[None, :], j[:, None], bias_at, bias_st, scale, HAS_BIAS, rows, columns)
                 pT = tl.exp2(sT - _vector(lse + row, i, rows, EVEN_M)[None, :] * 1.4426950408889634)
+                seen = True
                 if phase == 0:
                     seen = _seen(i[None, :], j[:, None], mask_at, mask_st, rows, columns, CAUSAL, HAS_MASK)
                     pT = tl.where(seen, pT, 0.0)
+                wT = pT
+                if SHAPED:
+                    count = _count(i, columns, CAUSAL)[None, :]
+                    wT = _mixed(pT, i[None, :], j[:, None], seen, count, alpha, beta, gamma, phase == 0, CAUSAL)
                 if TANGENT:
-                    acc_v = tl.dot(pT.to(tG.dtype), tG, acc_v, input_precision=PRECISION)
+                    acc_v = tl.dot(wT.to(tG.dtype), tG, acc_v, input_precision=PRECISION)
                     tpT = pT * (tT * scale - _vector(tlse + all_rows + row, i, rows, EVEN_M)[None, :])
-                    acc_v = tl.dot(tpT.to(G.dtype), G, acc_v, input_precision=PRECISION)
-                else:
-                    acc_v = tl.dot(pT.to(G.dtype), G, acc_v, input_precision=PRECISION)
+                    wT = tpT
+                    if SHAPED:
+                        wT = _mixed(pT, i[None, :], j[:, None], seen, count, talpha, tbeta, tgamma, phase == 0, CAUSAL)
+                        wT += beta * tpT
+                acc_v = tl.dot(wT.to(G.dtype), G, acc_v, input_precision=PRECISION)
                 dpT = tl.dot(V, G.T, input_precision=PRECISION)
                 if TANGENT:
                     tdpT = tl.dot(V, tG.T, input_precision=PRECISION)
                     tdpT = tl.dot(tV, G.T, tdpT, input_precision=PRECISION)
                 dpT -= _vector(delta + row, i, rows, EVEN_M)[None, :]
+                if SHAPED:
+                    if TANGENT:
+                        tpT = beta * tpT + tbeta * pT
+                    pT = beta * pT
                 dsT = pT * dpT
                 if TANGENT:
                     acc_k = tl.dot(dsT.to(tQ.dtype), tQ, acc_k, input_precision=PRECISION)

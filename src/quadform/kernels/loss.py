@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quadform.core.errors import InputError
 
+from .products import product
 from .rules import _zeros_if_none
 
 BLOCK_ELEMENTS = 1 << 25
@@ -34,10 +35,6 @@ def _blocks(x: Tensor, W: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + step, tokens))
 
 
-def _wide(t: Tensor) -> Tensor:
-    return t if t.dtype == torch.float64 else t.float()
-
-
 def _probabilities(z: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """p and p − e of a block."""
     p = z.softmax(-1)
@@ -49,7 +46,7 @@ def _losses(x, W, targets):
     """ℓ, one per token."""
     out = []
     for r in _blocks(x, W):
-        z = _wide(x[r] @ W)
+        z = product(x[r], W)
         out.append(z.logsumexp(-1) - z.gather(1, targets[r, None]).squeeze(1))
     return torch.cat(out)
 
@@ -58,8 +55,8 @@ def _losses_tangent(x, W, targets, tx, tW):
     """ℓ̇, one per token."""
     out = []
     for r in _blocks(x, W):
-        _, residual = _probabilities(_wide(x[r] @ W), targets[r])
-        out.append((residual * _wide(tx[r] @ W + x[r] @ tW)).sum(-1))
+        _, residual = _probabilities(product(x[r], W), targets[r])
+        out.append((residual * (product(tx[r], W) + product(x[r], tW))).sum(-1))
     return torch.cat(out)
 
 
@@ -67,26 +64,27 @@ def _gradient(x, W, targets, g):
     """dx and dW."""
     dx, dW = [], None
     for r in _blocks(x, W):
-        _, residual = _probabilities(_wide(x[r] @ W), targets[r])
+        _, residual = _probabilities(product(x[r], W), targets[r])
         dz = (g[r, None] * residual).to(x.dtype)
         dx.append(dz @ W.T)
-        dW = x[r].T @ dz if dW is None else torch.addmm(dW, x[r].T, dz)
-    return torch.cat(dx), dW
+        part = product(x[r].T, dz)
+        dW = part if dW is None else dW + part
+    return torch.cat(dx), dW.to(W.dtype)
 
 
 def _gradient_tangent(x, W, targets, g, tx, tW, tg):
     """dẋ and dẆ."""
     out, dW = [], None
     for r in _blocks(x, W):
-        p, residual = _probabilities(_wide(x[r] @ W), targets[r])
-        t = _wide(tx[r] @ W + x[r] @ tW)
+        p, residual = _probabilities(product(x[r], W), targets[r])
+        t = product(tx[r], W) + product(x[r], tW)
         tp = p * (t - (p * t).sum(-1, keepdim=True))
         dz = (g[r, None] * residual).to(x.dtype)
         tdz = (g[r, None] * tp + tg[r, None] * residual).to(x.dtype)
-        out.append(tdz @ W.T + dz @ tW.T)
-        part = x[r].T @ tdz + tx[r].T @ dz
+        out.append((product(tdz, W.T) + product(dz, tW.T)).to(x.dtype))
+        part = product(x[r].T, tdz) + product(tx[r].T, dz)
         dW = part if dW is None else dW + part
-    return torch.cat(out), dW
+    return torch.cat(out), dW.to(W.dtype)
 
 
 class _Losses(torch.autograd.Function):
@@ -147,7 +145,7 @@ def linear_cross_entropy(x: Tensor, W: Tensor, targets: Tensor, *, ignore: int =
 
     x (..., d), W (d, vocabulary), targets (...) integers. A tied embedding E (vocabulary, d) is given as E.T. Value,
     gradient and second derivative hold one block of logits at a time (BLOCK_ELEMENTS). In bfloat16 and float16 the
-    softmax is taken in float32; on a CPU the products are too.
+    logits, the softmax and the sums over blocks are float32; on a CPU the operands are too.
     """
     if x.shape[-1] != W.shape[0] or W.dim() != 2:
         raise InputError(f"x (..., d) and W (d, vocabulary) must share d; got {tuple(x.shape)} and {tuple(W.shape)}.")

@@ -13,104 +13,11 @@ twice its rate and half its shared memory. A second-order product is linear in i
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
-from . import fused
-from .choice import interpreted
+from quadform.core.errors import InputError
 
-
-def tiles(kernel: str, dtype: torch.dtype, width: int, precision: str) -> tuple[int, int, int, int]:
-    """Rows, columns per tile, warps, pipeline stages; measured on an H200 (benchmarks/kernels.py --tune)."""
-    if interpreted():
-        return 16, 32, 4, 1
-    narrow, half = width <= 64, dtype != torch.float32
-    if not half and precision == "ieee":
-        return 16, 16, 4, 1
-    if width > 128:
-        return (32, 64, 8, 1) if kernel.endswith("columns") else (64, 32, 8, 1)
-    if not half:
-        return (32, 64, 4, 1) if kernel.endswith("columns") else (64, 32, 4, 1)
-    table = {
-        "forward": ((64, 64, 4, 3), (128, 64, 8, 3)),
-        "forward_tangent": ((64, 64, 4, 3), (64, 64, 4, 2)),
-        "grad_rows": ((128, 64, 8, 3), (64, 64, 4, 2)),
-        "grad_columns": ((64, 128, 8, 3), (64, 64, 4, 2)),
-        "tangent_rows": ((64, 64, 4, 2), (64, 32, 4, 1)),
-        "tangent_columns": ((64, 128, 8, 3), (32, 64, 4, 1)),
-    }
-    return table[kernel][0 if narrow else 1]
-
-
-def _dense(*tensors: Tensor) -> list[Tensor]:
-    """Unit stride along the width, which the kernels assume."""
-    return [t if t.stride(-1) == 1 else t.contiguous() for t in tensors]
-
-
-def _in_halves(q: Tensor, precision: str) -> bool:
-    """Whether the products are taken in scaled float16."""
-    return q.dtype == torch.float32 and precision == "tf32"
-
-
-def _unit(*largest: Tensor) -> Tensor:
-    """The power of two that brings the largest magnitude to about 1/8, far from both ends of float16."""
-    top = torch.stack(torch.broadcast_tensors(*largest)).amax(0).clamp_min(1e-30)
-    return torch.exp2(-3 - top.log2().floor())
-
-
-def _largest(t: Tensor) -> Tensor:
-    """max |t|, one per entry of the leading tangent axis where there is one; shaped to multiply t."""
-    return torch.linalg.vector_norm(t, float("inf"), tuple(range(t.dim() - 4, t.dim())), keepdim=True)
-
-
-def _half(t: Tensor, unit: Tensor) -> Tensor:
-    """unit t in float16, in one pass."""
-    return torch.mul(t, unit, out=torch.empty_like(t, dtype=torch.float16))
-
-
-def _rows_first(lead: tuple[int, ...], heads: int, tokens: int, width: int, like: Tensor) -> Tensor:
-    """An uninitialised (*lead, heads, tokens, width) laid out token by token, as the next linear layer reads it."""
-    return torch.empty(*lead, tokens, heads, width, dtype=like.dtype, device=like.device).transpose(-2, -3)
-
-
-def _extras(q: Tensor, k: Tensor, bias: Tensor | None, mask: Tensor | None) -> tuple:
-    """Pointers and strides of bias and mask, broadcast without a copy; q stands in for what is absent."""
-    shape = (*q.shape[:3], k.shape[2])
-    none = (0, 0, 0, 0)
-    b = (q, none) if bias is None else (bias, bias.expand(shape).stride())
-    m = (q, none) if mask is None else (mask.view(torch.uint8), mask.expand(shape).stride())
-    return (*b, *m)
-
-
-def _launch(kernel: str, args: tuple, q, k, v, bias, mask, causal, scale, precision, tangents: int | None = None):
-    """Run one kernel over its grid; `tangents` is None for the functions of the primal."""
-    heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
-    group = heads // k.shape[1]
-    BM, BN, warps, stages = tiles(kernel, q.dtype, max(q.shape[3], v.shape[3]), precision)
-    BD, BDV = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
-    constants = {
-        "GROUP": group,
-        "CAUSAL": causal,
-        "HAS_BIAS": bias is not None,
-        "HAS_MASK": mask is not None,
-        "EVEN_M": rows % BM == 0,
-        "EVEN_D": q.shape[3] == BD and v.shape[3] == BDV,
-        "PRECISION": precision,
-    }
-    columnwise = kernel.endswith("columns")
-    if columnwise:
-        constants["EVEN_N"] = columns % BN == 0
-        grid = (triton.cdiv(columns, BN), q.shape[0] * k.shape[1], tangents or 1)
-    else:
-        grid = (triton.cdiv(rows, BM), q.shape[0] * heads, tangents or 1)
-    if kernel in ("grad_rows", "grad_columns", "tangent_rows", "tangent_columns"):
-        constants["TANGENT"] = kernel.startswith("tangent")
-        program = fused._grad_columns if columnwise else fused._grad_rows
-    else:
-        program = fused._forward if kernel == "forward" else fused._forward_tangent
-    sizes = (float(scale), rows, columns, heads, q.shape[3], v.shape[3])
-    program[grid](*args, *sizes, **constants, BM=BM, BN=BN, BD=BD, BDV=BDV, num_warps=warps, num_stages=stages)
-
+from .launch import _dense, _extras, _half, _in_halves, _largest, _launch, _rows_first, _unit, _weights
 
 CUDNN = torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
 
@@ -134,124 +41,151 @@ def _laid_out(t: Tensor, like: Tensor) -> Tensor:
     return t if t.stride() == like.stride() else like.copy_(t)
 
 
+def _absent(lead: torch.Size, like: Tensor) -> Tensor:
+    """Stands for an output that only shaped mixing has."""
+    return like.new_empty(*lead, 0)
+
+
+def _outputs(q: Tensor, v: Tensor, mix: Tensor | None, lead: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Uninitialised out, O (absent where it is out) and ℓ, or their tangents."""
+    new = lambda: _rows_first(lead, q.shape[1], q.shape[2], v.shape[3], q)  # noqa: E731
+    lse = torch.empty(*lead, *q.shape[1:3], dtype=torch.float32, device=q.device)
+    return new(), _absent(lead, q) if mix is None else new(), lse
+
+
 @torch.library.custom_op("quadform::attend", mutates_args=())
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    precision: str,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, mix: Tensor | None,
+    causal: bool, scale: float, precision: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v = _dense(q, k, v)
-    O = _rows_first(q.shape[:1], q.shape[1], q.shape[2], v.shape[3], q)
-    if _stock(q, k, v, bias, mask, causal):
-        out = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
-        return _laid_out(out[0], O), out[1].reshape(q.shape[:3])
+    out, O, lse = _outputs(q, v, mix, q.shape[:1])
+    if mix is None and _stock(q, k, v, bias, mask, causal):
+        soft = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
+        return _laid_out(soft[0], out), O, soft[1].reshape(q.shape[:3])
     if _in_halves(q, precision):
         q, k, v = (x.half() for x in (q, k, v))
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), O, O.stride(), lse)
-    _launch("forward", args, q, k, v, bias, mask, causal, scale, precision)
-    return O, lse
+    soft = out if mix is None else O
+    args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix))
+    args += (soft, soft.stride(), lse, out, out.stride())
+    _launch("forward", args, q, k, v, bias, mask, mix, causal, scale, precision)
+    return out, O, lse
 
 
 @_attend.register_fake
-def _(q, k, v, bias, mask, causal, scale, precision):
-    O = _rows_first(q.shape[:1], q.shape[1], q.shape[2], v.shape[3], q)
-    return O, torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+def _(q, k, v, bias, mask, mix, causal, scale, precision):
+    return _outputs(q, v, mix, q.shape[:1])
 
 
 @torch.library.custom_op("quadform::attend_grad", mutates_args=())
 def _attend_grad(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, O: Tensor, lse: Tensor, delta: Tensor,
-    dO: Tensor, causal: bool, scale: float, precision: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, mix: Tensor | None,
+    O: Tensor, lse: Tensor, delta: Tensor, dO: Tensor, causal: bool, scale: float, precision: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v, g = _dense(q, k, v, dO)
     lse, delta = lse.contiguous(), delta.contiguous()
-    dq, dk, dv = _gradients(q, k, v, ())
-    if _stock(q, k, v, bias, mask, causal):
+    dq, dk, dv, c = _gradients(q, k, v, mix, ())
+    if mix is None and _stock(q, k, v, bias, mask, causal):
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
         sizes = (seed, seed, None, None, None, q.shape[2], k.shape[2], 0.0, causal)
         out = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             g, q, k, v, O, lse[..., None], *sizes, scale=scale
         )
-        return tuple(_laid_out(a, b) for a, b in zip(out, (dq, dk, dv), strict=True))
+        return (*(_laid_out(a, b) for a, b in zip(out, (dq, dk, dv), strict=True)), c)
     halves = _in_halves(q, precision)
     if halves:
         unit = _unit(_largest(g))
         q, k, v, g, delta = q.half(), k.half(), v.half(), _half(g, unit), delta * unit[..., 0]
-    head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), lse, delta, g, g.stride())
-    unused = (q, (0, 0, 0, 0), k, (0, 0, 0, 0), v, (0, 0, 0, 0), lse, delta, g, (0, 0, 0, 0))
-    rest = (q, k, v, bias, mask, causal, scale, precision)
+    none = (0, 0, 0, 0)
+    head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix), lse, delta, g, g.stride())
+    unused = (q, none, k, none, v, none, q, none, lse, delta, g, none)
+    rest = (q, k, v, bias, mask, mix, causal, scale, precision)
     _launch("grad_columns", (*head, *unused, dk, (0, *dk.stride()), dv, (0, *dv.stride())), *rest)
-    _launch("grad_rows", (*head, *unused, dq, (0, *dq.stride())), *rest)
-    return tuple(x.div_(unit) for x in (dq, dk, dv)) if halves else (dq, dk, dv)
+    _launch("grad_rows", (*head, *unused, dq, (0, *dq.stride()), c), *rest)
+    return _unscaled((dq, dk, dv), c, unit) if halves else (dq, dk, dv, c)
 
 
-def _gradients(q, k, v, lead):
-    return tuple(_rows_first((*lead, x.shape[0]), *x.shape[1:], x) for x in (q, k, v))
+def _unscaled(gradients: tuple[Tensor, ...], c: Tensor, unit: Tensor) -> tuple[Tensor, ...]:
+    """The outputs divided by the unit, in place; c has no width, and may be absent."""
+    return (*(x.div_(unit) for x in gradients), c.div_(unit[..., 0]) if c.numel() else c)
+
+
+def _gradients(q, k, v, mix, lead):
+    """Uninitialised dQ, dK, dV and c = rowsum(C ∘ dP), or their tangents."""
+    lead = (*lead, q.shape[0])
+    c = _absent(lead, q) if mix is None else torch.empty(*lead, *q.shape[1:3], dtype=torch.float32, device=q.device)
+    return (*(_rows_first(lead, *x.shape[1:], x) for x in (q, k, v)), c)
 
 
 @_attend_grad.register_fake
-def _(q, k, v, bias, mask, O, lse, delta, dO, causal, scale, precision):
-    return _gradients(q, k, v, ())
+def _(q, k, v, bias, mask, mix, O, lse, delta, dO, causal, scale, precision):
+    return _gradients(q, k, v, mix, ())
 
 
 @torch.library.custom_op("quadform::attend_tangent", mutates_args=())
 def _attend_tangent(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, O: Tensor, lse: Tensor,
-    tq: Tensor, tk: Tensor, tv: Tensor, causal: bool, scale: float, precision: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, mix: Tensor | None,
+    O: Tensor, lse: Tensor, tq: Tensor, tk: Tensor, tv: Tensor, tmix: Tensor | None,
+    causal: bool, scale: float, precision: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v, O, tq, tk, tv = _dense(q, k, v, O, tq, tk, tv)
-    tO = _rows_first(tq.shape[:2], q.shape[1], q.shape[2], v.shape[3], q)
-    tlse = torch.empty(tq.shape[:4], dtype=torch.float32, device=q.device)
+    tout, tO, tlse = _outputs(q, v, mix, tq.shape[:2])
     halves = _in_halves(q, precision)
     if halves:
-        unit = _unit(*(_largest(t) for t in (tq, tk, tv)))
+        unit = _unit(*_sizes(tq, tk, tv, tmix))
         q, k, v, tq, tk, tv = q.half(), k.half(), v.half(), *(_half(t, unit) for t in (tq, tk, tv))
-    args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), O, O.stride(), lse.contiguous())
-    args += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), tO, tO.stride(), tlse)
-    _launch("forward_tangent", args, q, k, v, bias, mask, causal, scale, precision, tq.shape[0])
-    return (tO.div_(unit), tlse.div_(unit[..., 0])) if halves else (tO, tlse)
+        tmix = tmix if mix is None else tmix * unit[..., 0]
+    soft = tout if mix is None else tO
+    args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix), O, O.stride())
+    args += (lse.contiguous(), tq, tq.stride(), tk, tk.stride(), tv, tv.stride())
+    args += (*_weights(q, tmix, (*tq.shape[:3], 3)), soft, soft.stride(), tlse, tout, tout.stride())
+    _launch("forward_tangent", args, q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0])
+    if halves:
+        tout.div_(unit), tlse.div_(unit[..., 0])
+        tO = tO if mix is None else tO.div_(unit)
+    return tout, tO, tlse
+
+
+def _sizes(tq, tk, tv, tmix):
+    return [_largest(t) for t in (tq, tk, tv)] + ([] if tmix is None else [_largest(tmix[..., None])])
 
 
 @_attend_tangent.register_fake
-def _(q, k, v, bias, mask, O, lse, tq, tk, tv, causal, scale, precision):
-    tO = _rows_first(tq.shape[:2], q.shape[1], q.shape[2], v.shape[3], q)
-    return tO, torch.empty(tq.shape[:4], dtype=torch.float32, device=q.device)
+def _(q, k, v, bias, mask, mix, O, lse, tq, tk, tv, tmix, causal, scale, precision):
+    return _outputs(q, v, mix, tq.shape[:2])
 
 
 @torch.library.custom_op("quadform::attend_grad_tangent", mutates_args=())
 def _attend_grad_tangent(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, lse: Tensor, delta: Tensor, dO: Tensor,
-    tq: Tensor, tk: Tensor, tv: Tensor, tlse: Tensor, tdelta: Tensor, tdO: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mask: Tensor | None, mix: Tensor | None,
+    lse: Tensor, delta: Tensor, dO: Tensor,
+    tq: Tensor, tk: Tensor, tv: Tensor, tmix: Tensor | None, tlse: Tensor, tdelta: Tensor, tdO: Tensor,
     causal: bool, scale: float, precision: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v, g, tq, tk, tv, tg = _dense(q, k, v, dO, tq, tk, tv, tdO)
     lse, delta, tlse, tdelta = (x.contiguous() for x in (lse, delta, tlse, tdelta))
-    tdq, tdk, tdv = _gradients(q, k, v, tq.shape[:1])
+    tdq, tdk, tdv, tc = _gradients(q, k, v, mix, tq.shape[:1])
     halves = _in_halves(q, precision)
     if halves:
         first = _unit(_largest(g))
-        unit = _unit(*(_largest(t) for t in (tq, tk, tv)), _largest(tg) * first)
+        unit = _unit(*_sizes(tq, tk, tv, tmix), _largest(tg) * first)
         q, k, v, g, delta = q.half(), k.half(), v.half(), _half(g, first), delta * first[..., 0]
         tq, tk, tv = (_half(t, unit) for t in (tq, tk, tv))
+        tmix = tmix if mix is None else tmix * unit[..., 0]
         both = unit * first
         tg, tlse, tdelta = _half(tg, both), tlse * unit[..., 0], tdelta * both[..., 0]
-    head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask), lse, delta, g, g.stride())
-    head += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), tlse, tdelta, tg, tg.stride())
-    rest = (q, k, v, bias, mask, causal, scale, precision, tq.shape[0])
+    head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix), lse, delta, g, g.stride())
+    head += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), *_weights(q, tmix, (*tq.shape[:3], 3)))
+    head += (tlse, tdelta, tg, tg.stride())
+    rest = (q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0])
     _launch("tangent_columns", (*head, tdk, tdk.stride(), tdv, tdv.stride()), *rest)
-    _launch("tangent_rows", (*head, tdq, tdq.stride()), *rest)
-    return tuple(x.div_(both) for x in (tdq, tdk, tdv)) if halves else (tdq, tdk, tdv)
+    _launch("tangent_rows", (*head, tdq, tdq.stride(), tc), *rest)
+    return _unscaled((tdq, tdk, tdv), tc, both) if halves else (tdq, tdk, tdv, tc)
 
 
 @_attend_grad_tangent.register_fake
-def _(q, k, v, bias, mask, lse, delta, dO, tq, tk, tv, tlse, tdelta, tdO, causal, scale, precision):
-    return _gradients(q, k, v, tq.shape[:1])
+def _(q, k, v, bias, mask, mix, lse, delta, dO, tq, tk, tv, tmix, tlse, tdelta, tdO, causal, scale, precision):
+    return _gradients(q, k, v, mix, tq.shape[:1])
 
 
 # The four functions, under the signatures of `reference`. The bias is constant here: `choose` sees to it.
@@ -259,53 +193,42 @@ def _(q, k, v, bias, mask, lse, delta, dO, tq, tk, tv, tlse, tdelta, tdO, causal
 
 def forward(q, k, v, bias, mask, causal: bool, scale: float, precision: str):
     """O and ℓ; see `reference.forward`."""
-    return _attend(q, k, v, bias, mask, causal, scale, precision)
+    O, _, lse = _attend(q, k, v, bias, mask, None, causal, scale, precision)
+    return O, lse
 
 
 def backward(q, k, v, bias, mask, O, lse, delta, dO, causal: bool, scale: float, precision: str):
     """dQ, dK, dV and None for the bias; see `reference.backward`."""
-    out = _attend_grad(q, k, v, bias, mask, O, lse, delta, dO, causal, scale, precision)
+    out = _attend_grad(q, k, v, bias, mask, None, O, lse, delta, dO, causal, scale, precision)[:3]
     return out if bias is None else (*out, torch.zeros_like(bias))
 
 
 def forward_tangent(q, k, v, bias, mask, O, lse, tq, tk, tv, tbias, causal: bool, scale: float, precision: str):
     """Ȯ and ℓ̇; see `reference.forward_tangent`."""
     tangents = (t[None] for t in (tq, tk, tv))
-    tO, tlse = _attend_tangent(q, k, v, bias, mask, O, lse, *tangents, causal, scale, precision)
+    tO, _, tlse = _attend_tangent(q, k, v, bias, mask, None, O, lse, *tangents, None, causal, scale, precision)
     return tO[0], tlse[0]
 
 
 def backward_tangent(
-    q,
-    k,
-    v,
-    bias,
-    mask,
-    lse,
-    delta,
-    dO,
-    tq,
-    tk,
-    tv,
-    tbias,
-    tlse,
-    tdelta,
-    tdO,
-    causal: bool,
-    scale: float,
-    precision: str,
-):
+    q, k, v, bias, mask, lse, delta, dO, tq, tk, tv, tbias, tlse, tdelta, tdO,
+    causal: bool, scale: float, precision: str,
+):  # fmt: skip
     """dQ̇, dK̇, dV̇; see `reference.backward_tangent`."""
-    tangents = (t[None] for t in (tq, tk, tv, tlse, tdelta, tdO))
-    out = _attend_grad_tangent(q, k, v, bias, mask, lse, delta, dO, *tangents, causal, scale, precision)
-    out = tuple(t[0] for t in out)
+    tq, tk, tv, tlse, tdelta, tdO = (t[None] for t in (tq, tk, tv, tlse, tdelta, tdO))
+    rest = (tq, tk, tv, None, tlse, tdelta, tdO, causal, scale, precision)
+    out = tuple(t[0] for t in _attend_grad_tangent(q, k, v, bias, mask, None, lse, delta, dO, *rest)[:3])
     return out if bias is None else (*out, torch.zeros_like(bias))
 
 
 # vmap. A batch of tangents over one primal joins the tangent axis; a batched primal joins the batch axis.
 
 
-def _vmap_rule(op, primal: int, extras: tuple[int, int]):
+EXTRAS = (3, 4, 5)
+"""Places of bias, mask and mix among the arguments: they may have a batch axis of 1."""
+
+
+def _vmap_rule(op, primal: int):
     """The vmap rule of an operator with `primal` primal tensors first, then tangents with a leading tangent axis."""
 
     def rule(info, in_dims, *args):
@@ -322,36 +245,53 @@ def _vmap_rule(op, primal: int, extras: tuple[int, int]):
         for i in tensors:
             if not over_primal:
                 new[i] = new[i] if i < primal else new[i].flatten(0, 1)
-            elif i in extras:
+            elif i in EXTRAS:
                 new[i] = new[i].expand(n, batch, *new[i].shape[2:]).flatten(0, 1)
+            elif i < primal:
+                new[i] = new[i].flatten(0, 1)
             else:
-                new[i] = new[i].flatten(0, 1) if i < primal else new[i].movedim(0, 1).flatten(1, 2)
+                one = new[i].movedim(0, 1)
+                new[i] = one.expand(*one.shape[:2], batch, *one.shape[3:]).flatten(1, 2)
         axis = 1 if over_primal and max(tensors) >= primal else 0
-        out = tuple(o.unflatten(axis, (n, -1)) for o in op(*new))
+        out = tuple(o.unflatten(axis, (n, o.shape[axis] // n)) for o in op(*new))
         return out, tuple(axis for _ in out)
 
     return rule
 
 
-for _op, _primal in ((_attend, 5), (_attend_grad, 9), (_attend_tangent, 7), (_attend_grad_tangent, 8)):
-    torch.library.register_vmap(_op, _vmap_rule(_op, _primal, (3, 4)))
+for _op, _primal in ((_attend, 6), (_attend_grad, 10), (_attend_tangent, 8), (_attend_grad_tangent, 9)):
+    torch.library.register_vmap(_op, _vmap_rule(_op, _primal))
 
 
 # Reverse rules for torch.compile: first order, then second order through the tangent operators.
 
 
 def _save_attend(ctx, inputs, output):
-    q, k, v, bias, mask, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, bias, mask, *output)
+    *tensors, causal, scale, precision = inputs
+    ctx.options = (causal, scale, precision)
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
 
 
-def _attend_backward(ctx, dO, dlse):
-    q, k, v, bias, mask, O, lse = ctx.saved_tensors
-    delta = (dO.float() * O.float()).sum(-1)
+def mix_gradient(v: Tensor, mix: Tensor, dO: Tensor, delta: Tensor, c: Tensor) -> Tensor:
+    """(dα, dβ, dγ) = (Σ dO ∘ V, Σ Δ, −Σ c) of each head, in the shape of `mix`; no α where rows are not columns."""
+    dalpha = delta.new_zeros(delta.shape[:2])
+    if v.shape[2] == dO.shape[2]:
+        own = dO.float().unflatten(1, (v.shape[1], -1)) * v.float()[:, :, None]
+        dalpha = own.sum((-2, -1)).flatten(1)
+    per_head = torch.stack((dalpha, delta.sum(-1), -c.sum(-1)), -1)
+    return per_head if mix.shape[0] == per_head.shape[0] else per_head.sum(0, keepdim=True)
+
+
+def _attend_backward(ctx, dout, dO, dlse):
+    q, k, v, bias, mask, mix, out, O, lse = ctx.saved_tensors
+    soft = out if mix is None else O
+    delta = (dout.float() * soft.float()).sum(-1)
     if dlse is not None:
         delta = delta - dlse
-    out = _attend_grad(q, k, v, bias, mask, O, lse, delta, dO, *ctx.options)
-    return (*out, *[None] * 5)
+    *grads, c = _attend_grad(q, k, v, bias, mask, mix, soft, lse, delta, dout, *ctx.options)
+    dmix = None if mix is None else mix_gradient(v, mix, dout, delta, c)
+    return (*grads, None, None, dmix, None, None, None)
 
 
 def _save_grad(ctx, inputs, output):
@@ -360,14 +300,18 @@ def _save_grad(ctx, inputs, output):
     ctx.save_for_backward(*tensors)
 
 
-def _grad_backward(ctx, tq, tk, tv):
-    q, k, v, bias, mask, O, lse, delta, dO = ctx.saved_tensors
-    tangents = (tq[None], tk[None], tv[None])
-    tO, tlse = _attend_tangent(q, k, v, bias, mask, O, lse, *tangents, *ctx.options)
+def _grad_backward(ctx, tq, tk, tv, tc):
+    q, k, v, bias, mask, mix, O, lse, delta, dO = ctx.saved_tensors
+    if mix is not None:
+        raise InputError("shaped attention inside torch.compile has one derivative; differentiate twice outside it.")
+    tangents = (tq[None], tk[None], tv[None], None)
+    tO, _, tlse = _attend_tangent(q, k, v, bias, mask, None, O, lse, *tangents, *ctx.options)
     tdelta = (dO.float() * tO.float()).sum(-1)
     zero = torch.zeros_like(dO)[None]
-    out = _attend_grad_tangent(q, k, v, bias, mask, lse, delta, dO, *tangents, tlse, tdelta, zero, *ctx.options)
-    return (*(o[0] for o in out), None, None, None, None, None, tO[0], None, None, None)
+    *out, _ = _attend_grad_tangent(
+        q, k, v, bias, mask, None, lse, delta, dO, *tangents, tlse, tdelta, zero, *ctx.options
+    )
+    return (*(o[0] for o in out), None, None, None, None, None, None, tO[0], None, None, None)
 
 
 torch.library.register_autograd("quadform::attend", _attend_backward, setup_context=_save_attend)

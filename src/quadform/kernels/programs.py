@@ -12,6 +12,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quadform.core.errors import InputError
 
+from .products import in_halves
+
 
 def _free_constants(graph: torch.fx.Graph) -> None:
     """ones_like(x) and zeros_like(x) as constants, so that x itself need not be computed."""
@@ -37,7 +39,10 @@ def _reshapes(graph: torch.fx.Graph) -> None:
             node.target = aten.reshape.default
 
 
-def program(function: Callable, *example: Any, compile: bool = True) -> Callable:
+PRODUCTS = ("torch", "halves")
+
+
+def program(function: Callable, *example: Any, compile: bool = True, products: str = "torch") -> Callable:
     """`function`, with every `torch.func` level and custom rule inside it flattened into one graph, then compiled.
 
     `example` fixes shapes and types of the arguments (trees of tensors); the values do not matter; tensors that
@@ -45,8 +50,13 @@ def program(function: Callable, *example: Any, compile: bool = True) -> Callable
     autograd rule that defines `jvp`, so `torch.compile(jvp(grad(f)))` stops at `attention`; the traced graph holds
     none. What the answer does not need is removed, and what is computed twice is computed once. Source: [own].
 
+    `products` is "torch" (float32 products at torch's matmul precision) or "halves": the large ones in scaled float16,
+    which has TF32's ten mantissa bits at twice its rate; see `products.in_halves`.
+
         hvp = program(lambda p, v: jvp(grad(loss), (p,), (v,))[1], p, v)
     """
+    if products not in PRODUCTS:
+        raise InputError(f"products {products!r} is unknown; use one of {', '.join(PRODUCTS)}.")
     leaves, spec = tree_flatten(example)
     shape = []
 
@@ -60,6 +70,8 @@ def program(function: Callable, *example: Any, compile: bool = True) -> Callable
     _reshapes(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.graph = fx_graph_cse(graph.graph)
+    if products == "halves":
+        in_halves(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     run = torch.compile(graph, fullgraph=True, dynamic=False) if compile else graph

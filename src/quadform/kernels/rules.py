@@ -19,6 +19,7 @@ from quadform.core.errors import InputError
 
 from . import reference
 from .choice import Choice, choose, choose_traced
+from .mixing import plain, shaped, weights
 
 
 def _backend(choice: Choice):
@@ -149,25 +150,33 @@ def attention(
     batch, q4, k4, v4, bias4, mask4 = _shapes(q, k, v, bias, mask, alpha, gamma)
     groups = q4.shape[1] // k4.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    heads_v = v4
+    shape = alpha is not None or beta is not None or gamma is not None
+    heads_v, fused = v4, False
     if torch.compiler.is_dynamo_compiling():
         width = max(q.shape[-1], v.shape[-1])
         trained = bias is not None and bias.requires_grad
         precision = choose_traced(q.device.type, q.dtype, width, trained, q.numel() == 0 or v.numel() == 0)
         if precision:
-            out = torch.ops.quadform.attend(q4, k4, v4, bias4, mask4, bool(causal), scale, precision)[0]
+            fused = shape and mask is None
+            mix = weights(alpha, beta, gamma, q4.shape[1], q.device) if fused else None
+            out = torch.ops.quadform.attend(q4, k4, v4, bias4, mask4, mix, bool(causal), scale, precision)[0]
         else:
             k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
             out = reference.forward(q4, k4, heads_v, bias4, mask4, bool(causal), scale)[0]
     else:
         choice = choose(q4, v4, bias)
-        if groups > 1 and choice.backend == "reference":
-            k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
-        out, _ = _Attend.apply(q4, k4, heads_v, bias4, mask4, bool(causal), scale, choice)
-    if alpha is not None or beta is not None or gamma is not None:
+        fused = shape and mask is None and choice.backend == "triton"
+        if fused:
+            mix = weights(alpha, beta, gamma, q4.shape[1], q.device)
+            out = shaped(q4, k4, v4, mix, bias4, bool(causal), scale, choice.precision)
+        else:
+            if groups > 1 and choice.backend == "reference":
+                k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
+            out, _ = _Attend.apply(q4, k4, heads_v, bias4, mask4, bool(causal), scale, choice)
+    if shape and not fused:
         if heads_v.shape[1] != q4.shape[1]:
             heads_v = v4.repeat_interleave(groups, 1)
-        out = _mix(out, heads_v, mask4, causal, alpha, beta, gamma)
+        out = plain(out, heads_v, mask4, causal, alpha, beta, gamma)
     return out.reshape(*batch, *out.shape[1:])
 
 
@@ -213,45 +222,3 @@ def _shapes(q, k, v, bias, mask, alpha, gamma):
         four.append(t)
     q4, k4, v4 = (t if len(batch) == 1 else t.reshape(-1, *t.shape[-3:]) for t in (q, k, v))
     return batch, q4, k4, v4, *four
-
-
-def _mix(O: Tensor, V: Tensor, mask: Tensor | None, causal: bool, alpha, beta, gamma) -> Tensor:
-    """alpha V + beta O − gamma mean(V), with per-head weights; plain torch, so every derivative is there."""
-
-    def weight(w):
-        return w[:, None, None].to(O.dtype) if isinstance(w, Tensor) and w.dim() == 1 else w
-
-    out = O if beta is None else weight(beta) * O
-    if alpha is not None:
-        out = out + weight(alpha) * V
-    if gamma is not None:
-        out = out - weight(gamma) * visible_mean(V, mask, causal, O.shape[-2])
-    return out
-
-
-def visible_mean(V: Tensor, mask: Tensor | None, causal: bool, rows: int) -> Tensor:
-    """Mean of the values each row may see: (batch, heads, rows or 1, width). The running mean when causal.
-
-    Linear in the tokens unless `mask` itself is given per row. A row that sees nothing gets zeros.
-    """
-    columns = V.shape[-2]
-    wide = V if V.dtype in (torch.float32, torch.float64) else V.float()
-    if mask is not None and mask.shape[-2] != 1:
-        seen = mask
-        if causal:
-            i, j = (torch.arange(n, device=V.device) for n in (rows, columns))
-            seen = seen & (j <= i[:, None])
-        weights = seen.to(wide.dtype)
-        return (weights @ wide / weights.sum(-1, keepdim=True).clamp_min(1)).to(V.dtype)
-    if mask is None:
-        count = torch.ones(columns, 1, dtype=wide.dtype, device=V.device)
-    else:
-        count = mask.mT.to(wide.dtype)
-        wide = wide * count
-    if not causal:
-        return (wide.sum(-2, keepdim=True) / count.sum(-2, keepdim=True).clamp_min(1)).to(V.dtype)
-    last = torch.arange(rows, device=V.device).clamp_max(columns - 1)
-    total, count = wide.cumsum(-2), count.cumsum(-2)
-    if rows != columns:
-        total, count = total[..., last, :], count[..., last, :]
-    return (total / count.clamp_min(1)).to(V.dtype)
