@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = attach(
         "DESIGNS": ".core.designs",
         "AttentionLayer": ".theory.attention",
         "attention_hessian": ".applications.attention",
+        "lr": ".applications.step_size",
         "toy": ".applications.attention",
         "vary": ".applications.attention",
         "curvature": ".curvature:",

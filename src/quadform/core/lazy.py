@@ -19,7 +19,7 @@ def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
     imported into its package under that very name, so `moments` would be a function today and a module tomorrow.
     """
     for name, where in names.items():
-        if where.rpartition(".")[2] == name:
+        if where == f".{name}":
             raise ValueError(f"{package}.{name} would be hidden by the module {where}; rename one of them.")
 
     def __getattr__(name: str) -> Any:

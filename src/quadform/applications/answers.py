@@ -1,0 +1,134 @@
+"""What every answer can do: a table, figures, a report, JSON, a folder to be saved to and loaded from.
+
+An answer is a Record with a name for each thing people ask of it; it computes nothing.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from ..core.errors import FileError, UnknownName, did_you_mean
+from ..core.record import Record, strict_json
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A small table: prints as aligned text, shows as HTML in a notebook, gives its rows as values."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def __str__(self) -> str:
+        cells = [self.columns, *([cell(v) for v in row] for row in self.rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        right = [all(isinstance(row[i], int | float | None) for row in self.rows) for i in range(len(self.columns))]
+        lines = []
+        for row in cells:
+            parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+            lines.append("  ".join(parts).rstrip())
+        return "\n".join(lines)
+
+    def __iter__(self) -> Any:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> tuple[Any, ...]:
+        """The values of one column."""
+        if name not in self.columns:
+            raise UnknownName(f"no column {name!r}; there are {', '.join(self.columns)}.")
+        return tuple(row[self.columns.index(name)] for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        def row(cells: Iterable[str], tag: str) -> str:
+            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
+
+        body = "".join(row((cell(v) for v in r), "td") for r in self.rows)
+        return f"<table><thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+
+
+def cell(value: Any) -> str:
+    """A value for people: three significant digits, a dash where there is nothing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, float):
+        size = abs(value)
+        return f"{value:.3g}" if size == 0 or 1e-2 <= size < 1e4 else f"{value:.2e}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+class Answer(ABC):
+    """A Record of one kind, and what people ask of it."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, record: Record) -> None:
+        if record.kind != self.kind:
+            raise FileError(f"this is a record of kind {record.kind!r}, not {self.kind!r}.")
+        self.record = record
+
+    # --- what each kind gives ---------------------------------------------------------------------------------------
+    @abstractmethod
+    def table(self) -> Grid:
+        """The numbers, one row each."""
+
+    @abstractmethod
+    def lines(self) -> Sequence[str]:
+        """The answer as the command line prints it."""
+
+    # --- written once -----------------------------------------------------------------------------------------------
+    def figures(self, lang: str = "en") -> dict[str, Any]:
+        """All figures by name."""
+        from ..report.panel import figures
+
+        return {figure.name: figure for figure in figures(self.record, lang)}
+
+    def plot(self, name: str | None = None) -> Any:
+        """The figure of that name (the first without one) as an Altair chart; nothing is written to disk."""
+        found = self.figures()
+        if name is None:
+            return next(iter(found.values())).chart
+        if name not in found:
+            raise UnknownName(f"no figure {name!r}; there are {', '.join(found)}.{did_you_mean(name, found)}")
+        return found[name].chart
+
+    def report(self, path: str | Path, lang: str = "en") -> Path:
+        """One HTML file with everything in it."""
+        from ..report import write_report
+
+        return write_report(self.record, path, lang=lang)
+
+    def save(self, folder: str | Path) -> Path:
+        """Keep it in a folder; `load` reads it back."""
+        return self.record.save(folder)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        return cls(Record.load(folder))
+
+    def json(self) -> str:
+        """Everything as strict JSON."""
+        r = self.record
+        return strict_json(
+            {
+                "kind": r.kind,
+                "inputs": dict(r.inputs),
+                "scalars": {name: asdict(e) for name, e in r.scalars.items()},
+                "tensors": {name: {"shape": list(t.shape), "values": t.tolist()} for name, t in r.tensors.items()},
+                "made": asdict(r.made),
+                "schema": r.schema,
+            }
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

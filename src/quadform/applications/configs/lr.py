@@ -1,0 +1,53 @@
+"""The question of `quadform lr`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import arg
+
+from ...core.errors import InputError
+from .shared import ModelQuestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class LrConfig(ModelQuestion):
+    """The largest stable learning rate here and now: a ceiling from curvature, not a recommendation.
+
+    SGD 2 / lambda_max(H), momentum (2 + 2b) / lambda_max(H), Adam and AdamW (2 + 2 b1) / (1 - b1) / lambda_max(P^-1 H)
+    with P from the optimizer state. Above it, steps along the sharpest direction of the probe's loss grow.
+    """
+
+    batches: int = 4
+    """Probe batches; their mean is the loss, and the interval is the range of the ceilings on each alone."""
+    optimizer: Literal["auto", "sgd", "momentum", "adam", "adamw"] = "auto"
+    """Whose ceiling; `auto` is the run's own optimizer, AdamW where there is none."""
+    state: Annotated[str | None, arg(metavar="CKPT", help_behavior_hint="")] = None
+    """Optimizer state for P: a run folder, or torch's optimizer.pt (read without running any code in it)."""
+    momentum: float = 0.9
+    """Momentum of SGD."""
+    beta1: float = 0.9
+    """First decay rate of Adam, where no state says."""
+    beta2: float = 0.999
+    """Second decay rate of Adam, where no state says."""
+    weight_decay: float = 0.0
+    """Weight decay of matrices, where no state says."""
+    lr: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the run's)")] = None
+    """Your learning rate, to be held against the ceiling."""
+    verify: int = 20
+    """Steps of each trial on a copy of the model (0.5x, 1x, 2x the ceiling); 0 tries nothing."""
+    products: int = 60
+    """Most Hessian-vector products for one eigenvalue."""
+
+    def __post_init__(self) -> None:
+        ModelQuestion.__post_init__(self)
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"`--{name} {getattr(self, name):g}`: give a number from 0 up to, not including, 1.")
+        if self.verify < 0 or self.products < 5:
+            raise InputError(
+                f"`--verify {self.verify} --products {self.products}`: steps are at least 0, products at least 5."
+            )
+        if self.weight_decay < 0 or (self.lr is not None and not self.lr > 0):
+            raise InputError("`--weight-decay` is at least 0 and `--lr` positive.")

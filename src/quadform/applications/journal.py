@@ -1,0 +1,128 @@
+"""The journal of a long question: what was asked and every finished piece, so that a killed run goes on where it was.
+
+FOLDER/config.json    the question and a hash of the weights, written first
+FOLDER/events.jsonl   one finished piece a line, appended and flushed; a line cut off by a kill is left out
+FOLDER/state/         states of unfinished estimators (basis vectors); gone when all is done
+
+A piece is plain JSON; numbers come back bit for bit. Another question in the same folder is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import CheckFailed, FileError, InputError
+from ..core.record import strict_json, write_atomically
+
+CONFIG, EVENTS, STATE = "config.json", "events.jsonl", "state"
+
+
+class TimeUp(CheckFailed):
+    """The time a question was given is over; what is finished is kept."""
+
+
+class Journal:
+    """`journal.piece("batch/1", compute)` computes once and remembers; with `folder=None` in this process only."""
+
+    def __init__(self, folder: str | Path | None, question: Mapping[str, Any], *, resume: bool = True) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.done: dict[str, Any] = {}
+        self.found = 0
+        if self.folder is None:
+            return
+        asked = json.loads(strict_json(question))
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if resume and (self.folder / CONFIG).exists():
+                self._take_up(asked)
+            else:
+                self.forget_state()
+                write_atomically(self.folder / EVENTS, b"")
+                write_atomically(self.folder / CONFIG, strict_json(asked).encode())
+        except OSError as error:
+            raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
+
+    def _take_up(self, asked: dict[str, Any]) -> None:
+        assert self.folder is not None
+        try:
+            before = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
+            changed = [k for k in {**before, **asked} if before.get(k) != asked.get(k)]
+        except (ValueError, TypeError) as error:
+            raise FileError(f"{self.folder / CONFIG} is damaged ({error}). Choose another folder.") from error
+        if "weights" in changed:
+            old, new = (str(q.get("weights"))[:8] for q in (before, asked))
+            raise InputError(
+                f"This run was started with other weights (hash {old} / {new})."
+                " Start fresh with `--out` or name the old weights."
+            )
+        if changed:
+            told = ", ".join(f"{k} {_short(before.get(k))} / {_short(asked.get(k))}" for k in changed[:4])
+            raise InputError(
+                f"This run was started with other settings ({told}). Start fresh with `--out` or name the old settings."
+            )
+        path = self.folder / EVENTS
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+            try:
+                event = json.loads(line)
+                self.done[str(event["piece"])] = event["value"]
+            except (ValueError, TypeError, KeyError):  # a line cut off by a kill
+                continue
+        self.found = len(self.done)
+
+    def __contains__(self, piece: str) -> bool:
+        return piece in self.done
+
+    def piece(self, name: str, compute: Callable[[], Any]) -> Any:
+        """The value of a piece: remembered, or computed now and written down. Values are plain JSON."""
+        if name not in self.done:
+            self.write(name, compute())
+        return self.done[name]
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a finished piece down."""
+        line = json.dumps({"piece": name, "value": value, "at": round(time.time(), 3)})
+        self.done[name] = json.loads(line)["value"]
+        if self.folder is None:
+            return
+        path = self.folder / EVENTS
+        with open(path, "a+b") as f:
+            if f.tell() and not path.read_bytes().endswith(b"\n"):  # after a line cut off by a kill
+                f.write(b"\n")
+            f.write(line.encode() + b"\n")
+            f.flush()
+            os.fsync(f.fileno())
+
+    def state(self, name: str) -> Path | None:
+        """A folder for the state of one estimator of this run."""
+        return None if self.folder is None else self.folder / STATE / name
+
+    def forget_state(self) -> None:
+        """Remove the states of estimators: they are large, and finished pieces do not need them."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder / STATE, ignore_errors=True)
+
+
+class Deadline:
+    """Raises TimeUp when the time is over; `None` never does. The first `check` always passes, so work advances."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.until = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        return float("inf") if self.until is None else self.until - time.monotonic()
+
+    def check(self) -> None:
+        if self.left <= 0:
+            raise TimeUp("the time given with `--max-time` is over; go on with `--resume`.")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."

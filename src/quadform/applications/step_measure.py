@@ -1,0 +1,311 @@
+"""Measuring the largest stable learning rate: the pieces, each computed once and written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import CheckFailed
+from ..core.memory import in_words
+from ..core.operator import Operator
+from ..core.progress import Progress, Report, say
+from ..core.record import Estimate, Provenance, Record
+from ..core.space import Vector
+from ..curvature.operators import hessian
+from ..curvature.risk import Risk
+from ..estimate.lanczos import ROWS, Eigenpairs, eigenpairs
+from .journal import Deadline, Journal, TimeUp
+from .step_rules import Stepper, floor_share, risk_gradient, sgd
+from .step_trial import Pair, double_copy, try_out
+from .subject import weights_hash
+
+KIND = "step-size"
+#: The momentum of the row for SGD with momentum, where the optimiser has none of its own.
+MOMENTUM = 0.9
+#: Products one eigenvalue takes, as a rule; the plan counts with it.
+TYPICAL = 25
+#: Relative residual of the eigenvalues of single batches.
+BATCH_TOL = 1e-2
+
+
+def measure(
+    risk: Risk,
+    stepper: Stepper,
+    *,
+    source: dict[str, Any],
+    verify: int = 0,
+    products: int = 60,
+    tol: float = 1e-3,
+    seed: int = 0,
+    learning_rate: float | None = None,
+    seconds: float | None = None,
+    folder: str | Path | None = None,
+    resume: bool = True,
+    progress: bool | Report = True,
+) -> Record:
+    """The ceilings of a risk under SGD, SGD with momentum, and `stepper`."""
+    before = _hash(risk)
+    question = {
+        "kind": KIND,
+        "source": source,
+        "optimizer": stepper.rule.name,
+        "verify": verify,
+        "tol": tol,
+        "seed": seed,
+        "batches": len(risk.batches),
+        "coverage": risk.coverage,
+        "weights": before,
+    }
+    journal = Journal(folder, question, resume=resume)
+    with tempfile.TemporaryDirectory() as scratch:
+        work = _Work(risk, stepper, journal, Path(scratch), products, tol, seed, Deadline(seconds))
+        if progress is True:
+            say(plan_of(risk, stepper, verify)["text"])
+        with Progress(planned(risk, stepper, verify), "lr", show=progress) as bar:
+            work.bar = bar
+            scalars, tensors, told = work.everything(verify)
+    if _hash(risk) != before:
+        raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
+    if not told["partial"]:
+        journal.forget_state()
+    inputs = {**question, **told, **_probe(risk.batches), "lr": learning_rate or stepper.lr, "notes": risk.notes}
+    return Record(
+        kind=KIND,
+        inputs=inputs,
+        scalars=scalars,
+        tensors=tensors,
+        made=Provenance.collect(seed=seed, dtype=risk.dtype, device=risk.device),
+    )
+
+
+def _hash(risk: Risk) -> str:
+    return weights_hash(risk.model) if isinstance(risk.model, nn.Module) else "function"
+
+
+def is_plain(stepper: Stepper) -> bool:
+    """Whether its operator is H itself."""
+    return not stepper.rule.adaptive and not stepper.decay and set(stepper.rates.values()) <= {1.0}
+
+
+def planned(risk: Risk, stepper: Stepper, verify: int) -> int:
+    """Products of the whole risk that are to be expected; a gradient counts as a third of one."""
+    searches = (1 if is_plain(stepper) else 2) + (len(risk.batches) > 1)
+    return TYPICAL * searches + 2 * verify
+
+
+def plan_of(risk: Risk, stepper: Stepper, verify: int) -> dict[str, Any]:
+    """The plan and its cost, one product timed."""
+    count, each = planned(risk, stepper, verify), seconds_of_product(risk)
+    size = risk.space.size
+    memory = (ROWS + 6) * size * max(risk.dtype.itemsize, 4) + (verify > 0) * 10 * size * 8
+    text = (
+        f"plan: about {count} products of {each:.2g} s, {clock(count * each)} in all; {in_words(memory)} for vectors of"
+        f" {size:,} parameters; the model is not touched"
+    )
+    return {"text": text, "products": count, "seconds": count * each, "bytes": memory, "parameters": size}
+
+
+def seconds_of_product(risk: Risk) -> float:
+    """Time of one Hessian-vector product, the second of two."""
+    H = hessian(risk)
+    v = {n: t[None] for n, t in risk.params.items()}
+    H.apply(v)
+    start = time.perf_counter()
+    H.apply(v)
+    if risk.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def clock(seconds: float) -> str:
+    """`4:10`, or `12 s` below a minute."""
+    return f"{seconds:.0f} s" if seconds < 60 else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class _Work:
+    """The pieces of one measurement, each computed once."""
+
+    def __init__(
+        self,
+        risk: Risk,
+        stepper: Stepper,
+        journal: Journal,
+        scratch: Path,
+        products: int,
+        tol: float,
+        seed: int,
+        deadline: Deadline,
+    ) -> None:
+        self.risk, self.stepper, self.journal, self.scratch = risk, stepper, journal, scratch
+        self.products, self.tol, self.seed, self.deadline = products, tol, seed, deadline
+        self.bar: Progress | None = None
+        self.partial = False
+        self.H = hessian(risk)
+        self.gradient = risk_gradient(risk)
+        self.P = stepper.preconditioner(self.gradient, risk.params)
+        self.A = stepper.operator(self.H, self.P)
+
+    def search(self, A: Operator, name: str, tol: float, start: Vector | None = None) -> Eigenpairs:
+        """The largest eigenvalue of A; at the end of the time given, the best so far."""
+        folder, reached = self.journal.state(name) or self.scratch / name, 0
+
+        def told(done: int, total: int, left: float, text: str) -> None:
+            nonlocal reached
+            reached = done
+            if self.bar is not None:
+                self.bar.step(0, text=f"{name}: {done} products, {text}")
+            self.deadline.check()
+
+        options: dict[str, Any] = {"tol": tol, "seed": self.seed, "resume": folder, "start": start}
+        try:
+            return eigenpairs(A, top=1, max_products=self.products, progress=told, **options)
+        except TimeUp:
+            self.partial = True
+            return eigenpairs(A, top=1, max_products=max(reached, 1), **options)
+
+    @functools.cached_property
+    def top(self) -> Vector:
+        """The top direction of the stepper's operator."""
+        name, A = ("H", self.H) if is_plain(self.stepper) else ("yours", self.A)
+        return {n: t[0] for n, t in self.search(A, name, self.tol).vectors.items()}
+
+    def largest(self, A: Operator, name: str) -> Estimate:
+        """lambda_max of A, written down once it is found."""
+        if name not in self.journal:
+            found = self.search(A, name, self.tol).top[0]
+            if not found.converged:  # goes on another time
+                return found
+            self.journal.write(name, dataclasses.asdict(found))
+        return Estimate(**self.journal.done[name])
+
+    def advance(self, products: float, text: str = "") -> None:
+        if self.bar is not None:
+            self.bar.step(round(products), text=text)
+
+    def everything(self, verify: int) -> tuple[dict[str, Estimate], dict[str, Tensor], dict[str, Any]]:
+        risk, stepper, rule = self.risk, self.stepper, self.stepper.rule
+        plain = self.largest(self.H, "H")
+        self.advance(TYPICAL)
+        lam = plain if is_plain(stepper) else self.largest(self.A, "yours")
+        self.advance(0 if is_plain(stepper) else TYPICAL)
+        rows = [("sgd", sgd()), ("momentum", sgd(MOMENTUM))]
+        if is_plain(stepper):
+            rows[1 if rule.b else 0] = ("yours", rule)
+        else:
+            rows.append(("yours", rule))
+        slope = math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
+        scalars = {
+            "loss": Estimate(float(risk.value().detach())),
+            "gradient_norm": Estimate(slope),
+            "lambda_max": plain,
+            "lambda_max_P": lam,
+        }
+        for key, row in rows:
+            scalars[f"ceiling/{key}"] = _ceiling(row.factor, lam if key == "yours" else plain)
+        shares = self.journal.piece("shares", self.shares)
+        share = shares["pull"] / lam.value if lam.value > 0 else 0.0
+        scalars["decay_share"] = Estimate(share, note="of lambda_max, to first order")
+        if rule.adaptive:
+            scalars["floor_share"] = Estimate(shares["floor"], note="of the top direction, where P is near eps")
+        tensors: dict[str, Tensor] = {}
+        if len(risk.batches) > 1 and not self.partial:
+            each = self.single()
+            if len(each) == len(risk.batches):
+                tensors["ceilings"] = torch.tensor(each, dtype=torch.float64)
+        if verify and not self.partial and 0 < lam.value < math.inf:
+            found = self.journal.piece("verify", lambda: self.tried(verify, lam.value))
+            names = ("fractions", "measured", "predicted", "losses")
+            tensors |= {f"verify/{n}": torch.tensor(found[n], dtype=torch.float64) for n in names}
+        told = {
+            "rule": rule.name,
+            "formula": _formula(stepper),
+            "rows": [[k, r.name, _formula(stepper) if k == "yours" else r.formula] for k, r in rows],
+            "P": stepper.source,
+            "decay": stepper.decay,
+            "partial": self.partial,
+        }
+        return scalars, tensors, told
+
+    def shares(self) -> dict[str, float]:
+        """How much of lambda_max is weight decay, and how much of its direction lies where Adam has seen nothing."""
+        u = self.top
+        pull = sum(float((self.A.shift[n] * u[n].square()).sum()) for n in u)
+        return {"pull": pull, "floor": floor_share(self.P, self.stepper.eps, u) if self.stepper.rule.adaptive else 0.0}
+
+    def single(self) -> list[float]:
+        """The ceiling on each probe batch alone, P and the start from the whole probe."""
+        found: list[float] = []
+        for i in range(len(self.risk.batches)):
+            try:
+                found.append(self.journal.piece(f"batch/{i}", functools.partial(self.one, i)))
+            except TimeUp:
+                self.partial = True
+                break
+            self.advance(TYPICAL / len(self.risk.batches))
+        return found
+
+    def one(self, i: int) -> float:
+        self.deadline.check()
+        whole = self.risk
+        risk = Risk(
+            whole.model,
+            whole.loss,
+            [whole.batches[i]],
+            list(whole.params) if isinstance(whole.model, nn.Module) else whole.params,
+            include_frozen=True,
+            train_mode=whole.train_mode,
+            quiet=True,
+        )
+        A = self.stepper.operator(hessian(risk), self.P)
+        pairs = self.search(A, f"batch-{i}", BATCH_TOL, start=self.top)
+        if self.partial:
+            self.deadline.check()
+        return _ceiling(self.stepper.rule.factor, pairs.top[0]).value
+
+    def tried(self, verify: int, lam: float) -> dict[str, Any]:
+        pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
+        ceiling = self.stepper.rule.factor / lam
+        trials = try_out(pair, ceiling, lam, verify, lambda gradients, text: self.advance(gradients / 3, text))
+        length = max(len(t.losses) for t in trials)
+        return {
+            "fractions": [t.fraction for t in trials],
+            "measured": [t.measured for t in trials],
+            "predicted": [t.predicted for t in trials],
+            "losses": [[*t.losses, *[math.nan] * (length - len(t.losses))] for t in trials],
+        }
+
+
+def _ceiling(factor: float, lam: Estimate) -> Estimate:
+    """factor / lambda with the error of lambda; an upper bound where lambda is a lower one; no ceiling below 0."""
+    if lam.value <= 0:
+        return Estimate(math.inf, note="no direction curves up: curvature sets no ceiling", converged=lam.converged)
+    value, note = factor / lam.value, lam.note
+    if lam.kind == "exact":
+        return Estimate(value, matvecs=lam.matvecs, note=note)
+    return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, note)
+
+
+def _formula(stepper: Stepper) -> str:
+    """The rule in words, with what weight decay adds."""
+    if stepper.coupled:
+        return stepper.rule.formula.replace("H)", "(H + D))" if stepper.rule.adaptive else "H + D)")
+    if stepper.decoupled:
+        return stepper.rule.formula.replace("H)", f"H + {1 / stepper.rule.kappa:.4g} W)")
+    return stepper.rule.formula
+
+
+def _probe(batches: Sequence[Any]) -> dict[str, Any]:
+    """How large the probe is, as far as its tensors tell."""
+    first = batches[0]
+    values = list(first.values()) if isinstance(first, dict) else list(first) if isinstance(first, tuple) else [first]
+    shapes = [list(t.shape) for t in values if isinstance(t, Tensor) and t.dim()]
+    return {"probe": shapes[0][:2] if shapes else []}

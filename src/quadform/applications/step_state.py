@@ -1,0 +1,98 @@
+"""Optimizer state from a file: a run folder of ours, or the state dict torch saves. Nothing in it is executed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import FileError, InputError
+from ..train.runs import is_run, open_run
+from .configs.lr import LrConfig
+from .step_rules import Stepper, adam, read_optimizer
+
+
+def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) -> Stepper:
+    """The optimiser whose state lies at `config.state`, for the parameters `names` of `model`."""
+    path = Path(str(config.state))
+    if is_run(path):
+        run = open_run(path)
+        part = run.optimiser().parts[0]
+        stepper = dataclasses.replace(read_optimizer(part, run.model), lr=run.config.lr)
+        shapes = {n: p.shape for n, p in model.named_parameters()}
+        fits = [n for n, p in run.model.named_parameters() if shapes.get(n) == p.shape]
+        if set(stepper.names) - set(fits):
+            raise InputError(f"the optimizer state at `{path}` belongs to another model.")
+        return stepper
+    if path.is_dir():
+        path = path / "optimizer.pt"
+    if not path.is_file():
+        raise FileError(f"there is no optimizer state at `{config.state}`. Give a run folder or torch's optimizer.pt.")
+    try:
+        body = torch.load(path, map_location="cpu", weights_only=True)  # tensors and numbers only; code is refused
+        groups, states = body["param_groups"], body["state"]
+        order = [i for g in groups for i in g["params"]]
+        labels = _labels(groups, order, states, model)
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise FileError(f"`{path}` is not the state dict of a torch optimizer ({_first(error)}).") from error
+    except Exception as error:  # torch's restricted reader: its own classes of error, and odd bytes
+        raise FileError(f"`{path}` cannot be read without running code in it ({_first(error)}).") from error
+    if "betas" not in groups[0]:
+        raise InputError(f"`{path}` holds no Adam state (no betas). Name the optimizer with `--optimizer` instead.")
+    return _adam(groups, states, labels, names, path)
+
+
+def _adam(groups: Any, states: Any, labels: dict[int, str], names: tuple[str, ...], path: Path) -> Stepper:
+    (beta1, beta2), eps = groups[0]["betas"], float(groups[0]["eps"])
+    apart = bool(groups[0].get("decoupled_weight_decay", True))
+    decay = {labels[i]: float(g["weight_decay"]) for g in groups for i in g["params"] if g["weight_decay"]}
+    rates = {labels[i]: float(g.get("initial_lr", g["lr"])) for g in groups for i in g["params"]}
+    most = max(rates.values()) or 1.0
+    second = {labels[i]: s["exp_avg_sq"] for i, s in states.items() if "exp_avg_sq" in s}
+    steps = {labels[i]: int(s["step"]) for i, s in states.items() if "step" in s}
+    kept = tuple(n for n in names if n in rates)
+    return Stepper(
+        adam(float(beta1), "AdamW" if apart else "Adam"),
+        kept,
+        lr=max(float(g["lr"]) for g in groups) or None,
+        rates={n: rates[n] / most for n in kept},
+        decoupled={n: d for n, d in decay.items() if n in kept} if apart else {},
+        coupled={} if apart else {n: d for n, d in decay.items() if n in kept},
+        second={n: t for n, t in second.items() if n in kept},
+        steps={n: t for n, t in steps.items() if n in kept},
+        beta2=float(beta2),
+        eps=eps,
+        source=f"P from {path.name} at step {max(steps.values(), default=0)}",
+    )
+
+
+def _labels(groups: Any, order: list[int], states: Any, model: nn.Module) -> dict[int, str]:
+    """Index in the state -> parameter name: the names torch saved, or the one order in which all shapes fit."""
+    if all("param_names" in g for g in groups):
+        return {i: n for g in groups for i, n in zip(g["params"], g["param_names"], strict=True)}
+    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    matrices = [(n, p) for n, p in trained if p.ndim >= 2]
+    rest = [(n, p) for n, p in trained if p.ndim < 2]
+    for candidate in (trained, matrices + rest, rest + matrices):
+        if len(candidate) == len(order) and all(
+            _fits(states.get(i), p) for i, (_, p) in zip(order, candidate, strict=True)
+        ):
+            return {i: n for i, (n, _) in zip(order, candidate, strict=True)}
+    raise InputError(
+        f"the optimizer state has {len(order)} tensors whose shapes fit no order of this model's {len(trained)}."
+        " Save it with `named_parameters()` so that torch keeps their names, or use Python (`qf.lr(optimizer=...)`)."
+    )
+
+
+def _fits(state: Any, p: Tensor) -> bool:
+    return state is None or "exp_avg_sq" not in state or state["exp_avg_sq"].shape == p.shape
+
+
+def _first(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:100] if text else type(error).__name__

@@ -1,0 +1,222 @@
+"""Trying a ceiling out: paired runs on a copy of the model, from theta and from a point beside it on the top direction.
+
+Theory speaks about a quadratic around a stationary point. So that it speaks at any theta, the constant slope is taken
+out: both runs descend l(x) - <grad l(theta), x>, which has the Hessian of l everywhere and is stationary at theta. The
+first run then stays at theta, and what is measured is how the second one moves away from it or back: for gradient
+descent by |1 - eta lambda| a step, for the other rules by the spectral radius of their recurrence. What the loss itself
+does under the plain gradient is run beside it and reported, not predicted: networks often escape to flatter ground.
+[own; the plain pair agrees only as long as the slope has moved nothing, docs/decisions/0900]
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import QuadformError
+from ..core.space import Vector
+from ..curvature.risk import Risk
+from .step_rules import Rule, Stepper, risk_gradient
+
+#: Fractions of the ceiling that are tried.
+FRACTIONS = (0.5, 1.0, 2.0)
+#: A pair whose distance along the direction changes by less than this a step holds.
+HOLDS = 0.005
+#: Length of the first displacement, in double precision and in the model's own.
+DISPLACEMENT = {torch.float64: 1e-8, torch.float32: 1e-3}
+#: A pair further apart than this many displacements is brought back together (its growth is remembered).
+_APART = 10.0
+#: A pair closer than this share of a displacement has met.
+_MET = 1e-6
+#: A loss this many times above where it began is given up.
+_DIVERGED = 1e3
+
+Word = Literal["shrinks", "holds", "grows"]
+#: What theory says of each fraction.
+EXPECTED: dict[float, Word] = {0.5: "shrinks", 1.0: "holds", 2.0: "grows"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate tried: by how much a step multiplies the pair's distance, measured and predicted.
+
+    `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
+    """
+
+    fraction: float
+    measured: float
+    predicted: float
+    losses: tuple[float, ...]
+
+    @property
+    def word(self) -> Word:
+        if not math.isfinite(self.measured):
+            return "grows"
+        return "shrinks" if self.measured < 1 - HOLDS else "grows" if self.measured > 1 + HOLDS else "holds"
+
+    @property
+    def as_expected(self) -> bool:
+        return self.word == EXPECTED.get(self.fraction, self.word)
+
+
+def double_copy(risk: Risk) -> Risk:
+    """The risk of a copy of the model in double precision; the risk itself where that cannot be made."""
+    if risk.dtype == torch.float64 or not isinstance(risk.model, nn.Module):
+        return risk
+    try:
+        return Risk(
+            copy.deepcopy(risk.model).double(),
+            risk.loss,
+            [_double(b) for b in risk.batches],
+            params=list(risk.params),
+            count=_known(risk),
+            include_frozen=True,
+            train_mode=risk.train_mode,
+            quiet=True,
+        )
+    except (QuadformError, RuntimeError, TypeError, MemoryError):  # whatever a model has against it
+        return risk
+
+
+def _known(risk: Risk) -> Callable[[Any], float]:
+    weights = iter(list(risk.weights))
+    return lambda batch: next(weights)
+
+
+def _double(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.double() if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {k: _double(v) for k, v in batch.items()}
+    return type(batch)(_double(v) for v in batch) if isinstance(batch, tuple | list) else batch
+
+
+class Pair:
+    """Two runs on the tilted loss: one stands still at theta, the other is `delta` away from it, with buffer `m`.
+
+    Vectors are flat. `S` is (rate / P)^1/2, `direction` the unit vector u of S H S; S u is that of the weights.
+    """
+
+    def __init__(self, risk: Risk, stepper: Stepper, S: Vector, direction: Vector, size: float | None = None) -> None:
+        space = risk.space
+        self.risk, self.rule = risk, stepper.rule
+
+        def flat(v: Vector) -> Tensor:
+            return space.flatten({n: v[n].detach().to(risk.device, risk.dtype) for n in space.names})
+
+        self.space, self.theta, self.S, self.u = space, flat(risk.params), flat(S), flat(direction)
+        self.u = self.u / self.u.norm()
+        ones = {n: torch.ones_like(t) for n, t in risk.params.items()}
+        self.w = flat({n: t * stepper.rates.get(n, 1.0) * stepper.decoupled.get(n, 0.0) for n, t in ones.items()})
+        self.coupled = flat({n: t * stepper.coupled.get(n, 0.0) for n, t in ones.items()})
+        self.size = DISPLACEMENT.get(risk.dtype, 1e-3) if size is None else size
+        self.slope = self.gradient(self.theta)
+        self.decay = float((self.w * self.u.square()).sum())
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.space.flatten(risk_gradient(self.risk, self.space.unflatten(x))) + self.coupled * x
+
+    def loss(self, x: Tensor) -> float:
+        with torch.no_grad():
+            return float(self.risk.value(self.space.unflatten(x)))
+
+    def update(self, x: Tensor, m: Tensor, g: Tensor, eta: float, still: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """One step of the rule; weight decay pulls towards `still` (theta on the tilted loss, 0 on the plain one)."""
+        r = self.rule
+        m = r.b * m + r.a * g
+        pull = x if still is None else x - still
+        return x - eta * self.w * pull - eta * self.S.square() * (r.c * g + r.e * m), m
+
+    def along(self, x: Tensor, m: Tensor) -> tuple[float, float]:
+        """Coordinates of (x - theta, m) on the direction: u . S^-1 (x - theta) and u . S m."""
+        delta = torch.where(self.S > 0, (x - self.theta) / self.S, 0.0)
+        return float(self.u @ delta), float(self.u @ (self.S * m))
+
+    def beside(self, factor: float = 1.0) -> Tensor:
+        """theta + size v, v the unit vector along S u."""
+        v = self.S * self.u
+        return self.theta + factor * self.size * v / v.norm()
+
+    def separation(self, eta: float, steps: int) -> list[float]:
+        """Distance along the direction after 1, ..., `steps` steps over the first, plainly followed."""
+        x, m = self.beside(), torch.zeros_like(self.theta)
+        start, out = self.along(x, m)[0], []
+        for _ in range(steps):
+            x, m = self.update(x, m, self.gradient(x) - self.slope, eta, self.theta)
+            out.append(self.along(x, m)[0] / start)
+        return out
+
+    def curvature(self, lam: float) -> float:
+        """The part of lambda_max(S (H + D) S + W / kappa) that is not decoupled decay."""
+        return lam - self.decay / self.rule.kappa
+
+    def factor(self, eta: float, lam: float, steps: int) -> float:
+        """By how much a step multiplies the slowest mode of the recurrence, over `steps` steps from gradients alone.
+
+        What leaves the direction is dropped after every step, because negative curvature elsewhere grows at any rate.
+        The state (x, m) is read in the left eigenvector of the mode, so that momentum's transients do not count.
+        """
+        r, v = self.rule, self.S * self.u
+        values, left = torch.linalg.eig(r.step(eta, self.curvature(lam), self.decay).T)
+        mode = left[:, int(values.abs().argmax())]
+        first = self.size / float(v.norm())  # x v has the length of the displacement
+        x, m, grown = first, 0.0, 0.0
+
+        def amplitude() -> float:
+            return abs(complex((mode @ torch.tensor([x, m], dtype=mode.dtype)).item()))
+
+        start = amplitude()
+        for step in range(1, steps + 1):
+            g = float(v @ (self.gradient(self.theta + x * v) - self.slope))
+            m = r.b * m + r.a * g
+            x = (1 - eta * self.decay) * x - eta * (r.c * g + r.e * m)
+            if not (math.isfinite(x) and math.isfinite(m)):
+                return math.inf
+            if amplitude() < _MET * start or step == steps:
+                break
+            apart = abs(x) / first
+            if apart > _APART:
+                x, m, grown = x / apart, m / apart, grown + math.log(apart)
+        return math.exp((grown + math.log(max(amplitude(), 1e-300) / start)) / step)
+
+    def plain(self, eta: float, steps: int) -> tuple[float, ...]:
+        """The loss at the start and after each step of the plain run from theta, P frozen, buffer zero."""
+        x, m = self.theta, torch.zeros_like(self.theta)
+        losses = [self.loss(x)]
+        for _ in range(steps):
+            x, m = self.update(x, m, self.gradient(x), eta)
+            losses.append(self.loss(x))
+            if not losses[-1] < _DIVERGED * max(losses[0], 1.0):
+                break
+        return tuple(losses)
+
+
+def predicted(rule: Rule, eta: float, lam: float, steps: int) -> list[float]:
+    """`Pair.separation` by the recurrence alone: x_k / x_0 from (x, m) = (1, 0)."""
+    state, M, out = torch.tensor([1.0, 0.0], dtype=torch.float64), rule.step(eta, lam), []
+    for _ in range(steps):
+        state = M @ state
+        out.append(float(state[0]))
+    return out
+
+
+def try_out(
+    pair: Pair, ceiling: float, lam: float, steps: int, told: Callable[[int, str], None] = lambda n, text: None
+) -> tuple[Trial, ...]:
+    """All fractions of the ceiling, `steps` steps each; `told(gradients, text)` after each."""
+    trials = []
+    for fraction in FRACTIONS:
+        eta = fraction * ceiling
+        measured = pair.factor(eta, lam, steps)
+        told(steps, f"{fraction:g}x: {measured:.3g} a step")
+        losses = pair.plain(eta, steps)
+        told(steps, f"{fraction:g}x: loss {losses[-1]:.4g}")
+        expected = pair.rule.multiplier(eta, pair.curvature(lam), pair.decay)
+        trials.append(Trial(fraction, measured, expected, losses))
+    return tuple(trials)

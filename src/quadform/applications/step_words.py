@@ -1,0 +1,126 @@
+"""The answer of `quadform lr` in words. Sentences come from the limits below and those of `step_size`, nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..core.record import Estimate
+
+if TYPE_CHECKING:
+    from .step_size import StepSize
+    from .step_trial import Trial
+
+#: Weight decay is told where it makes at least this share of lambda_max.
+DECAY_TOLD = 0.001
+#: A top direction with more than this share in entries at Adam's floor eps says nothing about later steps.
+FLOOR = 0.5
+#: A learning rate below this share of the ceiling is well below it.
+WELL_BELOW = 0.5
+
+
+def lines(answer: StepSize) -> list[str]:
+    """What the verb prints."""
+    return [*_measured(answer), *_table(answer), *_interval(answer), *_trial(answer), *_yours(answer), *_limits(answer)]
+
+
+def _measured(answer: StepSize) -> Iterator[str]:
+    s, given = answer.record.scalars, answer.record.inputs
+    shape = " x ".join(map(str, given["probe"]))
+    many = f"{given['batches']} batches of " if given["batches"] > 1 else ""
+    step = f", step {given['source']['step']}" if "step" in given["source"] else ""
+    made = answer.record.made.dtype
+    yield f"probe {many}{shape} tokens{step}, {made}, loss {s['loss'].value:.4g}; model left untouched"
+    yield f"{given['coverage']}"
+    adaptive = "P^-1 H" in given["formula"]
+    width = 19 if adaptive else 14
+    yield f"{'lambda_max(H)':{width}} {number(s['lambda_max'].value):<9} {how(s['lambda_max'])}"
+    if adaptive:
+        e = s["lambda_max_P"]
+        yield f"{'lambda_max(P^-1 H)':{width}} {number(e.value):<9} {how(e)}; {given['P']}"
+
+
+def how(e: Estimate) -> str:
+    """`estimate, residual 1e-04, 18 products`."""
+    if e.kind == "exact":
+        return f"exact, {e.matvecs} products"
+    relative = (e.stderr or 0.0) / abs(e.value) if e.value else 0.0
+    side = "" if e.converged else ", NOT converged: a lower bound"
+    return f"{e.kind}, residual {relative:.0e}, {e.matvecs} products{side}"
+
+
+def number(value: float) -> str:
+    """Four digits; powers of ten for the very large and small."""
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def _table(answer: StepSize) -> Iterator[str]:
+    rows = [(name, ceiling, rule, mine) for name, ceiling, rule, _, mine in answer.table()]
+    wide = max(len(r[0]) for r in rows)
+    long = max(len(r[2]) for r in rows)
+    yield f"  {'optimizer':{wide}}  {'ceiling':9}  rule"
+    for name, ceiling, rule, mine in rows:
+        shown = f"{ceiling:.2e}" if math.isfinite(ceiling) else "none yet" if not answer.estimate.converged else "none"
+        yield f"  {name:{wide}}  {shown:9}  {rule:{long}}  {mine}".rstrip()
+
+
+def _interval(answer: StepSize) -> Iterator[str]:
+    if answer.interval is not None:
+        low, high = answer.interval
+        count = answer.record.inputs["batches"]
+        yield f"on single probe batches the ceiling runs from {low:.2e} to {high:.2e} ({count} batches)"
+    e = answer.record.scalars["decay_share"].value
+    if answer.record.inputs["decay"]:
+        shift = (
+            f"lowers the ceiling by {100 * e:.2g} %" if e >= DECAY_TOLD else "changes the ceiling by less than 0.1 %"
+        )
+        yield f"weight decay {answer.record.inputs['decay']:g} {shift}"
+
+
+def said(trial: Trial) -> str:
+    """`2x grows 3.0x a step`."""
+    by = f" {trial.measured:.3g}x a step" if trial.word == "grows" else ""
+    wrong = "" if trial.as_expected else f" (theory: {trial.predicted:.3g}x)"
+    return f"{trial.fraction:g}x {trial.word}{by}{wrong}"
+
+
+def _trial(answer: StepSize) -> Iterator[str]:
+    trials = answer.trials
+    if not trials:
+        return
+    steps = max(len(t.losses) for t in trials) - 1
+    yield f"tried on a copy, along the top direction: {' | '.join(map(said, trials))}"
+    ends = " | ".join(f"{t.fraction:g}x {loss_word(t, steps)}" for t in trials)
+    yield f"loss of plain runs, {steps} steps (seen, not predicted): {trials[0].losses[0]:.4g} -> {ends}"
+
+
+def loss_word(trial: Trial, steps: int) -> str:
+    """The last loss; `diverges` where the run was given up."""
+    last = trial.losses[-1]
+    return f"{last:.4g}" if len(trial.losses) - 1 == steps and math.isfinite(last) else "diverges"
+
+
+def _yours(answer: StepSize) -> Iterator[str]:
+    rate = answer.record.inputs["lr"]
+    if rate and math.isfinite(answer.ceiling):
+        share = rate / answer.ceiling
+        place = "above the ceiling" if share > 1 else "below it" if share > WELL_BELOW else "well below it"
+        yield f"your learning rate {rate:.3g} is {share:.2g} of the ceiling: {place}"
+
+
+def _limits(answer: StepSize) -> Iterator[str]:
+    s = answer.record.scalars
+    if answer.record.inputs["partial"]:
+        yield "PARTIAL: the time given was over before everything was measured."
+    if not math.isfinite(answer.ceiling):
+        if answer.estimate.converged:
+            yield "No direction of this loss curves up, so curvature sets no ceiling here."
+        return
+    if "floor_share" in s and s["floor_share"].value > FLOOR:
+        share = 100 * s["floor_share"].value
+        yield (
+            f"{share:.0f} % of the top direction lies where Adam has seen no gradient yet (P = eps) and P is about to"
+            " change: train a few steps and ask again."
+        )
+    yield "A ceiling, not a recommendation: batch noise and later sharpening lower it."

@@ -1,0 +1,521 @@
+"""The learning-rate ceiling: rules against torch's own optimisers, the trial on a copy, resume, words, refusals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from quadform.applications.journal import Journal
+from quadform.applications.step_measure import measure
+from quadform.applications.step_rules import (
+    Stepper,
+    adam,
+    floor_share,
+    read_optimizer,
+    risk_gradient,
+    sgd,
+    stepper_by_name,
+)
+from quadform.applications.step_size import StepSize, lr
+from quadform.applications.step_trial import Pair, double_copy, predicted, try_out
+from quadform.applications.step_words import lines
+from quadform.applications.subject import weights_hash
+from quadform.cli.main import main
+from quadform.core.errors import InputError, UnknownName
+from quadform.curvature import Risk, hessian
+from quadform.estimate import eigenpairs
+from quadform.nn import Transformer
+from quadform.train import dataset
+
+RULES = [sgd(), sgd(0.9), sgd(0.5, nesterov=True), sgd(0.9, dampening=0.3), adam(0.9), adam(0.0)]
+ids = [r.name for r in RULES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return dataset("add", digits=1)
+
+
+@pytest.fixture(scope="module")
+def batches(data):
+    return list(itertools.islice(data.batches("train", 8, 3), 2))
+
+
+def make(data, **options) -> Transformer:
+    given_ = {"depth": 1, "dim": 4, "heads": 2, "activation": "gelu", "dtype": torch.float64, **options}
+    return Transformer("pre-ln", **given_, **data.settings)
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rule", RULES, ids=ids)
+@given(lam=st.floats(1e-3, 1e4), decay=st.sampled_from([0.0, 1e-3, 0.3]))
+@settings(max_examples=25, deadline=None)
+def test_the_ceiling_is_where_the_slowest_mode_neither_grows_nor_shrinks(rule, lam, decay):
+    """At eta = 2 / (w + kappa lambda) the spectral radius is 1; at 0.9 of it below 1, at 1.1 above."""
+    eta = 2 / (decay + rule.kappa * lam)
+    assert rule.multiplier(eta, lam, decay) == pytest.approx(1, abs=1e-6)
+    assert rule.multiplier(0.9 * eta, lam, decay) < 1
+    assert rule.multiplier(1.1 * eta, lam, decay) > 1
+
+
+def test_the_published_numerators():
+    """2, 2 + 2b, (2 + 2b) / (1 + 2b), (2 + 2 b1) / (1 - b1)."""
+    assert sgd().factor == 2
+    assert sgd(0.9).factor == pytest.approx(3.8)
+    assert sgd(0.9, nesterov=True).factor == pytest.approx(3.8 / 2.8)
+    assert adam(0.9).factor == pytest.approx(38)
+    assert adam(0.9).formula == "38 / lambda_max(P^-1 H)"
+
+
+def _torch_path(make_optimizer, lam: float, steps: int, prepare=None) -> list[float]:
+    """x after 1, ..., steps of a torch optimiser on lam x^2 / 2 from x = 1."""
+    x = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizer, path = make_optimizer([x]), []
+    if prepare:
+        prepare(optimizer, x)
+    for _ in range(steps):
+        x.grad = lam * x.detach().clone()
+        optimizer.step()
+        path.append(float(x.detach()))
+    return path
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.7, True)])
+def test_sgd_is_torchs(momentum, nesterov):
+    """The recurrence of `sgd(...)` is torch.optim.SGD step by step."""
+    path = _torch_path(lambda p: torch.optim.SGD(p, lr=0.3, momentum=momentum, nesterov=nesterov), 2.0, 6)
+    assert path == pytest.approx(predicted(sgd(momentum, nesterov), 0.3, 2.0, 6), rel=1e-12)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_adamw_with_its_preconditioner_frozen_is_the_recurrence(decay):
+    """torch.optim.AdamW with beta2 -> 1 and v given: x' = (1 - eta w) x - eta m' / P, m' = b1 m + (1 - b1) g."""
+    lam, eta, v = 3.0, 0.4, 0.25
+
+    def prepare(optimizer, x):
+        state = {
+            "step": torch.tensor(1e16, dtype=torch.float64),
+            "exp_avg": torch.zeros_like(x),
+            "exp_avg_sq": torch.full_like(x, v),
+        }
+        optimizer.state[x] = state
+
+    path = _torch_path(
+        lambda p: torch.optim.AdamW(p, lr=eta, betas=(0.9, 1 - 1e-13), eps=0.0, weight_decay=decay), lam, 6, prepare
+    )
+    M, state, expected = adam(0.9).step(eta, lam / v**0.5, decay), torch.tensor([1.0, 0.0], dtype=torch.float64), []
+    for _ in range(6):
+        state = M @ state
+        expected.append(float(state[0]))
+    assert path == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_preconditioner_is_what_torch_divides_by_next(data, batches):
+    """P = sqrt(v_{t+1} / (1 - b2^{t+1})) + eps, v_{t+1} being what AdamW's next step on the same gradient makes."""
+    model = make(data)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.99))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model.loss(batches[0]).backward()
+        optimizer.step()
+    risk = Risk(model, None, batches[0], quiet=True)
+    gradient = risk_gradient(risk)
+    P = read_optimizer(optimizer, model).preconditioner(gradient, risk.params)
+    for name, p in model.named_parameters():
+        p.grad = gradient[name].clone()
+    optimizer.step()
+    for name, p in model.named_parameters():
+        v, t = optimizer.state[p]["exp_avg_sq"], int(optimizer.state[p]["step"])
+        torch.testing.assert_close(P[name], (v / (1 - 0.99**t)).sqrt() + 1e-8, rtol=1e-12, atol=0)
+
+
+def test_the_operator_has_the_eigenvalues_of_P_inverse_H(data, batches):
+    """S (H + D) S + W / kappa is similar to R P^-1 (H + D) + R W / kappa, and is symmetric."""
+    model = make(data, heads=1)
+    risk = Risk(model, None, batches, quiet=True)
+    H = hessian(risk)
+    names = tuple(risk.params)
+    stepper = Stepper(
+        adam(0.8),
+        names,
+        rates={n: 0.5 if "mlp" in n else 1.0 for n in names},
+        coupled=dict.fromkeys(names, 0.3),
+        decoupled={n: 0.1 for n in names if "attn" in n},
+    )
+    P = stepper.preconditioner(risk_gradient(risk), risk.params)
+    dense, flat = H.dense(), risk.space.flatten
+
+    def diagonal(values):
+        return flat({n: torch.full_like(risk.params[n], values.get(n, 0.0)) for n in names})
+
+    rate = diagonal(stepper.rates)
+    other = (rate / flat(P))[:, None] * (dense + torch.diag(diagonal(stepper.coupled)))
+    other += torch.diag(rate * diagonal(stepper.decoupled) / stepper.rule.kappa)
+    A = stepper.operator(H, P).dense()
+    torch.testing.assert_close(A, A.T)
+    top = torch.linalg.eigvalsh(A)[-1]
+    assert float(top) == pytest.approx(float(torch.linalg.eigvals(other).real.max()), rel=1e-8)
+
+
+def test_groups_are_read(data):
+    """Learning rates count relative to the largest; AdamW's decay is decoupled, Adam's and SGD's are not."""
+    model = make(data)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim < 2]
+
+    def groups():
+        return [{"params": matrices, "lr": 0.2, "weight_decay": 0.1}, {"params": rest, "lr": 0.1, "weight_decay": 0.0}]
+
+    found = read_optimizer(torch.optim.AdamW(groups()), model)
+    assert (found.lr, found.decay) == (0.2, 0.1)
+    assert found.rates["layers.0.attn.W_Q"] == 1
+    assert found.rates["final_norm.bias"] == 0.5
+    assert "layers.0.attn.W_Q" in found.decoupled
+    assert not found.coupled
+    assert "layers.0.attn.W_Q" in read_optimizer(torch.optim.SGD(groups(), lr=0.1), model).coupled
+
+
+# --- the measurement ------------------------------------------------------------------------------------------------
+def quadratic(eigenvalues: list[float], shift: float = 0.0):
+    """A function model whose loss is sum lam (x - shift)^2 / 2, scaled by the batch."""
+    lam = torch.tensor(eigenvalues, dtype=torch.float64)
+    params = {"x": torch.full_like(lam, 0.5)}
+    return (
+        lambda p, batch: (p["x"] - shift, batch),
+        lambda out, batch: (out[1][0] * lam * out[0] ** 2).sum() / 2,
+        params,
+    )
+
+
+def test_a_quadratic_has_the_ceiling_of_the_book():
+    """lambda_max = 4: 2 / 4 for SGD, 3.8 / 4 with momentum; on batches scaled by 1/2 and 3/2 it is 1 and 1/3."""
+    f, loss, params = quadratic([4.0, 1.0, -2.0])
+    scaled = [(torch.tensor([c], dtype=torch.float64), torch.zeros(1)) for c in (0.5, 1.5)]
+    found = lr(f, scaled, loss, "sgd", params=params, progress=False)
+    assert found.ceiling == pytest.approx(0.5, rel=1e-9)
+    assert found.interval == pytest.approx((1 / 3, 1.0), rel=1e-6)
+    assert found.rule == "2 / lambda_max(H)"
+    assert found.suggest(0.2) == pytest.approx(0.1, rel=1e-9)
+    assert found.table().column("ceiling") == pytest.approx((0.5, 0.95), rel=1e-9)
+
+
+def test_without_upward_curvature_there_is_no_ceiling():
+    """lambda_max <= 0: the ceiling is infinite and the words say so."""
+    f, loss, params = quadratic([-1.0, -3.0])
+    found = lr(f, [(torch.ones(1, dtype=torch.float64), torch.zeros(1))], loss, "sgd", params=params, progress=False)
+    assert found.ceiling == math.inf
+    assert "sets no ceiling" in str(found)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adamw"])
+def test_the_trial_on_a_copy_goes_as_theory_says(name, data, batches):
+    """0.5x shrinks, 1x holds, 2x grows, each within 1 % of the recurrence's multiplier."""
+    found = lr(make(data), batches, None, name, verify=10, progress=False)
+    assert [t.word for t in found.trials] == ["shrinks", "holds", "grows"]
+    assert found.trials[1].measured == pytest.approx(found.trials[1].predicted, rel=2e-3)
+    assert found.trials[2].measured == pytest.approx(found.trials[2].predicted, rel=0.01)
+    assert found.ok
+
+
+def test_a_wrong_ceiling_is_found_out(data, batches):
+    """With lambda 20 % too small the pair grows at "1x": the trial can fail."""
+    risk = Risk(make(data, heads=1), None, batches, quiet=True)
+    stepper = stepper_by_name("sgd", tuple(risk.params))
+    A = stepper.operator(hessian(risk), stepper.preconditioner({}, risk.params))
+    found = eigenpairs(A, top=1)
+    pair = Pair(risk, stepper, A.S, {n: t[0] for n, t in found.vectors.items()})
+    wrong = 0.8 * found.top[0].value
+    trials = try_out(pair, 2 / wrong, wrong, 5)
+    assert trials[1].word == "grows"
+    assert not trials[1].as_expected
+
+
+def test_the_double_copy_has_the_same_loss(data, batches):
+    """The copy the trial runs on is the model in float64: same loss to float32 rounding, other storage."""
+    model = make(data, dtype=torch.float32)
+    risk = Risk(model, None, batches, quiet=True)
+    twin = double_copy(risk)
+    assert twin.dtype == torch.float64
+    assert twin.model is not model
+    assert float(twin.value()) == pytest.approx(float(risk.value()), rel=1e-5)
+
+
+def test_the_model_is_left_untouched(data, batches):
+    """Weights, gradients, modes, requires_grad, random state and hooks are as they were."""
+    model = make(data, dtype=torch.float32).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.loss(batches[0]).backward()
+    optimizer.step()
+
+    def look():
+        grads = [p.grad.clone() for p in model.parameters()]
+        states = [optimizer.state[p]["exp_avg_sq"].clone() for p in model.parameters()]
+        hooks = sum(len(m._forward_hooks) for m in model.modules())
+        modes = [m.training for m in model.modules()]
+        return weights_hash(model), grads, states, hooks, modes, torch.get_rng_state()
+
+    before = look()
+    lr(model, batches, None, optimizer, verify=3, progress=False)
+    after = look()
+    assert before[0] == after[0]
+    assert before[3:5] == after[3:5]
+    assert all(torch.equal(a, b) for i in (1, 2) for a, b in zip(before[i], after[i], strict=True))
+    assert torch.equal(before[5], after[5])
+
+
+def test_entries_adam_has_not_seen_are_told():
+    """A direction that lies where P = eps is worth a sentence; one elsewhere is not."""
+    P = {"a": torch.tensor([1e-8, 1.0])}
+    assert floor_share(P, 1e-8, {"a": torch.tensor([1.0, 0.0])}) == 1
+    assert floor_share(P, 1e-8, {"a": torch.tensor([0.0, 1.0])}) == 0
+
+
+def test_weight_decay_lowers_the_ceiling(data, batches):
+    """Decoupled decay adds (1 + b1) / (1 - b1) W: the ceiling falls, and the words name the shift."""
+    model = make(data)
+    plain = lr(model, batches, None, torch.optim.AdamW(model.parameters(), weight_decay=0.0), progress=False)
+    pulled = lr(model, batches, None, torch.optim.AdamW(model.parameters(), weight_decay=50.0), progress=False)
+    assert pulled.ceiling < plain.ceiling
+    share = pulled.record.scalars["decay_share"].value
+    assert pulled.ceiling == pytest.approx(plain.ceiling * (1 - share), rel=0.05)
+    assert "weight decay 50 lowers the ceiling by" in str(pulled)
+    assert pulled.rule == "38 / lambda_max(P^-1 H + 19 W)"
+
+
+# --- resume ---------------------------------------------------------------------------------------------------------
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", [random.Random(7).randint(1, 25), 34])
+def test_killed_at_any_moment_and_resumed_gives_the_same(moment, data, batches, tmp_path):
+    """Stopped after any step of the bar and asked again with the same folder: bit for bit the same answer."""
+    model, count = make(data), 0
+
+    def kill(done, total, left, text):
+        nonlocal count
+        count += 1
+        if count == moment:
+            raise Killed
+
+    options = {"verify": 4, "products": 40}
+    whole = lr(model, batches, None, "adamw", progress=False, **options)
+    with pytest.raises(Killed):
+        lr(model, batches, None, "adamw", resume=tmp_path / "r", progress=kill, **options)
+    again = lr(model, batches, None, "adamw", resume=tmp_path / "r", progress=False, **options)
+    assert {k: e.value for k, e in again.record.scalars.items()} == {
+        k: e.value for k, e in whole.record.scalars.items()
+    }
+    for name, t in whole.record.tensors.items():
+        torch.testing.assert_close(again.record.tensors[name], t, rtol=0, atol=0, equal_nan=True)
+
+
+def test_other_weights_are_refused(data, batches, tmp_path):
+    """A folder of another model is not taken up; the text names both hashes."""
+    lr(make(data), batches, None, "sgd", resume=tmp_path, progress=False)
+    with pytest.raises(InputError, match=r"other weights \(hash \w{8} / \w{8}\)"):
+        lr(make(data, seed=1), batches, None, "sgd", resume=tmp_path, progress=False)
+
+
+def test_a_journal_survives_a_cut_line(tmp_path):
+    """The line a kill cut off is left out, and the next one begins on its own line."""
+    journal = Journal(tmp_path, {"a": 1})
+    journal.write("x", 0.1)
+    with open(tmp_path / "events.jsonl", "ab") as f:
+        f.write(b'{"piece": "y", "val')
+    again = Journal(tmp_path, {"a": 1})
+    assert again.done == {"x": 0.1}
+    again.write("z", [1, 2.5])
+    assert Journal(tmp_path, {"a": 1}).done == {"x": 0.1, "z": [1, 2.5]}
+
+
+def test_time_that_is_over_gives_a_partial_bound(data, batches, tmp_path):
+    """`max_time`: the best eigenvalue so far is a lower bound, the ceiling an upper one, and PARTIAL is said."""
+    model = make(data)
+    cut = lr(model, batches, None, "sgd", max_time=1e-9, resume=tmp_path, progress=False)
+    assert cut.record.inputs["partial"]
+    assert not cut.ok
+    assert "PARTIAL" in str(cut)
+    whole = lr(model, batches, None, "sgd", resume=tmp_path, progress=False)
+    assert whole.ceiling <= cut.ceiling
+    assert whole.ok
+
+
+# --- words, files, refusals -----------------------------------------------------------------------------------------
+def test_saved_and_loaded_it_says_the_same(data, batches, tmp_path):
+    found = lr(make(data), batches, None, "adamw", verify=3, progress=False)
+    found.save(tmp_path / "kept")
+    again = StepSize.load(tmp_path / "kept")
+    assert str(again) == str(found)
+    assert json.loads(again.json())["kind"] == "step-size"
+    assert "<pre>" in again._repr_html_()
+
+
+def test_the_words_follow_their_limits(data, batches):
+    """Above, below and well below the ceiling are the three places a learning rate can have."""
+    found = lr(make(data), batches, None, "sgd", progress=False)
+    told = {}
+    for share in (2.0, 0.7, 0.1):
+        found.record.inputs["lr"] = share * found.ceiling
+        told[share] = next(line for line in lines(found) if line.startswith("your learning rate"))
+    assert told[2.0].endswith("above the ceiling")
+    assert told[0.7].endswith(": below it")
+    assert told[0.1].endswith("well below it")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        ("adma", "Did you mean `adam`"),
+        (torch.optim.Adagrad([nn.Parameter(torch.ones(1))]), "known: torch's SGD, Adam, AdamW"),
+        (torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), "trains no parameter of this model"),
+    ],
+)
+def test_optimizers_without_a_known_ceiling(optimizer, message, data, batches):
+    with pytest.raises((UnknownName, InputError), match=message):
+        lr(make(data), batches, None, optimizer, progress=False)
+
+
+TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "4", "--batches", "2"]
+
+
+def test_the_verb(capsys, tmp_path):
+    """The command line prints table, trial and limits; the saved record is the answer."""
+    assert main(["lr", *TINY, "--verify", "4", "--out", str(tmp_path / "r"), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    for words in ("model left untouched", "<- yours", "tried on a copy", "A ceiling, not a recommendation", "saved"):
+        assert words in out
+    assert StepSize.load(tmp_path / "r").ok
+
+
+def test_the_verb_in_json_and_dry(capsys):
+    """--json is strict JSON on stdout; --dry-run tells products, time and memory and measures no eigenvalue."""
+    assert main(["lr", *TINY, "--optimizer", "sgd", "--verify", "0", "--json", "--quiet"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["scalars"]["ceiling/yours"]["value"] > 0
+    assert body["ok"] is True
+    assert main(["lr", *TINY, "--dry-run"]) == 0
+    assert "products" in (text := capsys.readouterr().out)
+    assert "in all" in text
+
+
+def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
+    """A run folder: AdamW with P from its own checkpoint, and `--state` reads the same for another folder."""
+    from quadform.train import TrainConfig, train
+
+    model = make(data, dtype=torch.float32)
+    train(model, data, TrainConfig(steps=5, batch_size=8), out=tmp_path / "run", progress=False)
+    words = ["--batch", "4", "--batches", "1", "--verify", "0", "--quiet"]
+    assert main(["lr", str(tmp_path / "run"), *words]) == 0
+    first = capsys.readouterr().out
+    assert "P from the optimizer state at step 5" in first
+    assert "your learning rate 0.001" in first
+    assert (
+        main(
+            ["lr", str(tmp_path / "run" / "model"), *words, "--state", str(tmp_path / "run"), "--data", "add:digits=1"]
+        )
+        == 0
+    )
+    second = capsys.readouterr().out
+    assert second.splitlines()[3] == first.splitlines()[3]
+
+
+def test_state_of_torch_is_read_without_names(tmp_path, data, batches):
+    """optimizer.pt with groups (matrices, rest), as trainers save it: the shapes tell the order."""
+    from quadform.applications.configs.lr import LrConfig
+    from quadform.applications.step_state import stepper_of_file
+
+    model = make(data)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim > 1]},
+        {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    model.loss(batches[0]).backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    names = tuple(n for n, _ in model.named_parameters())
+    config = LrConfig(model="x", state=str(tmp_path / "optimizer.pt"))
+    found, own = stepper_of_file(config, model, names), read_optimizer(optimizer, model)
+    assert all(torch.equal(found.second[n], own.second[n]) for n in names)
+    assert dict(found.decoupled) == dict(own.decoupled)
+    assert found.rule == own.rule
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["new:pre-ln", "--optimizer", "adamv"], 2, "adamw"),
+        (["new:pre-ln", "--beta1", "1.5"], 2, "--beta1 1.5"),
+        (["new:pre-ln", "--state", "nowhere"], 2, "no optimizer state at `nowhere`"),
+        (["new:pre-ln,depth=1,dim=8", "--params", "nothing.*"], 2, "match 0 of"),
+        (["new:pre-ln", "--max-time", "soon"], 2, "not a length of time"),
+    ],
+)
+def test_refusals(words, code, message, capsys):
+    assert main(["lr", *words]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_pickle_with_code_is_refused(tmp_path, capsys):
+    """A file that would run code when unpickled is refused, and does not run it."""
+    mark = tmp_path / "ran"
+    (tmp_path / "evil.pt").write_bytes(b"cos\nsystem\n(S'touch " + str(mark).encode() + b"'\ntR.")
+    assert main(["lr", TINY[0], "--state", str(tmp_path / "evil.pt"), "--data", "add:digits=1"]) == 2
+    assert not mark.exists()
+    assert "evil.pt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+def test_kill_minus_nine_and_resume(tmp_path, capsys):
+    """The process killed once it has written a piece: `--resume` ends with the numbers of an undisturbed run."""
+    words = ["lr", *TINY, "--verify", "4", "--json", "--quiet"]
+    command = [sys.executable, "-m", "quadform.cli.main", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    folder = tmp_path / "run"
+    child = subprocess.Popen([*command, "--out", str(folder)], env=env, stdout=subprocess.DEVNULL)
+    until, events = time.monotonic() + 120, folder / "events.jsonl"
+    while not events.exists() or b"piece" not in events.read_bytes():
+        assert child.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    resumed = subprocess.run([*command, "--out", str(folder), "--resume"], env=env, capture_output=True, check=True)
+    assert main(words) == 0
+    a, b = json.loads(resumed.stdout), json.loads(capsys.readouterr().out)
+    assert a["scalars"] == b["scalars"]
+    assert a["tensors"] == b["tensors"]
+    assert Path(folder / "record.json").exists()
+
+
+def test_measure_names_what_it_measured(data, batches):
+    """Coverage, probe, rule and dtype are in the record: no number without where it comes from."""
+    risk = Risk(make(data), None, batches, quiet=True)
+    record = measure(risk, stepper_by_name("momentum", tuple(risk.params)), source={"model": "m"}, progress=False)
+    assert record.inputs["coverage"].endswith("parameters")
+    assert record.inputs["probe"] == [8, 6]
+    assert record.made.dtype == "float64"
+    assert record.inputs["rule"] == "SGD, momentum 0.9"
