@@ -10,6 +10,8 @@ are stored as the papers write them: Q = X W_Q, (d, heads d_k).
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quadform.core.spec import Mixing, ModelConfig, Projection
+from quadform.kernels import attention
 from quadform.propagation.mixing import running_mean
 
 from .frame import Frame, LayerCache, Memory
@@ -43,8 +46,6 @@ def attend(
     `quadform.kernels.attention`.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        from quadform.kernels import attention
-
         return attention(q, k, v, causal=causal, mask=mask, bias=bias, scale=scale)
     if bias is not None and causal and mask is None:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
@@ -131,6 +132,7 @@ class Attention(nn.Module):
         self.mixing, self.value, self.proj, self.strengths = mixing, value, proj, strengths
         self.heads, self.key_heads, self.width, self.scale = H, G, k, k**-0.5
         self.attend = attend
+        self.joined: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.plain = not (mixing.learn or mixing.alpha or mixing.gamma) and mixing.beta == 1
 
         def weight(name: str, *shape: int) -> None:
@@ -192,11 +194,36 @@ class Attention(nn.Module):
         W = self.weight("V")
         return self._split(N if W is None else linear(N, W, self._bias("V")), self.key_heads)
 
+    def _join(self, letters: str) -> tuple[Tensor, Tensor | None]:
+        """[W_Q, W_K, W_V] of these letters side by side, and their biases."""
+        Ws = [self.weight("V") if x == "V" else getattr(self, f"W_{x}") for x in letters]
+        biases = [self._bias(x) for x in letters]
+        if all(b is None for b in biases):
+            return torch.cat(Ws, 1), None
+        return torch.cat(Ws, 1), torch.cat(
+            [W.new_zeros(W.shape[1]) if b is None else b for W, b in zip(Ws, biases, strict=True)]
+        )
+
+    def projections(self, N: Tensor, letters: str = "QKV") -> list[Tensor]:
+        """`queries`, `keys`, `values` of N, of those asked for; one matrix product where that pays.
+
+        It does in training, where the joined matrix is made anew in every pass, and in decoding (`joined_weights`).
+        """
+        each = {"Q": self.queries, "K": self.keys, "V": self.values}
+        stored = "".join(x for x in letters if x != "V" or self.value is not None)
+        if self.mixing.scores == "merged" or len(stored) < 2 or not (stored in self.joined or torch.is_grad_enabled()):
+            return [each[x](N) for x in letters]
+        W, b = self.joined[stored] if stored in self.joined else self._join(stored)
+        heads = {x: self.heads if x == "Q" else self.key_heads for x in letters}
+        parts = linear(N, W, b).split([heads[x] * self.width for x in stored], -1)
+        found = {x: self._split(part, heads[x]) for x, part in zip(stored, parts, strict=True)}
+        return [found[x] if x in found else each[x](N) for x in letters]
+
     def forward(self, N: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
         """Self-attention of N (batch, n, d) -> (batch, n, d); with a cache, N are the tokens after those it holds."""
         if cache is not None and cache.kind == "x":
             return self._from_x_cache(N, frame, cache)
-        q, k, v = self.queries(N), self.keys(N), self.values(N)
+        q, k, v = self.projections(N)
         if frame.rotary is not None:
             q, k = rotate(q, *frame.rotary), rotate(k, *frame.rotary)
         if cache is None and self._one_kernel(q, frame):
@@ -212,14 +239,12 @@ class Attention(nn.Module):
         return self._project(self._mix(Y, v, frame, cache))
 
     def _one_kernel(self, q: Tensor, frame: Frame) -> bool:
-        """Whether attention and mixing are one kernel: shaped, on a GPU, nothing padded, no SPA, no kernel of one's own."""
+        """Whether attention and mixing are one kernel: shaped, on a GPU, no padding, no SPA, no kernel of one's own."""
         usual = self.attend is attend and self.strengths is None and self.mixing.kind == "softmax"
         return usual and not self.plain and q.is_cuda and frame.visible is None and frame.start == 0
 
     def _shaped(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
         """alpha v + beta attend - gamma mean(v) by `quadform.kernels`."""
-        from quadform.kernels import attention
-
         m = self.mixing
         weights = {w: self._parameters.get(w, getattr(m, w)) for w in ("alpha", "beta", "gamma") if m.uses(w)}
         weights.setdefault("beta", 0.0)
@@ -353,15 +378,31 @@ class Attention(nn.Module):
         """Cross-attention of N (rows, n, d) to a memory of (sentences, m, d); rows = sentences x beams."""
         kept = memory.keys_values
         if kept is None:
-            k, v = self.keys(memory.X), self.values(memory.X)
+            k, v = self.projections(memory.X, "KV")
         else:
             if layer not in kept:
-                kept[layer] = self.keys(memory.X).contiguous(), self.values(memory.X).contiguous()
+                k, v = self.projections(memory.X, "KV")
+                kept[layer] = k.contiguous(), v.contiguous()
             k, v = kept[layer]
         rows, n, d = N.shape
         q = self.queries(N.reshape(len(k), -1, d))  # beams of a sentence stand side by side as further queries
         Y = self.attend(q, k, v, mask=memory.visible, scale=self.scale)
         return self._project(Y).reshape(rows, n, d)
+
+
+@contextlib.contextmanager
+def joined_weights(model: nn.Module) -> Iterator[None]:
+    """Inside, attention layers keep their joined matrices: for many passes over weights that stay as they are."""
+    layers = [m for m in model.modules() if isinstance(m, Attention) and m.mixing.scores == "factored"]
+    try:
+        with torch.no_grad():
+            for layer in layers:
+                for letters in ("QKV", "KV") if layer.value is not None else ("QK",):
+                    layer.joined[letters] = layer._join(letters)
+        yield
+    finally:
+        for layer in layers:
+            layer.joined.clear()
 
 
 def linear(X: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:

@@ -19,10 +19,11 @@ beam 1 and stop "count" this is greedy search.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +32,15 @@ from torch import Tensor
 from quadform.core.errors import InputError
 from quadform.core.rng import stream
 
+from .attention import joined_weights
 from .beam import beam_search, one_hot
 from .frame import LayerCache, Memory
 from .static import StaticDecoder
 from .transformer import Transformer
 
-Cache = Literal["kv", "x", "static", "none"]
-"""Keys and values; inputs, where a layer allows it; keys and values at fixed places (what "kv" means on CUDA); nothing.
-"""
+Cache = Literal["auto", "kv", "x", "static", "none"]
+"""Keys and values; inputs, where a layer allows it; keys and values at fixed places; nothing. "auto" is "static" on CUDA
+and "kv" elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ class Search:
     alpha: float = 1.0
     penalty: Literal["power", "gnmt"] = "power"
     stop: Literal["count", "bound"] = "count"
-    cache: Cache = "kv"
+    cache: Cache = "auto"
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_length, self.min_length, self.cache)
@@ -76,7 +78,7 @@ class Sampling:
     seed: int = 0
     max_length: int = 128
     min_length: int = 0
-    cache: Cache = "kv"
+    cache: Cache = "auto"
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_length, self.min_length, self.cache)
@@ -90,8 +92,8 @@ class Sampling:
 def _check_lengths(most: int, least: int, cache: str) -> None:
     if most < 1 or not 0 <= least <= most:
         raise InputError(f"max_length is at least 1 and min_length between 0 and it; got {most}, {least}.")
-    if cache not in ("kv", "x", "static", "none"):
-        raise InputError(f"a cache is kv, x, static or none; got {cache!r}.")
+    if cache not in get_args(Cache):
+        raise InputError(f"a cache is {', '.join(get_args(Cache))}; got {cache!r}.")
 
 
 @dataclass(frozen=True)
@@ -137,9 +139,11 @@ def generate(
     order = sorted(range(len(inputs)), key=lambda i: (len(starts[i]), len(inputs[i])))
     training = model.training
     model.eval()
-    fixed = how.cache == "static" or (how.cache == "kv" and _device(model).type == "cuda")
+    fixed = how.cache == "static" or (how.cache == "auto" and _device(model).type == "cuda")
     static = StaticDecoder(model) if fixed else None
+    weights = contextlib.ExitStack()
     try:
+        weights.enter_context(joined_weights(model))
         for at in range(0, len(order), batch_size):
             rows = order[at : at + batch_size]
             memory = None
@@ -155,6 +159,7 @@ def generate(
             for i, hypotheses in zip(rows, found, strict=True):
                 answers[i] = hypotheses
     finally:
+        weights.close()
         model.train(training)
     return answers
 
