@@ -39,7 +39,7 @@ from .static import StaticDecoder
 from .transformer import Transformer
 
 Cache = Literal["auto", "kv", "x", "static", "none"]
-"""Keys and values; inputs, where a layer allows it; keys and values at fixed places; nothing. "auto" is "static" on CUDA
+"""Keys and values; inputs, where a layer allows it; keys and values at fixed places; nothing. "auto": "static" on CUDA
 and "kv" elsewhere."""
 
 
