@@ -15,7 +15,7 @@ import pytest
 from report_sample import make_record
 
 from quadform.report import write_report
-from quadform.report.figures import drawn
+from quadform.report.page import drawn
 from quadform.report.texts import EN, LANGUAGES
 
 pytestmark = pytest.mark.browser
@@ -226,7 +226,7 @@ def test_the_buttons_give_files_and_python(browser, files) -> None:
         lines = fetched("csv", "spectrum-1").splitlines()
         assert [float(line.split(",")[1]) for line in lines[1:]] == record.tensors["eigenvalues"].tolist()
         assert fetched("svg", "heat_map-1").startswith("<svg")
-        assert json.loads(fetched("json", "record-1-raw"))["scalars"]["loss"]["value"] == record.scalars["loss"].value
+        assert json.loads(fetched("json", "record-1-1-raw"))["scalars"]["loss"]["value"] == record.scalars["loss"].value
         page.click("button[data-action=python][data-for=growth-1]")
         page.wait_for_function(f"document.querySelector('#growth-1 .said').textContent === {json.dumps(EN('copied'))}")
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Record
 from quadform.report import DARK, LIGHT, blocks, export_figures, growth, heat_map, spectrum
-from quadform.report.figures import drawn
+from quadform.report.attention.reading import SATURATED, Reading
 from quadform.report.numbers import number, percent
+from quadform.report.page import drawn
 from quadform.report.raster import DECADES, LEVELS, aggregate, decades, levels, png
-from quadform.report.reading import SATURATED, Reading
 from quadform.report.style import contrast, rgb
 from quadform.report.texts import EN, KO
 

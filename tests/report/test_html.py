@@ -13,12 +13,13 @@ import pytest
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Estimate
 from quadform.report import cards, write_report
-from quadform.report.figures import drawn
+from quadform.report.attention.reading import Reading
+from quadform.report.attention.tables import measured
+from quadform.report.attention.verdict import AUTODIFF, ENTROPY, MISSED, NEGATIVE, UNEVEN, extremes, summary
+from quadform.report.card import grade
 from quadform.report.html import LIMIT, in_script, raw_data, render
-from quadform.report.reading import Reading
-from quadform.report.tables import measured
+from quadform.report.page import drawn
 from quadform.report.texts import EN, KO
-from quadform.report.verdict import AUTODIFF, ENTROPY, MISSED, NEGATIVE, UNEVEN, extremes, grade, summary
 
 
 class Page(html.parser.HTMLParser):
@@ -111,12 +112,26 @@ def test_several_records_get_a_section_each(variants, tmp_path) -> None:
     path = write_report([variants["one"], variants["linear"]], tmp_path / "two.html")
     page = Page(path.read_text(encoding="utf-8"))
     assert path.stat().st_size <= LIMIT
-    assert len(page.of("section")) == 3
+    assert len(page.of("section", **{"class": "record"})) == 2
     assert len(page.of("div", role="img")) == len(drawn(variants["one"])) + len(drawn(variants["linear"]))
     ids = [a["id"] for _, a in page.elements if "id" in a]
     assert len(ids) == len(set(ids))
     assert path.read_text(encoding="utf-8").count("window.vegaEmbed=") == 1
-    assert json.loads(page.scripts["record-2-raw"])["inputs"]["attention"] == "linear"
+    assert json.loads(page.scripts["record-2-1-raw"])["inputs"]["attention"] == "linear"
+
+
+def test_records_of_one_study_share_a_verdict(variants, tmp_path) -> None:
+    """[[a, b]] is one section with the cards, figures and raw data of both; [a, b] puts their cards side by side."""
+    a, b = variants["one"], variants["linear"]
+    one, two = (Page(write_report(of, tmp_path / "r.html").read_text(encoding="utf-8")) for of in ([[a, b]], [a, b]))
+    assert len(one.of("section", **{"class": "record"})) == 1
+    assert {"record-1-1-raw", "record-1-2-raw"} <= set(one.scripts)
+    assert len(one.of("div", role="img")) == len(drawn(a)) + len(drawn(b))
+    assert len(one.of("ul", **{"class": "cards"})) == 1
+    ids = [x["id"] for _, x in one.elements if "id" in x]
+    assert len(ids) == len(set(ids))
+    assert not one.of("h2", id="compared")
+    assert two.of("h2", id="compared")
 
 
 # --- what people see ------------------------------------------------------------------------------------------------
@@ -245,7 +260,7 @@ def test_text_from_inputs_cannot_become_markup(record) -> None:
         inputs = {**record.inputs, "temperature": text, "remark": text, "mask": text}
         page = render(dataclasses.replace(record, made=made, scalars=scalars, inputs=inputs))
         assert text in Page(page).seen
-        assert json.loads(Page(page).scripts["record-1-raw"])["inputs"]["remark"] == text
+        assert json.loads(Page(page).scripts["record-1-1-raw"])["inputs"]["remark"] == text
         return [tag for tag, _ in Page(page).elements]
 
     assert elements(EVIL) == elements("harmless")
@@ -261,7 +276,7 @@ def test_json_in_a_script_has_no_bracket_and_reads_back() -> None:
 # --- raw data -------------------------------------------------------------------------------------------------------
 def test_the_record_is_inside_the_page(record, pages) -> None:
     """Settings, numbers with tags and every tensor can be read back from the page, bit for bit."""
-    raw = json.loads(Page(pages["en"]).scripts["record-1-raw"])
+    raw = json.loads(Page(pages["en"]).scripts["record-1-1-raw"])
     assert raw["inputs"] == json.loads(json.dumps(record.inputs))
     assert raw["scalars"]["slope/outer/W_Q,W_Q"]["kind"] == "estimate"
     for name, tensor in record.tensors.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.errors import FileError, UnknownName, did_you_mean
 from ..core.record import Record, write_atomically
-from .figures import drawn
+from .page import drawn
 from .style import LIGHT, Style
 from .texts import language
 

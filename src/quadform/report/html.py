@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -17,13 +17,11 @@ from typing import Any
 from ..core.errors import FileError, InputError
 from ..core.record import Record, strict_json, write_atomically
 from .figure import Figure, Table
-from .figures import drawn
 from .numbers import number
-from .reading import Reading
+from .page import Draw, page_of
+from .rows import Row
 from .style import DARK, FONT, LIGHT, STYLES
-from .tables import Row, measured
 from .texts import Texts, language
-from .verdict import cards, summary
 
 #: The whole file stays below this many bytes; large matrices are left out first.
 LIMIT = 3_000_000
@@ -35,10 +33,14 @@ TABLE_ENDS = 100
 GLOSSARY = ("hessian", "outer", "functional", "block", "eigenvalue", "norm", "slope", "entropy", "ceiling", "tags")
 
 
-def write_report(records: Record | Iterable[Record], path: str | Path, lang: str = "en") -> Path:
-    """Write the report on one or several records to `path` and return it. A crash leaves no part of a file behind."""
+#: What a report is about: one record, or several of the same subject, shown as one.
+Study = Record | Sequence[Record]
+
+
+def write_report(studies: Study | Iterable[Study], path: str | Path, lang: str = "en") -> Path:
+    """Write the report on one or several studies to `path` and return it. A crash leaves no part of a file behind."""
     path = Path(path)
-    page = render(records, lang).encode()
+    page = render(studies, lang).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page)
@@ -47,20 +49,22 @@ def write_report(records: Record | Iterable[Record], path: str | Path, lang: str
     return path
 
 
-def render(records: Record | Iterable[Record], lang: str = "en") -> str:
+def render(studies: Study | Iterable[Study], lang: str = "en") -> str:
     """The report as a string."""
     texts = language(lang)
-    records = [records] if isinstance(records, Record) else list(records)
-    if not records:
+    given = [studies] if isinstance(studies, Record) else list(studies)
+    listed = [[study] if isinstance(study, Record) else list(study) for study in given]
+    if not any(listed):
         raise InputError("a report needs at least one record; got none. Make one with `quadform attention --out DIR`.")
     template = _environment(texts).get_template("report.html.j2")
-    sections = [_section(record, i, texts) for i, record in enumerate(records)]
+    sections = [_section(study, i, texts) for i, study in enumerate(study for study in listed if study)]
     charts = {figure["id"]: figure.pop("data") for section in sections for figure in section["figures"]}
     page = {
         "lang": lang,
         "font": FONT,
         "styles": STYLES,
         "sections": sections,
+        "compared": compared(sections),
         "glossary": [(texts(f"gloss_{key}"), texts(f"gloss_{key}_text")) for key in GLOSSARY],
         "charts": in_script(charts),
         "bundle": _bundle(),
@@ -68,11 +72,21 @@ def render(records: Record | Iterable[Record], lang: str = "en") -> str:
         "words": in_script({key: texts(key) for key in ("copied", "to_dark", "to_light")}),
     }
     room = LIMIT - len(template.render(page).encode())
-    for section, record in zip(sections, records, strict=True):
-        raw, section["left_out"] = raw_data(record, room, texts)
-        section["raw"] = in_script(raw)
-        room -= len(section["raw"].encode())
+    for part in (part for section in sections for part in section["parts"]):
+        raw, part["left_out"] = raw_data(part.pop("record"), room, texts)
+        part["raw"] = in_script(raw)
+        room -= len(part["raw"].encode())
     return template.render(page)
+
+
+def compared(sections: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Studies side by side: (title, one card or None per study) of every card that more than one study has."""
+    if len(sections) < 2:
+        return []
+    cards = [{card.name: card for card in section["cards"]} for section in sections]
+    names = list(dict.fromkeys(name for of in cards for name in of))
+    shared = [name for name in names if sum(name in of for of in cards) > 1]
+    return [(next(of[n].title for of in cards if n in of), [of.get(n) for of in cards]) for n in shared]
 
 
 @cache
@@ -98,41 +112,54 @@ def _environment(texts: Texts) -> Any:
     return environment
 
 
-def _section(record: Record, index: int, texts: Texts) -> dict[str, Any]:
-    read = Reading(record)
-    rows = measured(record, texts)
+def _section(study: Sequence[Record], index: int, texts: Texts) -> dict[str, Any]:
+    """One study: its verdict from all its records, their rows, their figures, and how each was made."""
+    pages = [page_of(record) for record in study]
+    name = f"record-{index + 1}"
+    parts = [_part(record, f"{name}-{i + 1}", texts) for i, record in enumerate(study)]
+    return {
+        "id": name,
+        "number": index + 1,
+        "title": parts[0]["title"],
+        "summary": " ".join(page.summary(record, texts) for page, record in zip(pages, study, strict=True)),
+        "cards": [card for page, record in zip(pages, study, strict=True) for card in page.cards(record, texts)],
+        "parts": parts,
+        "figures": [
+            _figure(record, draw, f"{index + 1}" + f"-{i + 1}" * (len(study) > 1), texts)
+            for i, (page, record) in enumerate(zip(pages, study, strict=True))
+            for draw in page.figures(record)
+        ],
+    }
+
+
+def _part(record: Record, name: str, texts: Texts) -> dict[str, Any]:
+    """What one record of a study adds to the tables."""
+    page = page_of(record)
+    rows = page.rows(record, texts)
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     checks = [row for row in rows if row.status is not None]
     passed = sum(row.status == "good" for row in checks)
-    given = record.inputs
-    kind = f"attention_{given.get('attention')}"
-    told = {"tokens": given.get("tokens"), "dim": given.get("dim"), "scale": number(float(given.get("scale", 1)))}
-    layer = texts(kind) if kind in texts.sentences else str(given.get("attention"))
     return {
-        "id": f"record-{index + 1}",
-        "number": index + 1,
-        "title": texts("record_attention", layer=layer, **told),
-        "parameters": [(name, texts.parameter(name)) for name in read.space.names],
-        "summary": summary(record, texts),
-        "cards": cards(record, texts),
+        "id": name,
+        "title": page.title(record, texts),
         "groups": groups,
         "checks": texts("checks_all" if passed == len(checks) else "checks_some", passed=passed, all=len(checks)),
         "checked": "good" if passed == len(checks) else "fair",
-        "figures": [_figure(record, draw, index, texts) for draw in drawn(record)],
         "made": record.made,
         "versions": ", ".join(f"{name} {version}" for name, version in record.made.versions.items()),
         "inputs": strict_json(record.inputs),
+        "record": record,
         "raw": "",
         "left_out": [],
     }
 
 
-def _figure(record: Record, draw: Any, index: int, texts: Texts) -> dict[str, Any]:
+def _figure(record: Record, draw: Draw, suffix: str, texts: Texts) -> dict[str, Any]:
     drawings: dict[str, Figure] = {style.name: draw(record, texts, style) for style in (LIGHT, DARK)}
     figure = drawings[LIGHT.name]
-    name = f"{figure.name}-{index + 1}"
+    name = f"{figure.name}-{suffix}"
     data: dict[str, Any] = {"name": figure.name, "csv": figure.table.csv(), "python": figure.python}
     data |= {style: drawing.spec for style, drawing in drawings.items()}
     return {"id": name, "figure": figure, "rows": shown(figure.table), "left": cut(figure.table), "data": data}

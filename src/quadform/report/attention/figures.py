@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..core.record import Record
-from .figure import Figure, Rows, Table, decades, redraw
+from ...core.record import Record
+from ..figure import Figure, Rows, Table, decades, redraw
+from ..numbers import number, percent, power, times
+from ..style import LIGHT, Style
+from ..texts import EN, Texts
 from .heat import heat_map
-from .numbers import number, percent, power, times
 from .reading import PARTS, Reading
 from .slopes import growth
-from .style import LIGHT, Style
-from .texts import EN, Texts
 
 #: Bins of the spectrum's histogram, over the whole symlog axis.
 BINS = 72

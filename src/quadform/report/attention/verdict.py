@@ -6,16 +6,13 @@ Green means nothing to watch, amber look, red act or beware. The limits below ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
-from ..core.record import Estimate, Record
-from .numbers import number, percent, times
+from ...core.record import Record
+from ..card import Card, Status, card, grade
+from ..numbers import number, percent, times
+from ..texts import EN, Texts
 from .reading import SATURATED, Reading
 from .slopes import SLOPE_TOLERANCE, slope_gaps
-from .texts import EN, Texts
-
-Status = Literal["good", "fair", "poor"]
 
 #: Sharpest over flattest diagonal block: green up to the first, red above the second.
 UNEVEN = (10.0, 100.0)
@@ -27,25 +24,6 @@ MISSED = (0.1, 0.5)
 ENTROPY = (SATURATED, 0.5)
 #: max |closed form - autodiff| / max |H|.
 AUTODIFF = (1e-12, 1e-8)
-
-
-@dataclass(frozen=True)
-class Card:
-    """One verdict. `word` says in a word what the colour says."""
-
-    name: str
-    title: str
-    value: str
-    tag: str
-    status: Status
-    word: str
-    sentence: str
-    rule: str
-
-
-def grade(value: float, limits: tuple[float, float]) -> Status:
-    """`good` up to the first limit, `fair` up to the second, else `poor` (so is anything that is not a number)."""
-    return "good" if value <= limits[0] else "fair" if value <= limits[1] else "poor"
 
 
 def cards(record: Record, texts: Texts = EN) -> tuple[Card, ...]:
@@ -79,14 +57,14 @@ def _negative(read: Reading, texts: Texts) -> Card:
     e = read.scalar("negative_share")
     count = round(e.value * read.space.size)
     sentence = texts("card_negative", count=f"{count:,}", all=f"{read.space.size:,}")
-    return _card("negative", percent(e.value), e, grade(e.value, NEGATIVE), sentence, texts, *map(percent, NEGATIVE))
+    return card("negative", percent(e.value), e, grade(e.value, NEGATIVE), sentence, texts, *map(percent, NEGATIVE))
 
 
 def _uneven(read: Reading, texts: Texts) -> Card:
     sharpest, flattest, ratio = extremes(read)
     sentence = texts("card_uneven", sharp=texts.block(sharpest), flat=texts.block(flattest))
     tag = read.scalar(f"norm/total/{sharpest}")
-    return _card("uneven", f"{times(ratio)} : 1", tag, grade(ratio, UNEVEN), sentence, texts, *map(times, UNEVEN))
+    return card("uneven", f"{times(ratio)} : 1", tag, grade(ratio, UNEVEN), sentence, texts, *map(times, UNEVEN))
 
 
 def _ceiling(read: Reading, texts: Texts) -> Card:
@@ -95,16 +73,14 @@ def _ceiling(read: Reading, texts: Texts) -> Card:
     usable = math.isfinite(e.value) and e.value > 0
     status: Status = "poor" if not usable else "good" if e.converged else "fair"
     sentence = texts("card_ceiling", high=number(read.scalar("lambda_max").value))
-    return _card("ceiling", number(e.value) if usable else "–", e, status, sentence, texts)
+    return card("ceiling", number(e.value) if usable else "–", e, status, sentence, texts)
 
 
 def _missed(read: Reading, texts: Texts) -> Card:
     whole = read.whole_norm("total")
     share = read.whole_norm("functional") / whole if whole else 0.0
     tag = read.scalar(f"norm/functional/{read.blocks[0]}")
-    return _card(
-        "missed", percent(share), tag, grade(share, MISSED), texts("card_missed"), texts, *map(percent, MISSED)
-    )
+    return card("missed", percent(share), tag, grade(share, MISSED), texts("card_missed"), texts, *map(percent, MISSED))
 
 
 def _entropy(read: Reading, texts: Texts) -> tuple[Card, ...]:
@@ -112,7 +88,7 @@ def _entropy(read: Reading, texts: Texts) -> tuple[Card, ...]:
     if e is None or not math.isfinite(e.value) or read.record.inputs.get("attention") != "softmax":
         return ()
     status: Status = "poor" if e.value < ENTROPY[0] else "fair" if e.value < ENTROPY[1] else "good"
-    return (_card("entropy", percent(e.value), e, status, texts("card_entropy"), texts, *map(percent, ENTROPY)),)
+    return (card("entropy", percent(e.value), e, status, texts("card_entropy"), texts, *map(percent, ENTROPY)),)
 
 
 def _checks(read: Reading, texts: Texts) -> Card:
@@ -126,11 +102,4 @@ def _checks(read: Reading, texts: Texts) -> Card:
     if gaps:
         said += " " + texts("card_checks_slopes", gap=number(worst, 2))
     limits = (number(AUTODIFF[0]), number(AUTODIFF[1]), str(SLOPE_TOLERANCE))
-    return _card("checks", number(e.value, 2), e, status, said, texts, *limits)
-
-
-def _card(name: str, value: str, e: Estimate, status: Status, sentence: str, texts: Texts, *limits: str) -> Card:
-    tag = e.kind if e.converged else "unconverged"
-    title, word = texts(f"card_{name}_title"), texts(f"card_{name}_{status}")
-    rule = texts(f"card_{name}_rule", **{f"limit{i}": limit for i, limit in enumerate(limits)})
-    return Card(name, title, value, tag, status, word, sentence, rule)
+    return card("checks", number(e.value, 2), e, status, said, texts, *limits)

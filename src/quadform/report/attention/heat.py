@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from ..core.record import Record
-from . import raster
-from .figure import Figure, Rows, Table, redraw
-from .numbers import number, percent, power, times
+from ...core.record import Record
+from .. import raster
+from ..figure import Figure, Rows, Table, redraw
+from ..numbers import number, percent, power, times
+from ..style import LIGHT, Style
+from ..texts import EN, Texts
 from .reading import PARTS, Reading
-from .style import LIGHT, Style
-from .texts import EN, Texts
 
 #: Pixels a side of one panel: three fit a page, one fits a phone.
 SIDE = 300

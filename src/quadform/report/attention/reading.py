@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError, UnknownName
-from ..core.record import Estimate, Record
-from ..core.space import Space
+from ...core.errors import InputError, UnknownName
+from ...core.record import Estimate, Record
+from ...core.space import Space
 
 PARTS = ("total", "outer", "functional")
 #: Attention whose mean row entropy is below this share of its maximum is called saturated (one-hot).

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..core.record import Estimate, Record
-from .numbers import number, percent
+from ...core.record import Record
+from ..card import grade
+from ..numbers import number
+from ..rows import Row, estimate, tag
+from ..texts import EN, Texts
 from .reading import Reading
 from .slopes import SLOPE_TOLERANCE, slope_gaps
-from .texts import EN, Texts
-from .verdict import AUTODIFF, Status, grade
+from .verdict import AUTODIFF
 
 #: Inputs that have a row of their own or are no setting.
 _TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device")
 #: Round-off of a symmetric eigenvalue problem, relative to the largest number in it.
 ROUND_OFF = 1e-10
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line: what, its value as text, its tag (`given` for a setting), and for a check whether it passed."""
-
-    group: str
-    label: str
-    value: str
-    tag: str = "given"
-    status: Status | None = None
-    note: str = ""
 
 
 def measured(record: Record, texts: Texts = EN) -> tuple[Row, ...]:
@@ -95,18 +83,6 @@ def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
         close = sum(gap <= SLOPE_TOLERANCE for gap in gaps.values())
         said = texts("of_slopes", close=close, all=len(gaps), worst=number(max(gaps.values()), 2))
         yield Row(group, texts("check_slopes"), said, "estimate", "good" if close == len(gaps) else "fair")
-
-
-def tag(e: Estimate) -> str:
-    return e.kind if e.converged else "unconverged"
-
-
-def estimate(name: str, e: Estimate) -> str:
-    """The value with its standard error, in the unit people read it in."""
-    if name in ("negative_share", "entropy") and math.isfinite(e.value):
-        return percent(e.value)
-    spread = f" ± {number(e.stderr, 2)}" if e.stderr else ""
-    return number(e.value, 4) + spread + (" s" if name == "seconds" else "")
 
 
 def _plain(value: Any) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..core.record import Record
-from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number, times
+from ...core.record import Record
+from ..figure import Figure, Rows, Table, decades, redraw
+from ..numbers import number, times
+from ..style import LIGHT, Style
+from ..texts import EN, Texts
 from .reading import PARTS, Reading
-from .style import LIGHT, Style
-from .texts import EN, Texts
 
 #: A fitted slope agrees with the paper's exponent when it is this close.
 SLOPE_TOLERANCE = 0.05

@@ -1,0 +1,315 @@
+"""Figures of a signal record: cosine, rank and norm per layer; entropy and sink of every head.
+
+Predicted is a line, measured are points with the error bars of the record. Colour, dash and symbol tell curves apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import InputError, UnknownName
+from ..core.record import Estimate, Record
+from .card import grade
+from .figure import Figure, Rows, Table, decades, redraw
+from .numbers import number, percent
+from .style import LIGHT, Style
+from .texts import EN, Texts
+
+#: Mean token cosine after the last block: green up to the first (the limit of the shaped activations), red above.
+COSINE = (0.9, 0.99)
+#: The panels of the figure: measure, and whether its axis is logarithmic.
+PANELS = (("cosine", False), ("participation", False), ("growth", True))
+_DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
+_SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a record: what was measured after 0, ..., depth blocks."""
+
+    record: Record
+    index: int
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return self.record.inputs["curves"][self.index]
+
+    @property
+    def label(self) -> str:
+        return str(self.about["label"])
+
+    @property
+    def depth(self) -> int:
+        return int(self.about["depth"])
+
+    def layers(self, measure: str) -> list[float]:
+        return self._list(measure)
+
+    def errors(self, measure: str) -> list[float]:
+        return self._list(f"{measure}/stderr")
+
+    def predicted(self, measure: str) -> list[float]:
+        return self._list(f"predicted/{measure}")
+
+    def _list(self, name: str) -> list[float]:
+        found = self.record.tensors.get(f"{self.index}/{name}")
+        return [] if found is None else found.double().tolist()
+
+    def heads(self, measure: str) -> list[list[float]]:
+        found = self.record.tensors.get(f"{self.index}/heads/{measure}")
+        return [] if found is None else found.double().tolist()
+
+    def scalar(self, name: str) -> Estimate | None:
+        return self.record.scalars.get(f"{self.label}/{name}")
+
+
+def curves(record: Record) -> list[Curve]:
+    """The curves of a signal record, or an error that says what it is instead."""
+    if record.kind != "signal":
+        raise UnknownName(
+            f"this figure shows records of kind 'signal'; got one of kind {record.kind!r}."
+            " Make one with `quadform signal pre-ln --out DIR`."
+        )
+    found = [Curve(record, i) for i in range(len(record.inputs.get("curves", ())))]
+    if not found or any(not c.layers("cosine") for c in found):
+        raise InputError("the record holds no measured curve. Make it again with this quadform.")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ the figure
+def through_depth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """Cosine, participation ratio and norm growth per layer: predicted as a line, measured as points."""
+    import altair as alt
+
+    found, over = curves(record), Rows()
+    panels = [_panel(over, found, measure, log, texts, style) for measure, log in PANELS]
+    row = alt.concat(*panels, columns=3, spacing=28)
+    chart = alt.vconcat(row, _key(over, found, texts, style), spacing=18)
+    chart = over.finish(chart, style, chrome=66, columns=3, narrow=760)
+    columns = ("col_curve", "col_layer", *(f"signal_{m}" for m in ("cosine", "participation", "growth", "gradient")))
+    names = [texts(columns[0]), texts(columns[1])]
+    for key in columns[2:]:
+        names += [texts(key), texts("col_stderr")] + ([texts("col_predicted")] if key != "signal_gradient" else [])
+    return Figure(
+        name="signal",
+        title=texts("signal_title"),
+        chart=chart,
+        headline=headline(found, texts),
+        reading=texts("signal_reading"),
+        not_meaning=texts("signal_not"),
+        table=Table(tuple(names), tuple(_table_rows(found))),
+        python=redraw("through_depth"),
+        texts=texts,
+        tags=("estimate",),
+        caption=" ".join(_caption(found, texts)),
+    )
+
+
+def look_of(i: int, style: Style) -> dict[str, Any]:
+    hues = (style.query, style.key, style.value, style.out, style.mlp, style.ink)
+    return {"colour": hues[i % len(hues)], "dash": str(i % len(_DASHES)), "shape": _SHAPES[i % len(_SHAPES)]}
+
+
+def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts, style: Style) -> Any:
+    import altair as alt
+
+    points, lines = [], []
+    for i, curve in enumerate(found):
+        look, told = look_of(i, style), {texts("col_curve"): curve.label}
+        pairs = zip(curve.layers(measure), curve.errors(measure), strict=True)
+        for l, (y, s) in enumerate(pairs):
+            if math.isfinite(y) and (y > 0 or not log):
+                s = s if math.isfinite(s) else 0.0
+                low = max(y - s, y / 10) if log else y - s
+                said = {texts(f"signal_{measure}"): number(y) + (f" ± {number(s, 2)}" if s else "")}
+                points.append({"x": l, "y": y, "low": low, "high": y + s, **look, **told, **said})
+        lines += [
+            {"x": l, "y": y, "curve": i, **look} for l, y in enumerate(curve.predicted(measure)) if y > 0 or not log
+        ]
+    deepest = max(c.depth for c in found)
+    step = max(1, -(-deepest // 6))
+    x = alt.X(
+        "x:Q",
+        scale=alt.Scale(domain=[0, deepest], nice=False, padding=6),
+        axis=alt.Axis(title=texts("col_layer"), grid=False, values=list(range(0, deepest + 1, step)), format="d"),
+    )
+    scale, axis = _y_scale(measure, log, [p["y"] for p in points + lines])
+    y = alt.Y("y:Q", scale=scale, axis=alt.Axis(title=None, **axis))
+    colour = alt.Color("colour:N", scale=None)
+    dashes = alt.Scale(domain=[str(i) for i in range(len(_DASHES))], range=list(_DASHES))
+    data, tips = over(points), [texts("col_curve"), texts(f"signal_{measure}")]
+    layers = [
+        over(lines).mark_line(strokeWidth=1.8, opacity=0.85, clip=True).encode(
+            x=x, y=y, color=colour, detail="curve:N", strokeDash=alt.StrokeDash("dash:N", scale=dashes, legend=None)
+        ),
+        data.mark_rule(strokeWidth=1.4, clip=True).encode(
+            x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour
+        ),
+        data.mark_point(filled=True, size=30, opacity=1, clip=True).encode(
+            x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None),
+            tooltip=[alt.Tooltip("x:Q", title=texts("col_layer")), *(alt.Tooltip(f"{t}:N") for t in tips)],
+        ),
+    ]  # fmt: skip
+    if measure == "cosine":
+        limit = over([{"y": COSINE[0]}]).mark_rule(strokeDash=[2, 4], strokeWidth=1, color=style.muted)
+        layers.insert(0, limit.encode(y=y))
+    title = alt.TitleParams(texts(f"signal_{measure}_title"), fontSize=12, fontWeight="normal")
+    return alt.layer(*layers).properties(name=f"fluid_{measure}", width=230, height=250, title=title)
+
+
+def _y_scale(measure: str, log: bool, values: list[float]) -> tuple[Any, dict[str, Any]]:
+    import altair as alt
+
+    if measure == "cosine":
+        low = min(0.0, math.floor(10 * min(values, default=0.0)) / 10)
+        return alt.Scale(domain=[low, 1.0], nice=False), {"tickCount": 5, "format": ".1f"}
+    if not log:
+        return alt.Scale(domain=[0, 1.08 * max(values, default=1.0)], nice=False), {"tickCount": 5}
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    if high / low < 30:
+        return alt.Scale(type="log", domain=[low / 1.3, high * 1.3], nice=False), {"tickCount": 4, "format": "~g"}
+    domain = [10.0 ** math.floor(math.log10(low)), 10.0 ** math.ceil(math.log10(high))]
+    return alt.Scale(type="log", domain=domain, nice=False), decades(*domain)
+
+
+def _key(over: Rows, found: list[Curve], texts: Texts, style: Style) -> Any:
+    """Which line and symbol belongs to which curve; in two columns from the fifth on."""
+    import altair as alt
+
+    half = -(-len(found) // 2) if len(found) > 4 else len(found)
+    rows = []
+    for i, curve in enumerate(found):
+        at = 380 * (i // half)
+        rows.append(
+            {
+                "row": i % half,
+                "a": at,
+                "b": at + 30,
+                "m": at + 15,
+                "t": at + 38,
+                "text": curve.label,
+                **look_of(i, style),
+            }
+        )
+    key = over(rows).encode(y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[half - 0.5, -0.5], nice=False)))
+    at_x = alt.Scale(domain=[0, 760], nice=False, zero=False)
+    dashes = alt.Scale(domain=[str(i) for i in range(len(_DASHES))], range=list(_DASHES))
+    colour, shown = alt.Color("colour:N", scale=None), alt.X("a:Q", axis=None, scale=at_x)
+    predicted = any(c.predicted("cosine") for c in found)
+    said = texts("signal_key" if predicted else "signal_key_points")
+    return alt.layer(
+        key.mark_rule(strokeWidth=1.8 if predicted else 0).encode(
+            x=shown, x2="b:Q", color=colour, strokeDash=alt.StrokeDash("dash:N", scale=dashes, legend=None)
+        ),
+        key.mark_point(filled=True, size=36, opacity=1).encode(
+            x=alt.X("m:Q", scale=at_x), color=colour, shape=alt.Shape("shape:N", scale=None)
+        ),
+        key.mark_text(align="left").encode(x=alt.X("t:Q", scale=at_x), text="text:N"),
+    ).properties(width=760, height=20 * half, title=alt.TitleParams(said, fontSize=12, fontWeight="normal"))
+
+
+def headline(found: list[Curve], texts: Texts) -> str:
+    worst = max(found, key=lambda c: c.layers("cosine")[-1])
+    last = worst.layers("cosine")[-1]
+    key = {"good": "signal_head_alive", "fair": "signal_head_near", "poor": "signal_head_collapsed"}[
+        grade(last, COSINE)
+    ]
+    if grade(last, COSINE) == "poor":
+        at = next(l for l, c in enumerate(worst.layers("cosine")) if c > COSINE[1])
+        return texts(key, label=worst.label, cosine=number(last, 4), layer=at)
+    return texts(key, label=worst.label, cosine=number(last), limit=number(COSINE[0]))
+
+
+def _caption(found: list[Curve], texts: Texts) -> Iterator[str]:
+    units = {str(c.about["unit"]) for c in found}
+    yield texts("signal_bars_networks" if units == {"networks"} else "signal_bars_sequences")
+    if any(c.predicted("cosine") for c in found):
+        yield texts("signal_line")
+        if any(c.predicted("cosine") and not c.about["fresh"] for c in found):
+            yield texts("signal_line_start")
+    yield texts("signal_limit", limit=number(COSINE[0]))
+
+
+def _table_rows(found: list[Curve]) -> Iterator[tuple[Any, ...]]:
+    for curve in found:
+        for l in range(curve.depth + 1):
+            cells: list[Any] = [curve.label, l]
+            for measure in ("cosine", "participation", "growth", "gradient"):
+                values, errors = curve.layers(measure), curve.errors(measure)
+                cells += [_finite(values[l]), _finite(errors[l])] if values else [None, None]
+                if measure != "gradient":
+                    line = curve.predicted(measure)
+                    cells.append(_finite(line[l]) if line else None)
+            yield tuple(cells)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# ------------------------------------------------------------------------------------------------ heads
+def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """Entropy of every head over its maximum, and the weight on the first key, one point a head, per block."""
+    import altair as alt
+
+    found, over = [c for c in curves(record) if any(c.heads("sink"))], Rows()
+    panels, rows = [], []
+    for measure in ("entropy_share", "sink"):
+        points = []
+        for i, curve in enumerate(found):
+            for l, row in enumerate(curve.heads(measure), start=1):
+                for h, value in enumerate(row):
+                    if math.isfinite(value):
+                        points.append({"x": l, "y": value, "head": h, "curve": curve.label, **look_of(i, style)})
+        deepest = max(c.depth for c in found)
+        axis = alt.Axis(
+            title=texts("col_block_number"), grid=False, values=list(range(1, deepest + 1, max(1, deepest // 8)))
+        )
+        view = over(points).mark_point(filled=True, size=22, opacity=0.7).encode(
+            x=alt.X("x:Q", scale=alt.Scale(domain=[0.5, deepest + 0.5], nice=False), axis=axis),
+            y=alt.Y("y:Q", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(title=None, tickCount=5, format=".1f")),
+            color=alt.Color("colour:N", scale=None), shape=alt.Shape("shape:N", scale=None),
+            tooltip=[alt.Tooltip("curve:N", title=texts("col_curve")), alt.Tooltip("y:Q", format=".3f"),
+                     alt.Tooltip("x:Q", title=texts("col_block_number")),
+                     alt.Tooltip("head:Q", title=texts("col_head"))],
+        )  # fmt: skip
+        title = alt.TitleParams(texts(f"signal_{measure}_title"), fontSize=12, fontWeight="normal")
+        panels.append(view.properties(name=f"fluid_{measure}", width=340, height=220, title=title))
+    row = alt.concat(*panels, columns=2, spacing=28)
+    chart = alt.vconcat(row, _key(over, found, texts, style), spacing=18)
+    for curve in found:
+        for l, (shares, sinks) in enumerate(
+            zip(curve.heads("entropy_share"), curve.heads("sink"), strict=True), start=1
+        ):
+            rows += [
+                (curve.label, l, h, _finite(a), _finite(b)) for h, (a, b) in enumerate(zip(shares, sinks, strict=True))
+            ]
+    keys = ("col_curve", "col_block_number", "col_head", "signal_entropy_share", "signal_sink")
+    low, where = _extreme(found, "entropy_share", min)
+    high, sink_at = _extreme(found, "sink", max)
+    return Figure(
+        name="heads",
+        title=texts("heads_title"),
+        chart=over.finish(chart, style, chrome=66, columns=2, narrow=760),
+        headline=texts("heads_head", share=percent(low), at=where, sink=percent(high), sink_at=sink_at),
+        reading=texts("heads_reading"),
+        not_meaning=texts("heads_not"),
+        table=Table(tuple(texts(k) for k in keys), tuple(rows)),
+        python=redraw("heads"),
+        texts=texts,
+        tags=("estimate",),
+    )
+
+
+def _extreme(found: list[Curve], measure: str, pick: Any) -> tuple[float, str]:
+    every = [
+        (value, f"{c.label} {l}.{h}")
+        for c in found
+        for l, row in enumerate(c.heads(measure), start=1)
+        for h, value in enumerate(row)
+        if math.isfinite(value)
+    ]
+    return pick(every, key=lambda pair: pair[0])
