@@ -14,7 +14,7 @@ from quadform.core.errors import InputError, UnknownName
 from quadform.core.operator import Dense
 from quadform.core.space import Space
 from quadform.testing import check_operator
-from quadform.theory import AttentionLayer
+from quadform.theory import AttentionLayer, writing
 from quadform.theory.layer import PARTS, autodiff_hessian
 
 NAMES = ("W_Q", "W_K", "W_V")
@@ -81,6 +81,19 @@ def test_both_parts_equal_automatic_differentiation(problem: dict) -> None:
     layer = AttentionLayer(**problem)
     for part in PARTS:
         layer.check(part, tolerance=1e-12)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_large_blocks_equal_automatic_differentiation(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks written as large ones are: in steps, and by the symmetry of (Q, Q) and (K, K)."""
+    monkeypatch.setattr(writing, "_LARGE", 0)
+    monkeypatch.setattr(writing, "_SCRATCH", 1 << 12)
+    g = torch.Generator().manual_seed(5)
+    W = [weight(g, 6, 4), weight(g, 6, 4), weight(g, 6, 5)]
+    layer = AttentionLayer(randn(g, 2, 5, 6), *W, randn(g, 2, 5, 5), mask="causal")
+    layer.check(part, tolerance=1e-12)
+    H = layer.matrix(part)
+    assert torch.allclose(H, H.T, rtol=0, atol=1e-14)
 
 
 @given(st.tuples(sizes, st.integers(1, 3), st.integers(1, 3), st.integers(1, 3)), seeds)
@@ -250,6 +263,7 @@ def test_labels_and_prefixes_name_blocks() -> None:
         ({"loss": "hinge"}, "is not one of 'mse', 'cross-entropy'"),
         ({"loss": "cross-entropy", "Y": torch.tensor([0, 1, 2])}, "must lie in 0..1"),
         ({"context": torch.zeros(2, 3, 2)}, "one context per sequence"),
+        ({"Y": None, "loss": (torch.ones(3, 2), torch.ones(3, 2, 2).triu())}, "Hl is not symmetric"),
     ],
 )
 def test_bad_input_says_what_to_do(change: dict, text: str) -> None:

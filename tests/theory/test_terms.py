@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import randn, seeds
 from torch import Tensor
 
 from quadform.theory import Term
-from quadform.theory import terms as room
-from quadform.theory.terms import attribution, block, squared_norm
+from quadform.theory import writing as room
+from quadform.theory.terms import attribution, squared_norm
+from quadform.theory.writing import block
 
 ROWS, COLS = (3, 4), (2, 5)
 
@@ -108,16 +109,32 @@ def test_diagonal_and_trace(rows_first: bool) -> None:
         assert torch.allclose(term.trace(), dense.trace(), atol=1e-12)
 
 
+@pytest.fixture
+def little_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block counts as large, and a scratch holds two of its first row indices at most."""
+    monkeypatch.setattr(room, "_LARGE", 0)
+    monkeypatch.setattr(room, "_SCRATCH", 2 * 8 * ROWS[1] * COLS[0] * COLS[1])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(term_lists())
-def test_large_blocks_are_written_slab_by_slab(terms: list[Term]) -> None:
-    """The same block and mirror by slabs, also into columns that are not in one run (a head of a wider weight)."""
+def test_large_blocks_in_several_steps(little_scratch: None, terms: list[Term]) -> None:
+    """The same block and mirror by steps, also into columns that are not in one run (a head of a wider weight)."""
     want = torch.stack([written_out(t) for t in terms]).sum(0)
     wide = torch.full((*ROWS, COLS[0], 2 * COLS[1]), torch.nan).double()
     out, mirror = wide[..., : COLS[1]], torch.full((*COLS, *ROWS), torch.nan).double()
-    before, room._SLABS_FROM = room._SLABS_FROM, 0
-    try:
-        block(terms, out, mirror)
-    finally:
-        room._SLABS_FROM = before
+    block(terms, out, mirror)
     assert torch.allclose(out, want, atol=1e-12)
     assert torch.equal(mirror, out.permute(2, 3, 0, 1))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seeds, st.integers(1, 5), st.integers(1, 4), st.booleans(), st.booleans())
+def test_symmetric_terms(little_scratch: None, seed: int, p: int, e: int, first: bool, turned: bool) -> None:
+    """r = c and symmetric small matrices: the block from the products with i <= j alone."""
+    g = torch.Generator().manual_seed(seed)
+    r, E = randn(g, 3, p), randn(g, 3, e, e)
+    term = Term(r, r, E + E.mT, first, first, symmetric=True)
+    out = torch.full((p, e, p, e) if first else (e, p, e, p), torch.nan).double()
+    block([term.T if turned else term], out)
+    assert torch.allclose(out, written_out(term), atol=1e-12)

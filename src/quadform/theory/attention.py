@@ -28,7 +28,7 @@ from .head import Factor, Head, as_batch, score_bias
 from .layer import Part, TokenLayer
 from .loss import OutputLoss, output_loss
 from .moments import Moments, attention_moments
-from .terms import Term
+from .terms import Term, is_identity
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -66,6 +66,7 @@ class AttentionLayer(TokenLayer):
         self.head = Head(X, Z, W_Q, W_K, W_V, score_bias(mask, X, Z), temperature=self.temperature)
         self.output: OutputLoss = output_loss(loss, self.head.F, Y)
         self.head.see(self.output.g)
+        self._curvatures: dict[Part, tuple[Tensor, Tensor]] = {}
 
     # --- what the layer computes ------------------------------------------------------------------------------------
     @property
@@ -106,12 +107,28 @@ class AttentionLayer(TokenLayer):
 
     # --- Theorems 3.1 and 3.2 ---------------------------------------------------------------------------------------
     def terms(self, part: Part, a: str, b: str) -> list[Term]:
-        out = []
-        if part != "functional":
-            out.append(outer_term(self.head.factor(a), self.head.factor(b), self.output))
-        if part != "outer":
-            out += self.head.functional_terms(a, b)
-        return out
+        h, x, q = self.head, self.head.x, self.head.q
+        if a == "W_V":
+            outer = [] if part == "functional" else [outer_term(h.factor(a), h.factor(b), self.output)]
+            return outer if part == "outer" else outer + h.functional_terms(a, b)
+        S, SK = self._score_curvature(part)
+        if b == "W_K":
+            return [Term(q, q, S, False, False, h.span_z, h.span_z, symmetric=True)]
+        if a == "W_Q":
+            return [Term(x, x, h.W_K.T @ SK, True, True, h.span_k, h.span_k, symmetric=True)]
+        through_scores = Term(q, x, SK, False, True, h.span_z, h.span_k)
+        return [through_scores] if part == "outer" else [through_scores, h.t_functional()]
+
+    def _score_curvature(self, part: Part) -> tuple[Tensor, Tensor]:
+        """S_n = B^T (d2l/dF2) B + sc^2 N (or one of the two), `(N, d_Z, d_Z)`, and S_n W_K. The blocks of W_Q and W_K
+        need no more, since the scores see these weights through `x^T W_Q W_K^T z` alone."""
+        if part not in self._curvatures:
+            h = self.head
+            S = h.sc**2 * h.N if part == "functional" else h.B.mT @ self.output.hessian_times(h.B)
+            if part == "total":
+                S.add_(h.N, alpha=h.sc**2)
+            self._curvatures[part] = S, S @ h.W_K
+        return self._curvatures[part]
 
     def products(self, V: Vector, part: Part) -> dict[str, Tensor]:
         return self.head.products(V, part, self.output)
@@ -135,4 +152,5 @@ def outer_term(a: Factor, b: Factor, output: OutputLoss) -> Term:
         rows is None and shared is not None and a.R.shape[0] == 1
     ):  # Hl is c I: the rows of R_b's columns keep their space
         rows = b.image
-    return Term(a.l, b.l, a.R.transpose(1, 2) @ HlR, a.vector_first, b.vector_first, rows, b.span)
+    E = HlR if is_identity(a.R) else a.R.mT @ HlR
+    return Term(a.l, b.l, E, a.vector_first, b.vector_first, rows, b.span, symmetric=a is b)

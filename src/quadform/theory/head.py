@@ -29,6 +29,8 @@ def as_batch(name: str, X: Tensor) -> Tensor:
 
 def finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity with the place of the first one."""
+    if math.isfinite(float(tensor.sum())):
+        return  # the quick way; a sum may overflow where no entry does
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):
         where = tuple(int(i) for i in bad.nonzero()[0])
@@ -208,18 +210,21 @@ class Head:
         """H_f(a, b) = <g, d2F>, a not before b in the order W_Q, W_K, W_V. Source: [ODS25, Thm 3.2]."""
         x, q, g, k, z = self.x, self.q, self.g, self.span_k, self.span_z
         if (a, b) == ("W_Q", "W_Q"):
-            return [Term(x, x, self.W_K.T @ self.NK, True, True, k, k)]
+            return [Term(x, x, self.W_K.T @ self.NK, True, True, k, k, symmetric=True)]
         if (a, b) == ("W_K", "W_Q"):
-            eye = torch.eye(self.W_K.shape[1], dtype=g.dtype, device=g.device)
-            t_functional = Term(self.u, x, eye[None])
-            return [Term(q, x, self.NK, False, True, z, k), t_functional]
+            return [Term(q, x, self.NK, False, True, z, k), self.t_functional()]
         if (a, b) == ("W_K", "W_K"):
-            return [Term(q, q, self.sc**2 * self.N, False, False, z, z)]
+            return [Term(q, q, self.sc**2 * self.N, False, False, z, z, symmetric=True)]
         if (a, b) == ("W_V", "W_Q"):
             return [Term(g, x, self.M2K, False, True, z, k)]
         if (a, b) == ("W_V", "W_K"):
             return [Term(g, q, self.sc * self.M2, False, False, z, z)]
         return []
+
+    def t_functional(self) -> Term:
+        """delta_vw G[a, s] in the block (W_K, W_Q): the curvature of the product W_Q W_K^T itself."""
+        eye = torch.eye(self.W_K.shape[1], dtype=self.g.dtype, device=self.g.device)
+        return Term(self.u, self.x, eye[None])
 
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW_Q, dL/dW_K, dL/dW_V."""

@@ -22,7 +22,8 @@ from ..core.operator import Block, Operator
 from ..core.record import Estimate
 from ..core.space import Space, Vector, paper_name
 from .loss import OutputLoss
-from .terms import Term, attribution, block, squared_norm
+from .terms import Term, attribution, squared_norm
+from .writing import block
 
 Part = Literal["total", "outer", "functional"]
 PARTS: tuple[Part, ...] = ("total", "outer", "functional")

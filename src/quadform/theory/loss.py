@@ -156,7 +156,12 @@ def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tens
             raise InputError(
                 f"Hl has shape {tuple(Hl.shape)}; it needs one {d_V} x {d_V} matrix for each of {N} tokens."
             )
-        return TokenWise(None, g, Hl.reshape(N, d_V, d_V))
+        Hl = Hl.reshape(N, d_V, d_V)
+        if (skew := float((Hl - Hl.mT).abs().max())) > torch.finfo(Hl.dtype).eps ** 0.5 * float(Hl.abs().max()):
+            raise InputError(
+                f"Hl is not symmetric: entries across its diagonal differ by {skew:.1e}; d2l/dF2 always is."
+            )
+        return TokenWise(None, g, Hl)
     if Y is None:
         raise InputError(f"the loss {loss!r} needs targets Y; or give the loss as (g, Hl).")
     if loss == "mse":

@@ -90,7 +90,9 @@ class MergedLayer(TokenLayer):
 
     def terms(self, part: Part, a: str, b: str) -> list[Term]:
         a, b = _INNER[a], _INNER[b]
-        out = [] if part == "functional" else [outer_term(self.head.factor(a), self.head.factor(b), self.output)]
+        own = self.head.factor(a)
+        other = own if a == b else self.head.factor(b)
+        out = [] if part == "functional" else [outer_term(own, other, self.output)]
         return out if part == "outer" else out + self.head.functional_terms(a, b)
 
     def products(self, V: Vector, part: Part) -> dict[str, Tensor]:

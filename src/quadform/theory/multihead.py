@@ -116,7 +116,8 @@ class MultiHeadAttentionLayer(TokenLayer):
     def terms(self, part: Part, a: str, b: str) -> list[Term]:
         out = []
         if part != "functional":
-            out.append(outer_term(self.factor(a), self.factor(b), self.output))
+            own = self.factor(a)
+            out.append(outer_term(own, own if a == b else self.factor(b), self.output))
         (name_a, h_a), (name_b, h_b) = self._split(a), self._split(b)
         if part == "outer" or h_a != h_b:
             return out

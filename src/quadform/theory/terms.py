@@ -19,10 +19,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-#: Bytes of a block computed at a time, so that they are still in the cache when they are copied to their place.
-_CACHE_BYTES = 1 << 23
-#: Bytes of a block from which it is written slab by slab.
-_SLABS_FROM = 1 << 22
 #: Bytes a temporary may take inside a Gram sum before it is cut into chunks of tokens.
 _CHUNK_BYTES = 1 << 26
 
@@ -40,6 +36,8 @@ class Term:
     #: equal runs of tokens (the keys of a short sequence); None where the whole space is needed.
     rows_span: Tensor | None = None
     cols_span: Tensor | None = None
+    #: Whether r is c and every E_n is symmetric.
+    symmetric: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,11 +57,12 @@ class Term:
             self.rows_vector_first,
             self.cols_span,
             self.rows_span,
+            self.symmetric,
         )
 
     def __add__(self, other: Term) -> Term:
         """The sum of two terms over the same vectors: their small matrices add."""
-        return replace(self, E=self.E + other.E)
+        return replace(self, E=self.E + other.E, symmetric=self.symmetric and other.symmetric)
 
     def aligned(self, other: Term) -> bool:
         """Whether the two terms have the very same vectors in the same places, so that `+` applies."""
@@ -74,47 +73,7 @@ class Term:
             and self.cols_vector_first == other.cols_vector_first
         )
 
-    # --- the block --------------------------------------------------------------------------------------------------
-    def _places(self, out: Tensor, mirror: Tensor | None) -> list[Tensor]:
-        """(p, e, q, f) views of the block and, where wanted, of its transpose (which has columns first)."""
-        order = ((0, 1) if self.rows_vector_first else (1, 0)) + ((2, 3) if self.cols_vector_first else (3, 2))
-        both = [out] if mirror is None else [out, mirror.permute(2, 3, 0, 1)]
-        return [place.permute(order) for place in both]
-
-    def write(self, out: Tensor, mirror: Tensor | None, *, add: bool) -> None:
-        """Write the block into `out` and its transpose into `mirror`; or add when `add`. Both have four axes: the two
-        of the row weight and the two of the column weight, with any strides; `mirror` has the columns first."""
-        if self.shared:
-            self._write_shared(out, mirror, add=add)
-            return
-        N, p = self.r.shape
-        q, e, f = self.c.shape[1], self.E.shape[1], self.E.shape[2]
-        E = self.E.reshape(N, e * f)
-        step = max(1, min(p, _CACHE_BYTES // (q * e * f * E.element_size())))
-        places = self._places(out, mirror)
-        for start in range(0, p, step):
-            at = slice(start, min(start + step, p))
-            rc = (self.r[:, at, None] * self.c[:, None, :]).flatten(1)
-            if self.cols_vector_first:  # the last axis of the product is that of `out`: the copy runs along memory
-                value = (rc.T @ E).view(-1, q, e, f).permute(0, 2, 1, 3)
-            else:
-                value = (E.T @ rc).view(e, f, -1, q).permute(2, 0, 3, 1)
-            for place in places:
-                place[at].add_(value) if add else place[at].copy_(value)
-
-    def _write_shared(self, out: Tensor, mirror: Tensor | None, *, add: bool) -> None:
-        """`(sum_n r_n c_n^T) kron E`; a diagonal E touches the diagonal alone."""
-        small = self.r.T @ self.c
-        diagonal = self.E[0].diagonal()
-        sparse = torch.equal(self.E[0], torch.diag_embed(diagonal))
-        for place in self._places(out, mirror):
-            if not add:
-                place.zero_()
-            if sparse:
-                place.diagonal(dim1=1, dim2=3).add_(small[:, :, None] * diagonal)
-            else:
-                place.add_(small[:, None, :, None] * self.E[0][None, :, None, :])
-
+    # --- scalars ----------------------------------------------------------------------------------------------------
     def diagonal(self) -> Tensor:
         """The diagonal of a square block, `(rows,)`."""
         along = self.r * self.c  # (N, p)
@@ -132,7 +91,7 @@ class Term:
         if not self.shared or self.r.shape[0] <= min(self.r.shape[1], self.c.shape[1]):
             return self
         U, s, Vh = torch.linalg.svd(self.r.T @ self.c, full_matrices=False)
-        return replace(self, r=(U * s).T.contiguous(), c=Vh.contiguous())
+        return replace(self, r=(U * s).T.contiguous(), c=Vh.contiguous(), symmetric=False)
 
     def inner(self, other: Term) -> Tensor:
         """`<self_n, other>` for every token n of self, `(N,)`: Frobenius inner products without the block."""
@@ -222,6 +181,11 @@ class _Cores:
         return total.flatten()
 
 
+def is_identity(E: Tensor) -> bool:
+    """Whether the shared matrix `(1, e, f)` is the identity."""
+    return E.shape[0] == 1 and torch.equal(E[0], torch.eye(*E.shape[1:], dtype=E.dtype, device=E.device))
+
+
 def merged(terms: Sequence[Term]) -> list[Term]:
     """The same sum with terms over the same vectors added up."""
     out: list[Term] = []
@@ -232,82 +196,6 @@ def merged(terms: Sequence[Term]) -> list[Term]:
         else:
             out[partner] = out[partner] + term
     return out
-
-
-def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> None:
-    """Write the sum of the terms into `out`, and its transpose into `mirror`; an empty sum is 0. See `Term.write`."""
-    if not terms:
-        out.zero_()
-        if mirror is not None:
-            mirror.zero_()
-    terms = merged(terms)
-    plain = [t for t in terms if not t.shared]
-    large = len(plain) > 0 and out.numel() * out.element_size() >= _SLABS_FROM
-    if large and _same_rows(plain):
-        _write_slabs(plain, out, mirror)
-    elif large and mirror is not None and _same_rows([t.T for t in plain]):
-        _write_slabs([t.T for t in plain], mirror, out)
-    elif len(plain) == 2 and _same_columns(*plain):
-        _write_pair(plain[0], plain[1], out, mirror)
-    else:
-        for i, term in enumerate(plain):
-            term.write(out, mirror, add=i > 0)
-    for i, term in enumerate(t for t in terms if t.shared):
-        term.write(out, mirror, add=i > 0 or len(plain) > 0)
-
-
-def _same_rows(terms: Sequence[Term]) -> bool:
-    """Whether all terms have the same row vector in the same place."""
-    return all(t.r is terms[0].r and t.rows_vector_first == terms[0].rows_vector_first for t in terms)
-
-
-def _write_slabs(terms: Sequence[Term], out: Tensor, mirror: Tensor | None) -> None:
-    """The sum of terms over the same row vector r, straight into place: for each row index k of the small matrices, the
-    rows `(., k)` of the block are one product `r^T R_k` with `R_k[n, :] = sum of c_n (x) E_n[k, :]`."""
-    r, first, count = terms[0].r, terms[0].rows_vector_first, terms[0].E.shape[1]
-    together = 8 if first else 1  # slabs copied to the mirror at a time: 8 neighbours fill a cache line
-    cols = out.shape[2:]
-    R = torch.empty((r.shape[0], *cols), dtype=r.dtype, device=r.device)
-    for k in range(count):
-        for i, t in enumerate(terms):
-            left, right = (
-                (t.c[:, :, None], t.E[:, k, None, :]) if t.cols_vector_first else (t.E[:, k, :, None], t.c[:, None])
-            )
-            R.addcmul_(left, right) if i else torch.mul(left, right, out=R)
-        slab = out[:, k] if first else out[k]  # (p, *cols)
-        if slab.stride(1) == cols[1] * slab.stride(2):
-            torch.mm(r.T, R.flatten(1), out=slab.flatten(1))
-        else:  # a head inside a wider weight: columns are not in one run
-            slab.copy_((r.T @ R.flatten(1)).view_as(slab))
-        if mirror is not None and ((k + 1) % together == 0 or k + 1 == count):
-            at = slice(k - k % together, k + 1)
-            if first:
-                mirror[..., at].copy_(out[:, at].permute(2, 3, 0, 1))
-            else:
-                mirror[:, :, at].copy_(out[at].permute(2, 3, 0, 1))
-
-
-def _same_columns(a: Term, b: Term) -> bool:
-    """Whether two terms differ only in which of their row indices belongs to the vector (columns vector first: the
-    other order makes a skinny product, slower than two)."""
-    both = a.cols_vector_first and b.cols_vector_first
-    return both and a.c is b.c and a.rows_vector_first != b.rows_vector_first
-
-
-def _write_pair(a: Term, b: Term, out: Tensor, mirror: Tensor | None) -> None:
-    """The sum of two terms over the same column vector by one matrix product:
-    `block[(i, k), .] = sum_n (a.r_n[i] a.E_n[k, :] + b.E_n[i, :] b.r_n[k]) c_n`, with a the vector-first one."""
-    a, b = (a, b) if a.rows_vector_first else (b, a)
-    N, p = a.r.shape
-    q, e, f = a.c.shape[1], a.E.shape[1], a.E.shape[2]
-    step = max(1, min(p, _CACHE_BYTES // (32 * max(q, N) * e * f * a.E.element_size())))
-    places = a._places(out, mirror)
-    for start in range(0, p, step):
-        at = slice(start, min(start + step, p))
-        E = torch.addcmul(a.r[:, at, None, None] * a.E[:, None], b.E[:, at, None, :], b.r[:, None, :, None]).flatten(1)
-        value = (a.c.T @ E).view(q, -1, e, f).permute(1, 2, 0, 3)
-        for place in places:
-            place[at].copy_(value)
 
 
 def attribution(terms: Sequence[Term]) -> Tensor:
