@@ -6,14 +6,14 @@ import json
 import sys
 from pathlib import Path
 
-from ..core.record import Record
+from ..core.record import JSON_NAME, Record
 from .catalog import CATALOG, RECORDS, VERDICTS, committed, experiment
 from .gallery import write_gallery
 
 
 def keep(runs: str, names: list[str]) -> None:
     """Take finished records from a folder of `quadform reproduce` into the package."""
-    for name in names or [n for n in CATALOG if (Path(runs) / n).is_dir()]:
+    for name in names or [n for n in CATALOG if (Path(runs) / n / JSON_NAME).exists()]:
         Record.load(Path(runs) / name).save(RECORDS / name)
         print(RECORDS / name)
 

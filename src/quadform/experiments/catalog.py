@@ -20,6 +20,13 @@ CATALOG: dict[str, str] = {
     "growth-depth": ".growth_depth",
     "growth-norm": ".growth_norm",
     "growth-linear": ".growth_linear",
+    "dependence": ".dependence",
+    "temperature": ".temperature",
+    "components": ".components",
+    "scalar-spectra": ".scalar_spectra",
+    "scalar-sinks": ".scalar_sinks",
+    "rank-collapse": ".rank_collapse",
+    "signal-preserving": ".signal_preserving",
 }
 
 HERE = Path(__file__).parent

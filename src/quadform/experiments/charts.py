@@ -106,9 +106,15 @@ def bar_panel(
 
 
 def cell_panel(
-    over: Rows, matrix: Sequence[Sequence[float]], *, title: str, legend: str, size: int = 230, scheme: str = "viridis",
+    over: Rows,
+    matrix: Sequence[Sequence[float]],
+    *,
+    title: str,
+    legend: str,
+    size: int = 230,
+    scheme: str = "viridis",
     domain: list[float] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """A matrix as coloured cells; entries that are not finite stay blank."""
     import altair as alt
 
@@ -128,6 +134,34 @@ def cell_panel(
         )
         .properties(title=title, width=size, height=size)
     )
+
+
+def number_panel(
+    over: Rows, rows: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], float], *, title: str = ""
+) -> Any:
+    """A table of numbers as a picture: darker is larger, a dot where there is no number."""
+    import altair as alt
+
+    data = [
+        {"row": r, "column": c, "v": cells.get((r, c)), "text": _short(cells.get((r, c)))}
+        for r in rows
+        for c in columns
+    ]
+    X = alt.X("column:N", sort=list(columns), axis=alt.Axis(title=None, orient="top", labelAngle=0, domain=False))
+    Y = alt.Y("row:N", sort=list(rows), axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=220))
+    shade = alt.Color("v:Q", scale=alt.Scale(scheme="purples", domainMin=-1, domainMax=9), legend=None)
+    base = over(data)
+    layers = (
+        base.mark_rect(stroke=LIGHT.paper).encode(x=X, y=Y, color=shade),
+        base.mark_text().encode(x=X, y=Y, text="text:N"),
+    )
+    return alt.layer(*layers).properties(title=title, width=alt.Step(58), height=alt.Step(24))
+
+
+def _short(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "·"
+    return f"{value + 0.0:.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.005 else "0"
 
 
 def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "independent") -> Any:

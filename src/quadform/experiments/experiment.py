@@ -67,7 +67,9 @@ class Experiment:
         inputs = self.inputs(preset, config)
         made = Provenance.collect(seed=config.seed, dtype=torch.float64)
         units = Units(work, inputs, self.id, progress, until)
+        began = time.process_time()
         scalars, tensors = self.run(config, units)
+        units.seconds += max(0.0, time.process_time() - began - units.seconds)  # parts, and what lies between them
         scalars["cpu_seconds"] = Estimate(units.seconds, note="processor time of the parts run in this process")
         return Record(kind="experiment", inputs=inputs, scalars=scalars, tensors=tensors, made=made)
 

@@ -99,18 +99,42 @@ CLAIMS = (
     near("H_o of the query-key block grows as X^6", "slope/outer/W_K,W_Q/small", 6, 0.15, "[ODS25, Thm 3.1]"),
     near("H_o of the value-query block grows as X^4", "slope/outer/W_V,W_Q/small", 4, 0.15, "[ODS25, Thm 3.1]"),
     near("H_f of the value-query block grows as X^3", "slope/functional/W_V,W_Q/small", 3, 0.15, "[ODS25, Thm 3.2]"),
-    near("H_f of the query-key block grows as X^3: the T-functional term", "slope/functional/W_K,W_Q/small", 3, 0.15,
-         "[ODS25, Thm 3.2]"),
+    near(
+        "H_f of the query-key block grows as X^3: the T-functional term",
+        "slope/functional/W_K,W_Q/small",
+        3,
+        0.15,
+        "[ODS25, Thm 3.2]",
+    ),
     at_most("H_f of the value block is exactly 0", "functional_value_norm", 0.0, "[ODS25, Thm 3.2]"),
     near("H_o of the query block between 0.1 and 1", "slope/outer/W_Q,W_Q/middle", 6.05, 0.25, _ODS, why=_STORED),
     near("H_f of the query block between 0.1 and 1", "slope/functional/W_Q,W_Q/middle", 5.03, 0.25, _ODS, why=_STORED),
-    near("beyond 1 the softmax saturates: H_o of the query block", "slope/outer/W_Q,W_Q/large", 4.08, 0.5, _ODS,
-         presets=("cpu", "paper"), why=_STORED),
-    near("beyond 1 the softmax saturates: H_o of the value block", "slope/outer/W_V,W_V/large", 1.75, 0.3, _ODS,
-         presets=("cpu", "paper"), why=_STORED),
-    at_least("the T-functional query-key term, which the paper does not measure, exceeds H_f of the query block",
-             "t_functional_to_query", 10, "[own]", why="28 to 190 seen at widths 16 and 128"),
-)  # fmt: skip
+    near(
+        "beyond 1 the softmax saturates: H_o of the query block",
+        "slope/outer/W_Q,W_Q/large",
+        4.08,
+        0.5,
+        _ODS,
+        presets=("cpu", "paper"),
+        why=_STORED,
+    ),
+    near(
+        "beyond 1 the softmax saturates: H_o of the value block",
+        "slope/outer/W_V,W_V/large",
+        1.75,
+        0.3,
+        _ODS,
+        presets=("cpu", "paper"),
+        why=_STORED,
+    ),
+    at_least(
+        "the T-functional query-key term, which the paper does not measure, exceeds H_f of the query block",
+        "t_functional_to_query",
+        10,
+        "[own]",
+        why="28 to 190 seen at widths 16 and 128",
+    ),
+)
 
 
 def figure(record: Record) -> Figure:

@@ -48,8 +48,12 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             for depth in range(1, config.deepest + 1):
                 for i, s in enumerate(scales.tolist()):
                     name = f"draw {draw}, depth {depth}, scale {s:.3g}"
-                    part = units(name, lambda z=seed, b=batch, D=depth, s=s: {
-                        "norms": network_norms(paper_model(config.dim, D, seed=z, sigma=s), b)})  # fmt: skip
+                    part = units(
+                        name,
+                        lambda z=seed, b=batch, D=depth, s=s: {
+                            "norms": network_norms(paper_model(config.dim, D, seed=z, sigma=s), b)
+                        },
+                    )
                     norms[draw, depth - 1, :depth, :, i] = part["norms"]
     scalars, worst = {}, dict.fromkeys(POWERS, 0.0)
     last = 0.0
@@ -82,9 +86,15 @@ CLAIMS = (
     at_most("every layer of every depth: H_f(Q) grows as X^5", "worst/functional/W_Q", 0.3, _ODS),
     at_most("all but the last layer: H_f(V) grows as X^3", "worst/functional/W_V", 0.3, _ODS),
     at_most("the last layer: H_f(V) is exactly 0", "functional_value_last", 0.0, _ODS),
-    at_least("above scale 1 the first layers steepen, the last one flattens", "steeper_first", 0.5, _ODS,
-             presets=("cpu", "paper"), why="stored results: H(V) up to 6 in first layers, 1.75 in the last"),
-)  # fmt: skip
+    at_least(
+        "above scale 1 the first layers steepen, the last one flattens",
+        "steeper_first",
+        0.5,
+        _ODS,
+        presets=("cpu", "paper"),
+        why="stored results: H(V) up to 6 in first layers, 1.75 in the last",
+    ),
+)
 
 
 def figure(record: Record) -> Figure:
@@ -99,8 +109,16 @@ def figure(record: Record) -> Figure:
             for i, s in enumerate(scales)
         ]
         name = f"{'H_o' if part == 'outer' else 'H_f'} of {'query' if w == 'W_Q' else 'value'}"
-        panels.append(line_panel(over, rows, x="size of the embeddings", y="norm of the block", size=(280, 190),
-                                 title=f"{name}, depth {deepest}: X^{POWERS[part, w]} for small inputs"))  # fmt: skip
+        panels.append(
+            line_panel(
+                over,
+                rows,
+                x="size of the embeddings",
+                y="norm of the block",
+                size=(280, 190),
+                title=f"{name}, depth {deepest}: X^{POWERS[part, w]} for small inputs",
+            )
+        )
     s = record.scalars
     gap = max(s[f"worst/{p}/{w}"].value for p, w in POWERS)
     return figure_of(

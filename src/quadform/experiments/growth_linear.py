@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def _mlp(config: Config, seed: int, depth: int, scales: Tensor) -> Tensor:
     n = 18 * config.sequences
     X, Y = normal(n, config.width), torch.nn.functional.one_hot(torch.arange(n) % 12, 12).double()
     sizes = [config.width] * depth + [12]
-    W = [0.8 * normal(a, b) / a**0.5 for a, b in zip(sizes, sizes[1:], strict=False)]
+    W = [0.8 * normal(a, b) / a**0.5 for a, b in pairwise(sizes)]
     rows = []
     for s in scales.tolist():
         layer = LinearMLP(s * X, W, Y)
@@ -117,15 +118,33 @@ _FIG = "[ODS25, Figs. 7, 8]"
 CLAIMS = (
     at_most("linear attention, depth 1: H_o grows as X^6 in every block", "worst/depth 1", 0.01, _FIG),
     at_most("linear attention, depth 2: H_o grows as X^18 in every layer", "worst/depth 2", 0.05, _FIG),
-    at_most("linear attention, depth 3: H_o grows as X^54 in every layer", "worst/depth 3", 0.2, _FIG,
-            presets=("cpu", "paper")),
+    at_most(
+        "linear attention, depth 3: H_o grows as X^54 in every layer",
+        "worst/depth 3",
+        0.2,
+        _FIG,
+        presets=("cpu", "paper"),
+    ),
     at_most("linear attention, last layer: H_f is block-hollow", "functional_last", 0.0, _FIG),
-    between("depth 2, layer 1: H_f(Q) grows between X^9 and X^18 (12.1 to 12.2 stored)",
-            "slope/functional/W_Q/depth 2/layer 1", 9.0, 18.0, _FIG, why="a mix of 9 (F << Y) and 18 (F >> Y)"),
-    near("depth 2, layer 1: H_f(Q) as stored, X^12.2", "slope/functional/W_Q/depth 2/layer 1", 12.2, 1.0, _FIG,
-         presets=("paper",), why="depends on where F passes Y, hence on the width"),
+    between(
+        "depth 2, layer 1: H_f(Q) grows between X^9 and X^18 (12.1 to 12.2 stored)",
+        "slope/functional/W_Q/depth 2/layer 1",
+        9.0,
+        18.0,
+        _FIG,
+        why="a mix of 9 (F << Y) and 18 (F >> Y)",
+    ),
+    near(
+        "depth 2, layer 1: H_f(Q) as stored, X^12.2",
+        "slope/functional/W_Q/depth 2/layer 1",
+        12.2,
+        1.0,
+        _FIG,
+        presets=("paper",),
+        why="depends on where F passes Y, hence on the width",
+    ),
     at_most("linear MLP: every layer of every depth grows as X^2", "worst/mlp", 0.05, _FIG),
-)  # fmt: skip
+)
 
 
 def figure(record: Record) -> Figure:

@@ -45,8 +45,12 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             batch = batch_of(config.sequences, seed)
             for k, norm in enumerate(("layer", "none")):
                 for i, s in enumerate(scales.tolist()):
-                    part = units(f"draw {draw}, {norm}, scale {s:.3g}", lambda z=seed, b=batch, n=norm, s=s: {
-                        "norms": network_norms(paper_model(config.dim, seed=z, sigma=s, norm=n), b)[0]})  # fmt: skip
+                    part = units(
+                        f"draw {draw}, {norm}, scale {s:.3g}",
+                        lambda z=seed, b=batch, n=norm, s=s: {
+                            "norms": network_norms(paper_model(config.dim, seed=z, sigma=s, norm=n), b)[0]
+                        },
+                    )
                     norms[k, draw, :, i] = part["norms"]
     scalars = {}
     for k, name in enumerate(("pre-ln", "none")):
@@ -64,24 +68,40 @@ _OWN = "[own]"
 _WIDE = ("cpu", "paper")  # figure labels at width 128; a smoke run of width 4 missed two of them by 0.3 to 0.4
 CLAIMS = (
     near("Pre-LN, whole range: H_o(V) falls as X^-1.2", "slope/pre-ln/outer/W_V/all", -1.2, 0.3, _FIG, presets=_WIDE),
-    near("Pre-LN, whole range: H_f(V) falls as X^-1.3",
-         "slope/pre-ln/functional/W_V/all", -1.3, 0.3, _FIG, presets=_WIDE),
+    near(
+        "Pre-LN, whole range: H_f(V) falls as X^-1.3", "slope/pre-ln/functional/W_V/all", -1.3, 0.3, _FIG, presets=_WIDE
+    ),
     near("Pre-LN, whole range: H_o(Q) falls as X^-1.2", "slope/pre-ln/outer/W_Q/all", -1.2, 0.3, _FIG, presets=_WIDE),
-    near("Pre-LN, whole range: H_f(Q) falls as X^-0.7",
-         "slope/pre-ln/functional/W_Q/all", -0.7, 0.3, _FIG, presets=_WIDE),
-    near("large inputs: H_o(V) falls as X^-2, the later norms divide by the residual", "slope/pre-ln/outer/W_V/large",
-         -2, 0.3, _OWN),
+    near(
+        "Pre-LN, whole range: H_f(Q) falls as X^-0.7", "slope/pre-ln/functional/W_Q/all", -0.7, 0.3, _FIG, presets=_WIDE
+    ),
+    near(
+        "large inputs: H_o(V) falls as X^-2, the later norms divide by the residual",
+        "slope/pre-ln/outer/W_V/large",
+        -2,
+        0.3,
+        _OWN,
+    ),
     near("large inputs: H_o(Q) falls as X^-2", "slope/pre-ln/outer/W_Q/large", -2, 0.3, _OWN),
-    near("large inputs: H_f(Q) falls as X^-1, gradient times attention curvature",
-         "slope/pre-ln/functional/W_Q/large", -1, 0.3, _OWN),
+    near(
+        "large inputs: H_f(Q) falls as X^-1, gradient times attention curvature",
+        "slope/pre-ln/functional/W_Q/large",
+        -1,
+        0.3,
+        _OWN,
+    ),
     at_most("small inputs: with Pre-LN nothing depends on the input scale", "flat_below", 0.3, _FIG),
-)  # fmt: skip
+)
 
 
 def figure(record: Record) -> Figure:
     scales, norms = record.tensors["scales"].tolist(), record.tensors["norms"].tolist()
-    names = {("outer", "W_V"): "H_o value", ("outer", "W_Q"): "H_o query", ("functional", "W_V"): "H_f value",
-             ("functional", "W_Q"): "H_f query"}  # fmt: skip
+    names = {
+        ("outer", "W_V"): "H_o value",
+        ("outer", "W_Q"): "H_o query",
+        ("functional", "W_V"): "H_f value",
+        ("functional", "W_Q"): "H_f query",
+    }
     over, panels = Rows(), []
     for k, title in ((1, "no normalisation"), (0, "Pre-LN")):
         rows = [
@@ -89,8 +109,11 @@ def figure(record: Record) -> Figure:
             for j, which in enumerate(MEASURED)
             for i, s in enumerate(scales)
         ]
-        panels.append(line_panel(over, rows, x="size of the embeddings", y="norm of the block", title=title,
-                                 order=list(names.values())))  # fmt: skip
+        panels.append(
+            line_panel(
+                over, rows, x="size of the embeddings", y="norm of the block", title=title, order=list(names.values())
+            )
+        )
     s = record.scalars
     return figure_of(
         "growth-norm",

@@ -127,21 +127,55 @@ def _cells(M: Tensor, pieces: list[tuple[int, int, int]]) -> Tensor:
 _FIG = "[ODS25, Figs. 1, 4]"
 CLAIMS = (
     at_least("softmax: value entries stand more than a decade above query entries", "gap/softmax", 1.0, _FIG),
-    near("softmax: the gap is about 1.4 decades (peaks 1.5e-5 and 6e-7)", "gap/softmax", 1.4, 0.5, _FIG,
-         presets=("cpu", "paper"), why="read off a figure of one draw; our medians gave 1.74"),
+    near(
+        "softmax: the gap is about 1.4 decades (peaks 1.5e-5 and 6e-7)",
+        "gap/softmax",
+        1.4,
+        0.5,
+        _FIG,
+        presets=("cpu", "paper"),
+        why="read off a figure of one draw; our medians gave 1.74",
+    ),
     between("linear attention: the gap closes to below half a decade", "gap/linear", -0.5, 0.5, _FIG),
-    near("softmax: median value entry about 2e-5", "median/softmax/W_V", math.log10(2e-5), 0.4, _FIG,
-         presets=("cpu", "paper"), why="log10; histogram peaks read off the figure"),
-    near("softmax: median query entry about 6e-7", "median/softmax/W_Q", math.log10(6e-7), 0.4, _FIG,
-         presets=("cpu", "paper"), why="log10; histogram peaks read off the figure"),
-    near("linear attention: median query entry about 2e-5", "median/linear/W_Q", math.log10(2e-5), 0.4, _FIG,
-         presets=("cpu", "paper"), why="log10; histogram peaks read off the figure"),
-    between("softmax makes the query block itself indefinite (44 % of eigenvalues negative)",
-            "negative_share/softmax", 0.25, 0.6, "[ODS25, Sec. 4]"),
-    at_most("linear attention: the query block is positive semi-definite", "negative_share/linear", 0.0,
-            "[ODS25, Sec. 4]"),
+    near(
+        "softmax: median value entry about 2e-5",
+        "median/softmax/W_V",
+        math.log10(2e-5),
+        0.4,
+        _FIG,
+        presets=("cpu", "paper"),
+        why="log10; histogram peaks read off the figure",
+    ),
+    near(
+        "softmax: median query entry about 6e-7",
+        "median/softmax/W_Q",
+        math.log10(6e-7),
+        0.4,
+        _FIG,
+        presets=("cpu", "paper"),
+        why="log10; histogram peaks read off the figure",
+    ),
+    near(
+        "linear attention: median query entry about 2e-5",
+        "median/linear/W_Q",
+        math.log10(2e-5),
+        0.4,
+        _FIG,
+        presets=("cpu", "paper"),
+        why="log10; histogram peaks read off the figure",
+    ),
+    between(
+        "softmax makes the query block itself indefinite (44 % of eigenvalues negative)",
+        "negative_share/softmax",
+        0.25,
+        0.6,
+        "[ODS25, Sec. 4]",
+    ),
+    at_most(
+        "linear attention: the query block is positive semi-definite", "negative_share/linear", 0.0, "[ODS25, Sec. 4]"
+    ),
     at_most("the closed form equals automatic differentiation", "closed_form_error", 1e-12, "[own]"),
-)  # fmt: skip
+)
 
 
 def figure(record: Record) -> Figure:

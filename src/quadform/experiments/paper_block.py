@@ -40,24 +40,45 @@ def paper_model(
     sigma: float | None = None,
     norm: str = "none",
     linear: bool = False,
+    merged: bool = False,
     skip: float = 1.0,
+    name: str = "pre-ln",
 ) -> Transformer:
-    """The network. `sigma` is the size of the embeddings (None: that of the weights); `skip` the attention residual.
+    """The network, of another design where `name` says so.
+
+    `sigma` is the size of the embeddings (None: that of the weights), `skip` the attention residual.
 
     Draws depend on the seed and the tensor's name only: sigma multiplies the same numbers.
     """
     config = design(
-        "pre-ln", depth=depth, dim=d, heads=1, vocab=12, seq_len=18, norm=norm, linear=linear, tied=False, d_ff=4 * d
+        name,
+        depth=depth,
+        dim=d,
+        heads=1,
+        vocab=12,
+        seq_len=18,
+        norm=norm,
+        linear=linear,
+        tied=False,
+        d_ff=4 * d,
+        merged=merged,
     )
     blocks = tuple(dataclasses.replace(b, attn=Gain(skip=skip)) for b in config.blocks)
     model = Transformer(dataclasses.replace(config, blocks=blocks, embed_scale=1.0), dtype=torch.float64)
     std = 0.8 / math.sqrt(d)
+
+    def draw(where: str, shape: tuple[int, ...]) -> Tensor:
+        return std * torch.randn(shape, generator=stream(seed, f"paper/{where}"), dtype=torch.float64)
+
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            if p.ndim == 2:
-                size = sigma if sigma is not None and name.startswith("embed.") else std
-                drawn = torch.randn(p.shape, generator=stream(seed, f"paper/{name}"), dtype=torch.float64)
-                p.copy_(size * drawn)
+        for where, p in model.named_parameters():
+            if where.endswith("W_QK"):  # the product of the two factors it stands for: the same function
+                stem = where.removesuffix("W_QK")
+                p.copy_((draw(f"{stem}W_Q", (d, d)) @ draw(f"{stem}W_K", (d, d)).T)[None])
+            elif p.ndim == 2:
+                p.copy_(
+                    (sigma / std if sigma is not None and where.startswith("embed.") else 1.0) * draw(where, p.shape)
+                )
     return model.requires_grad_(True)
 
 
