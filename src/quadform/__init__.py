@@ -30,6 +30,7 @@ __getattr__, __dir__, __all__ = attach(
         "lr": ".applications.step_size",
         "toy": ".applications.attention",
         "vary": ".applications.attention",
+        "signal": ".applications.signal",
         "curvature": ".curvature:",
         "data": ".train.fetch:",
         "datasets": ".train.datasets:",

@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = attach(
         "doctor": ".doctor:",
         "toy": ".attention",
         "vary": ".attention",
+        "signal": ".signal:",
         "verify": ".verify:",
     },
 )

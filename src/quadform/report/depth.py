@@ -87,7 +87,7 @@ def through_depth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
     found, over = curves(record), Rows()
     panels = [_panel(over, found, measure, log, texts, style) for measure, log in PANELS]
     row = alt.concat(*panels, columns=3, spacing=28)
-    chart = alt.vconcat(row, _key(over, found, texts, style), spacing=18)
+    chart = alt.vconcat(row, _key(over, found, texts, style, lines=False), spacing=18)
     chart = over.finish(chart, style, chrome=66, columns=3, narrow=760)
     columns = ("col_curve", "col_layer", *(f"signal_{m}" for m in ("cosine", "participation", "growth", "gradient")))
     names = [texts(columns[0]), texts(columns[1])]
@@ -108,9 +108,18 @@ def through_depth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
     )
 
 
-def look_of(i: int, style: Style) -> dict[str, Any]:
-    hues = (style.query, style.key, style.value, style.out, style.mlp, style.ink)
-    return {"colour": hues[i % len(hues)], "dash": str(i % len(_DASHES)), "shape": _SHAPES[i % len(_SHAPES)]}
+def look_of(found: list[Curve], i: int, style: Style) -> dict[str, Any]:
+    """Colour tells what is measured (the label up to its first comma), dash and symbol which of its curves."""
+    groups = list(dict.fromkeys(c.label.split(",")[0] for c in found))
+    mine = groups.index(found[i].label.split(",")[0])
+    hues = (style.query, style.key, style.value, style.out, style.ink, style.signed(-1), style.mlp, style.signed(1))
+    among = [j for j, c in enumerate(found) if c.label.split(",")[0] == groups[mine]].index(i)
+    turn = among + mine // len(hues)
+    return {
+        "colour": hues[mine % len(hues)],
+        "dash": str(turn % len(_DASHES)),
+        "shape": _SHAPES[(mine + turn) % len(_SHAPES)],
+    }
 
 
 def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts, style: Style) -> Any:
@@ -118,7 +127,7 @@ def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts
 
     points, lines = [], []
     for i, curve in enumerate(found):
-        look, told = look_of(i, style), {texts("col_curve"): curve.label}
+        look, told = look_of(found, i, style), {texts("col_curve"): curve.label}
         pairs = zip(curve.layers(measure), curve.errors(measure), strict=True)
         for l, (y, s) in enumerate(pairs):
             if math.isfinite(y) and (y > 0 or not log):
@@ -175,7 +184,7 @@ def _y_scale(measure: str, log: bool, values: list[float]) -> tuple[Any, dict[st
     return alt.Scale(type="log", domain=domain, nice=False), decades(*domain)
 
 
-def _key(over: Rows, found: list[Curve], texts: Texts, style: Style) -> Any:
+def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool = True) -> Any:
     """Which line and symbol belongs to which curve; in two columns from the fifth on."""
     import altair as alt
 
@@ -191,14 +200,14 @@ def _key(over: Rows, found: list[Curve], texts: Texts, style: Style) -> Any:
                 "m": at + 15,
                 "t": at + 38,
                 "text": curve.label,
-                **look_of(i, style),
+                **look_of(found, i, style),
             }
         )
     key = over(rows).encode(y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[half - 0.5, -0.5], nice=False)))
     at_x = alt.Scale(domain=[0, 760], nice=False, zero=False)
     dashes = alt.Scale(domain=[str(i) for i in range(len(_DASHES))], range=list(_DASHES))
     colour, shown = alt.Color("colour:N", scale=None), alt.X("a:Q", axis=None, scale=at_x)
-    predicted = any(c.predicted("cosine") for c in found)
+    predicted = lines and any(c.predicted("cosine") for c in found)
     said = texts("signal_key" if predicted else "signal_key_points")
     return alt.layer(
         key.mark_rule(strokeWidth=1.8 if predicted else 0).encode(
@@ -263,7 +272,7 @@ def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             for l, row in enumerate(curve.heads(measure), start=1):
                 for h, value in enumerate(row):
                     if math.isfinite(value):
-                        points.append({"x": l, "y": value, "head": h, "curve": curve.label, **look_of(i, style)})
+                        points.append({"x": l, "y": value, "head": h, "curve": curve.label, **look_of(found, i, style)})
         deepest = max(c.depth for c in found)
         axis = alt.Axis(
             title=texts("col_block_number"), grid=False, values=list(range(1, deepest + 1, max(1, deepest // 8)))
@@ -279,7 +288,7 @@ def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         title = alt.TitleParams(texts(f"signal_{measure}_title"), fontSize=12, fontWeight="normal")
         panels.append(view.properties(name=f"fluid_{measure}", width=340, height=220, title=title))
     row = alt.concat(*panels, columns=2, spacing=28)
-    chart = alt.vconcat(row, _key(over, found, texts, style), spacing=18)
+    chart = alt.vconcat(row, _key(over, found, texts, style, lines=False), spacing=18)
     for curve in found:
         for l, (shares, sinks) in enumerate(
             zip(curve.heads("entropy_share"), curve.heads("sink"), strict=True), start=1

@@ -16,8 +16,8 @@ def jacobians(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     """Singular values of the Jacobian of blocks and of the stack: range, middle half and median on a log axis."""
     import altair as alt
 
-    rows, table = [], []
-    for i, curve in enumerate(curves(record)):
+    rows, table, found = [], [], curves(record)
+    for i, curve in enumerate(found):
         for name in curve.about.get("jacobians", ()):
             levels = record.tensors[f"{i}/jacobian/{name}"].double().tolist()
             floor = max(levels[-1] * 1e-6, 1e-12)
@@ -25,7 +25,9 @@ def jacobians(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
                 zip(("least", "p5", "p25", "p50", "p75", "p95", "most"), [max(v, floor) for v in levels], strict=True)
             )
             square = record.scalars[f"{curve.label}/jacobian/{name}/mean_square"]
-            rows.append({"name": f"{curve.label}: {_jacobian_name(str(name), texts)}", **at, **look_of(i, style)})
+            rows.append(
+                {"name": f"{curve.label}: {_jacobian_name(str(name), texts)}", **at, **look_of(found, i, style)}
+            )
             table.append((curve.label, _jacobian_name(str(name), texts), *levels, square.value, square.kind))
     over = Rows()
     data = over(rows)

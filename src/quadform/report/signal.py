@@ -48,7 +48,9 @@ def lines(record: Record) -> Iterator[str]:
 def _verdict(curve: Curve, apart: Estimate) -> str:
     if not curve.about["fresh"]:
         return " (of fresh weights)"
-    return ", agrees" if apart.converged else ", DISAGREES"
+    if not apart.converged:
+        return ", DISAGREES"
+    return ", within its error" if "beyond" in apart.note else ", agrees"
 
 
 def _with(curve: Curve, measure: str, form: str) -> str:

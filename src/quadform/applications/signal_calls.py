@@ -1,0 +1,134 @@
+"""How a model is called on a batch, what its loss is, which of its tokens are real: ours, Hugging Face, any other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import InputError
+from ..core.rng import stream
+from ..nn.transformer import Transformer
+from ..propagation.observe import Stack
+from ..propagation.profiler import Masks, Profiler
+
+#: (output, batch) -> one number.
+Loss = Callable[[Any, Any], Tensor]
+OF_LOSS = "gradient of the loss"
+OF_DIRECTION = "no loss: gradient of a random direction after the last block"
+
+
+class Calls:
+    """How a model is called on a batch, what its loss is, and which of its tokens are real."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None, mask: Callable[[Any], Tensor] | None) -> None:
+        self.model, self.given, self.mask = model, loss, mask
+        self.gradient_of = OF_LOSS
+
+    def __call__(self, batch: Any) -> Any:
+        model = self.model
+        if isinstance(model, Transformer):
+            sides = {k: batch[k] for k in ("source", "source_mask") if k in batch}
+            return model(self._tokens(batch), batch.get("mask"), **sides)
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        return model(batch[0] if isinstance(batch, tuple | list) else batch)
+
+    def _tokens(self, batch: Mapping[str, Tensor]) -> Tensor:
+        return batch["target"][:, :-1] if self.model.config.kind == "encoder-decoder" else batch["tokens"]  # type: ignore[union-attr]
+
+    def look(self, batch: Any) -> None:
+        """Run once, and see whether there is a loss."""
+        out = self(batch)
+        if self.given is None and self._own is None and _loss_in(out) is None:
+            self.gradient_of = OF_DIRECTION
+
+    @property
+    def _own(self) -> Callable[[Any], Tensor] | None:
+        own = getattr(self.model, "loss", None)
+        return own if callable(own) and not isinstance(own, nn.Module) else None
+
+    def loss(self, batch: Any) -> Tensor:
+        """The loss of a batch: the caller's, the model's own, or what its output holds."""
+        if self.given is not None:
+            return self.given(self(batch), batch)
+        found = _loss_in(self(batch)) if self._own is None else self._own(batch)
+        if found is None:
+            raise InputError("The model returned a loss for the first batch and none for another one.")
+        return found
+
+    def backward(self, profiler: Profiler, batch: Any, stacks: tuple[Stack, ...], seed: int) -> None:
+        """One pass with derivatives: of the loss, or of a random direction where there is none."""
+        masks = self.masks(batch, stacks)
+        if self.gradient_of == OF_LOSS:
+            profiler.backward(self.model, lambda: self.loss(batch), masks)
+        else:
+            profiler.backward(self.model, lambda: self(batch), masks, generator=stream(seed, "direction"))
+
+    def masks(self, batch: Any, stacks: tuple[Stack, ...]) -> Masks:
+        """The real tokens of each stack, cut to the tokens it sees; None where nothing says."""
+
+        def of(stack: int, X: Tensor) -> Tensor | None:
+            found = self._mask(batch, stacks[stack].name)
+            if found is None or found.ndim != 2 or found.shape[0] != X.shape[0] or found.shape[1] < X.shape[1]:
+                return None
+            return found[:, : X.shape[1]].to(X.device)
+
+        return of
+
+    def _mask(self, batch: Any, stack: str) -> Tensor | None:
+        if self.mask is not None:
+            return self.mask(batch).bool()
+        if not isinstance(batch, Mapping):
+            return None
+        if isinstance(self.model, Transformer):
+            config: Any = self.model.config
+            pad, both = config.pad, config.kind == "encoder-decoder"
+            name, ids = ("source_mask", "source") if stack.startswith("encoder_layers") else ("mask", "tokens")
+            seen = batch["target"][:, 1:] if both and ids == "tokens" else batch[ids]  # an end token predicts nothing
+            return batch.get(name, None if pad is None else seen != pad)
+        both = bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
+        if both and "decoder" in stack.split("."):
+            found = batch.get("decoder_attention_mask")
+        else:
+            found = batch.get("attention_mask", batch.get("mask"))
+        hidden = batch.get("src_key_padding_mask")
+        if found is None and isinstance(hidden, Tensor):
+            return ~hidden.bool()
+        return found.bool() if isinstance(found, Tensor) else None
+
+
+def _loss_in(out: Any) -> Tensor | None:
+    return out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+
+
+def batches_of(data: Any) -> list[Any]:
+    """One batch or an iterable of batches, as a list."""
+    one = isinstance(data, Tensor | Mapping) or (isinstance(data, tuple) and all(isinstance(t, Tensor) for t in data))
+    batches = [data] if one else list(data)
+    if not batches:
+        raise InputError("data holds no batches.")
+    return [dict(b) if isinstance(b, Mapping) else b for b in batches]
+
+
+def digest(batch: Any) -> str:
+    """SHA-256 of the tensors of a batch, names and order included."""
+    found = hashlib.sha256()
+
+    def take(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(value, Mapping):
+            for key, part in value.items():
+                found.update(str(key).encode())
+                take(part)
+        elif isinstance(value, tuple | list):
+            for part in value:
+                take(part)
+
+    take(batch)
+    return found.hexdigest()

@@ -1,0 +1,92 @@
+"""`quadform signal` as a person meets it: text, JSON, exit codes, refusals."""
+
+import json
+
+import pytest
+import torch
+
+from quadform.cli import main
+from quadform.nn import Transformer
+from quadform.train.datasets import dataset
+
+SMALL = ["--dim", "32", "--heads", "2", "--networks", "2", "--tokens", "8", "--batch", "2", "--depths", "2", "--quiet"]
+
+
+def asked(capsys, *words):
+    code = main(["signal", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_designs_as_text(capsys, tmp_path):
+    """One line a curve with its prediction in brackets, a word for the end of the stack, and where it was saved."""
+    code, out, _ = asked(capsys, "rezero", "no-skip", *SMALL, "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert "rezero, 2 blocks: alive" in out
+    assert "agrees" in out
+    assert f"saved {tmp_path / 'run'}" in out
+    assert main(["report", str(tmp_path / "run"), "--quiet"]) == 0
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_saved_model_as_json(capsys, tmp_path):
+    """A saved model is measured on data; stdout is one JSON value with tagged numbers."""
+    settings = dataset("add", digits=2).settings
+    folder = Transformer("pre-ln", depth=2, dim=16, heads=2, seed=0, **settings).save(tmp_path / "model")
+    code, out, _ = asked(capsys, str(folder), "--data", "add:digits=2", "--batch", "4", "--json", "--quiet")
+    assert code == 0
+    body = json.loads(out)
+    assert body["scalars"][f"{folder}/cosine"]["kind"] == "estimate"
+    assert body["inputs"]["curves"][0]["depth"] == 2
+
+
+def test_a_new_model(capsys):
+    """`new:DESIGN,...` draws a model for the data and measures it beside its prediction."""
+    code, out, _ = asked(capsys, "new:pre-ln,depth=2,dim=32,heads=2", "--batch", "4", "--quiet")
+    assert code in (0, 3)
+    assert "new:pre-ln,depth=2,dim=32,heads=2" in out
+
+
+def test_dry_run_computes_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(Transformer, "__init__", None)
+    code, out, _ = asked(capsys, "pre-ln", "--depths", "6,24", "--dry-run", "--quiet")
+    assert code == 0
+    assert out.count("networks of") == 2
+
+
+def test_stopped_by_time(capsys):
+    code, out, _ = asked(capsys, "rezero", "pre-ln", *SMALL, "--max-time", "0.000001s")
+    assert code == 3
+    assert "pre-ln, 2 blocks" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["pre-lm"], "Did you mean `pre-ln`"),
+        (["runs/nothing"], "runs/nothing"),
+        ([], "needs a design or a model"),
+        (["pre-ln", "--depths", "a"], "whole numbers"),
+        (["pre-ln", "--depth", "3"], "Did you mean `--depths`"),
+        (["pre-ln", "--resume"], "--out"),
+    ],
+)
+def test_refusals(capsys, words, text):
+    code, _, err = asked(capsys, *words, "--quiet")
+    assert code == 2
+    assert text in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_the_table(capsys, monkeypatch):
+    """`--table` prints the rank-collapse table and its claims; a claim that fails gives exit code 3."""
+    from quadform.propagation import table
+
+    real = table.rank_collapse_table
+    small = {"seq_len": 12, "dim": 16, "heads": 2, "depths": (1, 3)}
+    monkeypatch.setattr(table, "rank_collapse_table", lambda **options: real(**options, **small))
+    code, out, _ = asked(capsys, "--table", "--networks", "2", "--quiet")
+    assert code == 3  # other sizes than the claims were stated for
+    assert "| no skip |" in out
+    assert "not met: " in out
+    torch.set_num_threads(1)
