@@ -29,6 +29,12 @@ FEW_QUERIES = 8
 """Up to so many queries (a decoding step) three plain operations are faster on a CPU than the fused kernel."""
 
 
+@torch.compiler.assume_constant_result
+def _transformed() -> bool:
+    """Whether a torch.func transform is at work. A constant of the traced program: Dynamo cannot read the stack."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -45,7 +51,7 @@ def attend(
     differentiable one is taken. For plain `autograd.grad(create_graph=True)` set `Transformer.attend` to
     `quadform.kernels.attention`.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _transformed():
         return attention(q, k, v, causal=causal, mask=mask, bias=bias, scale=scale)
     if bias is not None and causal and mask is None:
         mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
