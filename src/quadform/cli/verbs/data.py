@@ -70,10 +70,8 @@ def _fetch(config: DataConfig, output: Output) -> int:
         got = fetch(name, out=output.out, again=config.again)
         results.append(_told(got))
         if not output.json:
-            counts = ", ".join(f"{number:,} {what}" for what, number in got.manifest.get("counts", {}).items())
-            use = "quadform.data.load" if got.kind == "model" else "--data"
-            how = f"{use}({name!r})" if got.kind == "model" else f"{use} {name}"
-            print(f"{name}: {counts}; checksums verified; {got.folder}")
+            how = f"quadform.data.load({name!r})" if got.kind == "model" else f"--data {name}"
+            print(f"{name}: {_counted(got)}; checksums verified; {got.folder}")
             print(f"  use it: `{how}`" + (f" with QUADFORM_DATA={output.out}" if output.out else ""))
     if output.json:
         print_json({"fetched": results})
@@ -89,10 +87,14 @@ def _build(config: DataConfig, output: Output) -> int:
     if output.json:
         print_json(_told(made))
     else:
-        counts = ", ".join(f"{number:,} {what}" for what, number in made.manifest["counts"].items())
-        print(f"{made.folder}: {made.kind}, {counts}")
+        print(f"{made.folder}: {made.kind}, {_counted(made)}")
         print(f"  use it: `--data {made.folder}`")
     return 0
+
+
+def _counted(got: Any) -> str:
+    counts = got.manifest.get("counts", {})
+    return ", ".join(f"{n:,} {what.removesuffix('s') if n == 1 else what}" for what, n in counts.items())
 
 
 def _told(got: Any) -> dict[str, Any]:

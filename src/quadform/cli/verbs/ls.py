@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ...applications.configs.ls import LsConfig
 from ...applications.configs.shared import Output
@@ -10,7 +10,7 @@ from ...core.spec import BlockSpec, Gain, Mixing
 from ..show import print_json, print_table, table
 from .data import state
 
-List = tuple[tuple[str, ...], list[tuple[str, ...]], str]
+List = tuple[Sequence[str], Sequence[Sequence[str]], str]
 
 
 def answer(config: LsConfig, output: Output) -> int:

