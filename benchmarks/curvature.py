@@ -118,8 +118,8 @@ def off(got: dict[str, Tensor], want: dict[str, Tensor]) -> float:
 # --- jobs -------------------------------------------------------------------------------------------------------------
 def accuracy(options: argparse.Namespace) -> list[dict]:
     """Float32 products against float64, beside the error of a float32 double backward in the same run."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     model, exact, batch = twins(options)
     risk, fine = Risk(model, loss, batch), Risk(exact, loss, batch)
     v = risk.space.random(dtype=torch.float32, device=options.device)
@@ -135,7 +135,7 @@ def accuracy(options: argparse.Namespace) -> list[dict]:
     print("error against float64 double backward, GPT-2 with 4 layers, d=128, LayerNorm, TF32 off")
     for row in rows:
         print(f"  {row['what']:<26} {row['error']:.1e}")
-    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.set_float32_matmul_precision(allowed)
     return rows
 
 

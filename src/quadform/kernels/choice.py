@@ -100,7 +100,11 @@ def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None, precision: str) -> str 
 
 
 def _default_precision() -> str:
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    try:
+        exact = torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:  # the older and the newer setting were both used; torch then answers by back end only
+        exact = torch.backends.cuda.matmul.fp32_precision != "tf32"
+    return "tf32x3" if exact else "tf32"
 
 
 @torch.compiler.assume_constant_result
@@ -111,7 +115,7 @@ def choose_traced(device: str, kind: torch.dtype, width: int, bias: bool, empty:
     known = kind in (torch.float32, torch.bfloat16, torch.float16) and width <= _widest(kind, precision)
     if backend == "reference" or not (device == "cuda" and known and has_triton()) or bias or empty:
         return ""
-    from . import ops  # noqa: F401  the operators exist once it is imported
+    from . import ops, short  # noqa: F401  the operators exist once they are imported
 
     return precision
 
