@@ -132,20 +132,40 @@ def test_shaped_mixing_in_scaled_halves(size):
         assert (a.double() - e).norm() <= 3e-3 * e.norm()
 
 
-def test_shaped_mixing_compiles_as_one_graph(monkeypatch):
-    """torch.compile of a training step takes the operator with its registered gradient, weights included."""
-    from quadform.kernels import rules
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_shaped_mixing_compiles_as_one_graph(kind, monkeypatch):
+    """torch.compile of a training step takes an operator with its registered gradient, weights included."""
+    from quadform.kernels import ops, rules, short  # noqa: F401  the operators exist once they are imported
 
     monkeypatch.setattr(rules, "choose_traced", lambda *_: "ieee")
     gen = torch.Generator().manual_seed(0)
-    x = [torch.randn(1, 2, 17, 8, generator=gen).to(DEVICE).requires_grad_() for _ in range(3)]
+    x = [torch.randn(1, 2, 17, 8, generator=gen).to(DEVICE, kind).requires_grad_() for _ in range(3)]
     x += [torch.randn(2, generator=gen).to(DEVICE).requires_grad_() for _ in NAMES]
-    from quadform.kernels import ops  # noqa: F401  the operators exist once it is imported
-
     compiled = torch.compile(loss(attention, NAMES, {"causal": True}), fullgraph=True, backend="aot_eager")(*x)
     ours = torch.autograd.grad(compiled, x)
     exact = loss(fp64, NAMES, {"causal": True})
-    agree((compiled, *ours), (exact(*double(x)), *grad(exact, tuple(range(6)))(*double(x))))
+    agree(
+        (compiled, *ours),
+        (exact(*double(x)), *grad(exact, tuple(range(6)))(*double(x))),
+        2e-6 if kind == torch.float32 else 2e-3,
+    )
+
+
+@pytest.mark.parametrize(("tokens", "d", "causal"), [(17, 8, True), (16, 16, False), (50, 20, True)])
+def test_short_sequences_in_one_tile(tokens, d, causal):
+    """Up to 128 tokens a compiled step takes one kernel each way: value and gradient, weights included, in float16."""
+    from quadform.kernels import short
+
+    gen = torch.Generator().manual_seed(0)
+    x = [torch.randn(2, 3, tokens, d, generator=gen).to(DEVICE, torch.float16).requires_grad_() for _ in range(3)]
+    mix = torch.randn(1, 3, 3, generator=gen).to(DEVICE).requires_grad_()
+    ours = short.short(*x, mix, causal, 0.3)[0]
+    first = torch.autograd.grad(ours.double().sin().sum(), (*x, mix))
+    leaves = [a.detach().double().requires_grad_() for a in (*x, mix)]
+    weights = dict(zip(NAMES, leaves[3][0].unbind(-1), strict=True))
+    exact = fp64(*leaves[:3], causal=causal, scale=0.3, **weights)
+    for a, e in zip((ours, *first), (exact, *torch.autograd.grad(exact.sin().sum(), leaves)), strict=True):
+        assert (a.double() - e).norm() <= 2e-3 * e.norm()
 
 
 @pytest.mark.parametrize("name", ["sas-p", "v-skipinit"])

@@ -24,6 +24,16 @@ def weights(alpha, beta, gamma, heads: int, device: torch.device) -> Tensor:
     return torch.stack(columns, -1)[None]
 
 
+TILE_TOKENS, TILE_WIDTH = 128, 64
+"""Longest sequence and widest head whose scores and accumulators stay in the registers of one program."""
+
+
+def fits_one_tile(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
+    """Whether the kernels of `short` can be taken: 16 bits, a head in one tile, and keys of its own for each."""
+    same = q.shape[:3] == k.shape[:3] and bias is None and q.dtype in (torch.bfloat16, torch.float16)
+    return same and q.shape[2] <= TILE_TOKENS and max(q.shape[3], v.shape[3]) <= TILE_WIDTH
+
+
 def _row_products(a: Tensor, b: Tensor) -> Tensor:
     return (a.float() * b.float()).sum(-1)
 

@@ -19,7 +19,7 @@ from quadform.core.errors import InputError
 
 from . import reference
 from .choice import Choice, choose, choose_traced
-from .mixing import plain, shaped, weights
+from .mixing import fits_one_tile, plain, shaped, weights
 
 
 def _backend(choice: Choice):
@@ -159,7 +159,10 @@ def attention(
         if precision:
             fused = shape and mask is None
             mix = weights(alpha, beta, gamma, q4.shape[1], q.device) if fused else None
-            out = torch.ops.quadform.attend(q4, k4, v4, bias4, mask4, mix, bool(causal), scale, precision)[0]
+            if fused and fits_one_tile(q4, k4, v4, bias):
+                out = torch.ops.quadform.short(q4, k4, v4, mix, bool(causal), scale)[0]
+            else:
+                out = torch.ops.quadform.attend(q4, k4, v4, bias4, mask4, mix, bool(causal), scale, precision)[0]
         else:
             k4, heads_v = k4.repeat_interleave(groups, 1), v4.repeat_interleave(groups, 1)
             out = reference.forward(q4, k4, heads_v, bias4, mask4, bool(causal), scale)[0]
