@@ -28,6 +28,7 @@ __getattr__, __dir__, __all__ = attach(
         "AttentionLayer": ".theory.attention",
         "attention_hessian": ".applications.attention",
         "lr": ".applications.step_size",
+        "why": ".applications.why",
         "toy": ".applications.attention",
         "vary": ".applications.attention",
         "signal": ".applications.signal",

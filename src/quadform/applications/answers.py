@@ -86,9 +86,11 @@ class Answer(ABC):
     # --- written once -----------------------------------------------------------------------------------------------
     def figures(self, lang: str = "en") -> dict[str, Any]:
         """All figures by name."""
-        from ..report.panel import figures
+        from ..report.page import drawn
+        from ..report.texts import language
 
-        return {figure.name: figure for figure in figures(self.record, lang)}
+        found = [draw(self.record, language(lang)) for draw in drawn(self.record)]
+        return {figure.name: figure for figure in found}
 
     def plot(self, name: str | None = None) -> Any:
         """The figure of that name (the first without one) as an Altair chart; nothing is written to disk."""

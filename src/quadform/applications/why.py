@@ -1,0 +1,361 @@
+"""What softmax, norm, skip and the product W_Q W_K^T each do to curvature: `quadform why`, `qf.why`.
+
+Before/after pairs on the same data and seed: one part at a time is taken out of a model, the weights stay. What is said
+about them is in `why_words`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..core.errors import InputError, UnknownName, did_you_mean
+from ..core.progress import Progress, Report, say
+from ..core.record import Estimate, Provenance, Record
+from ..core.spec import ModelConfig
+from ..curvature.operators import functional, gauss_newton, hessian
+from ..curvature.risk import Risk
+from ..estimate.blocks import block_norms, frobenius
+from ..estimate.lanczos import eigenpairs
+from ..estimate.quadrature import density
+from ..nn.transformer import Transformer
+from ..train.config import TrainConfig
+from ..train.datasets import Dataset
+from . import why_words as words
+from .ablation import config_without, model_without
+from .answers import Answer, Grid
+from .configs.shared import seconds_of
+from .configs.why import REMOVABLE, WhyConfig
+from .journal import Deadline, Journal, TimeUp
+from .short_run import ShortRun
+from .step_measure import clock, seconds_of_product
+from .step_rules import risk_gradient
+from .subject import Subject, open_subject, weights_hash
+
+#: Most products for both ends and for P^-1 H; probes and steps of the density; products a block and a norm.
+ENDS, PRECONDITIONED, PROBES, DEPTH, BLOCKS, FROBENIUS = 60, 40, 2, 15, 6, 12
+#: Products of one variant at one step, as a rule.
+TYPICAL = 125
+GROUPS = {"query": "*.attn.W_Q", "key": "*.attn.W_K", "query-key": "*.attn.W_QK", "value": "*.attn.W_V"}
+MEASURES = ("loss", "lambda_max", "lambda_min", "negative_share", "ratio", "ceiling_sgd", "ceiling_adamw", "H_f_share")
+HEADS = ("loss", "lambda_max", "lambda_min", "negative", "value:query", "SGD ceiling", "AdamW ceiling", "H_f share")
+
+
+class Why(Answer):
+    """The model as it is and without each part, at each step. `sentence(topic)` says one thing in words."""
+
+    kind = "why"
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return tuple(self.record.inputs["variants"])
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(self.record.inputs["steps"])
+
+    @property
+    def ok(self) -> bool:
+        return not self.record.inputs["partial"] and all(e.converged for e in self.record.scalars.values())
+
+    def get(self, variant: str, measure: str, step: int | None = None) -> Estimate | None:
+        """A measure of a variant (`full`, `no softmax`, ...) at a step (default: the first); None where it broke."""
+        return self.record.scalars.get(f"{variant}/{self.steps[0] if step is None else step}/{measure}")
+
+    def table(self) -> Grid:
+        """One row for each variant and step; a dash where it diverged or the block is not there."""
+        rows = []
+        for step, variant in itertools.product(self.steps, self.variants):
+            found = [self.get(variant, m, step) for m in MEASURES]
+            rows.append((variant, step, *(None if e is None else e.value for e in found)))
+        return Grid(("variant", "step", *HEADS), tuple(rows))
+
+    def sentence(self, topic: str) -> str:
+        """One thing in words: `adam`, `warmup`, or a part that was taken out."""
+        topics = ("adam", "warmup", *(v.removeprefix("no ") for v in self.variants if v != "full"))
+        if topic not in topics:
+            raise UnknownName(
+                f"no sentence about {topic!r}; there are {', '.join(topics)}.{did_you_mean(topic, topics)}"
+            )
+        if topic == "adam":
+            return words.adam(self)
+        return words.warmup(self) if topic == "warmup" else words.part(self, topic)
+
+    def sentences(self) -> list[str]:
+        """Every sentence there is."""
+        parts = [v.removeprefix("no ") for v in self.variants if v != "full"]
+        return [self.sentence(t) for t in ("adam", *(("warmup",) if len(self.steps) > 1 else ()), *parts)]
+
+    def lines(self) -> Sequence[str]:
+        given = self.record.inputs
+        head = f"{given['name']}: one part at a time taken out, same weights, data and seed; {given['probe']}"
+        notes = [f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]]
+        cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
+        tags = "losses exact; all other numbers are estimates (s.e. in --json)"
+        return [head, *str(self.table()).splitlines(), f"[{tags}]", *notes, *self.sentences(), *cut]
+
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+def why(
+    model: Transformer,
+    data: Any,
+    remove: Sequence[str] = REMOVABLE,
+    steps: Sequence[int] = (0,),
+    *,
+    batch: int = 32,
+    batches: int = 1,
+    lr: float = 1e-3,
+    seed: int = 0,
+    max_time: str | float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = True,
+    name: str = "",
+) -> Why:
+    """Take each of `remove` out of `model`, one at a time, and measure the loss on `data` at each of `steps`.
+
+    `data` is a Dataset (probe: its validation split; training between the steps: its train split), or batches when only
+    step 0 is asked. The model itself is left as it is. `resume` names a folder that keeps unfinished work.
+    """
+    if not isinstance(model, Transformer):
+        raise InputError(
+            f"only models of quadform can lose a part by name; got {type(model).__name__}. Build one with Transformer."
+        )
+    moments = tuple(sorted({int(s) for s in steps}))
+    if not moments or moments[0] < 0:
+        raise InputError(f"steps are whole numbers from 0 on; got {list(steps)}.")
+    kept, described = _removable(model, remove), _config(model)
+    if isinstance(data, Dataset):
+        probe = list(itertools.islice(data.batches("valid", batch, seed), batches))
+    else:
+        if moments[-1] > 0:
+            raise InputError("training to later steps needs a Dataset; give one, or steps=[0].")
+        probe, data = list(data) if not isinstance(data, dict) else [data], None
+    device = model.embed.W_E.device
+    probe = [{k: v.to(device) for k, v in b.items()} for b in probe]
+    question = {
+        "kind": Why.kind,
+        "name": name or described.design or "model",
+        "variants": ["full", *(f"no {r}" for r in kept)],
+        "steps": list(moments),
+        "config": described.to_dict(),
+        "data": data.to_dict() if data is not None else "batches",
+        "lr": lr,
+        "seed": seed,
+        "probe": f"probe {len(probe)} x {' x '.join(str(n) for n in next(iter(probe[0].values())).shape)} tokens",
+        "weights": weights_hash(model),
+    }
+    seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
+    train = TrainConfig(steps=max(moments[-1], 1), lr=lr, batch_size=batch, seed=seed)
+    record = _measure(model, data, probe, question, train, Deadline(seconds), resume, True, progress)
+    return Why(record)
+
+
+def _config(model: Transformer) -> ModelConfig:
+    config: Any = model.config
+    return config
+
+
+def _removable(model: Transformer, remove: Sequence[str]) -> tuple[str, ...]:
+    kept = []
+    for name in dict.fromkeys(remove):
+        try:
+            config_without(_config(model), name)
+            kept.append(name)
+        except InputError as error:
+            if name not in REMOVABLE:
+                raise
+            say(f"{name} is left out: {error}")
+    return tuple(kept)
+
+
+def _measure(
+    model: Transformer,
+    data: Dataset | None,
+    probe: list[dict[str, Tensor]],
+    question: dict[str, Any],
+    train: TrainConfig,
+    deadline: Deadline,
+    folder: str | Path | None,
+    resume: bool,
+    progress: bool | Report,
+) -> Record:
+    journal = Journal(folder, question, resume=resume)
+    variants, steps = question["variants"], question["steps"]
+    cells = len(variants) * len(steps)
+    if progress is True:
+        say(plan_of(model, probe, cells, len(variants) * steps[-1])["text"])
+    notes: list[list[Any]] = []
+    scalars: dict[str, Estimate] = {}
+    partial = False
+    with Progress(cells, "why", show=progress) as bar:
+        try:
+            for variant in variants:
+                part = model_without(model, variant.removeprefix("no ") if variant != "full" else "nothing")
+                run = ShortRun(part, data, train, journal.state(variant.replace(" ", "-")))
+                for step in steps:
+                    key = f"{variant}/{step}"
+                    if key not in journal:
+                        deadline.check()
+                        run.to(step, deadline.check)
+                        journal.write(key, _cell(run, probe, bar, key, deadline))
+                    bar.step(text=key)
+                    found = journal.done[key]
+                    if found["note"]:
+                        notes.append([variant, step, found["note"]])
+                    scalars |= {f"{key}/{m}": Estimate(**e) for m, e in found["scalars"].items()}
+        except TimeUp:
+            partial = True
+    if not partial:
+        journal.forget_state()
+    first = model.embed.W_E
+    return Record(
+        kind=Why.kind,
+        inputs={**question, "notes": notes, "partial": partial},
+        scalars=scalars,
+        tensors={},
+        made=Provenance.collect(seed=question["seed"], dtype=first.dtype, device=first.device),
+    )
+
+
+def plan_of(model: Transformer, probe: list[dict[str, Tensor]], cells: int, steps: int) -> dict[str, Any]:
+    """The plan and its cost: one product and one training step are timed."""
+    risk = Risk(model, None, probe, quiet=True)
+    each = seconds_of_product(risk)
+    start = time.perf_counter()
+    risk_gradient(risk)
+    training = steps * (time.perf_counter() - start)
+    total = cells * TYPICAL * each + training
+    text = (
+        f"plan: {cells} variants and steps, about {TYPICAL} products of {each:.2g} s each, {steps:,} training steps;"
+        f" {clock(total)} in all; the model is not touched"
+    )
+    return {"text": text, "cells": cells, "products": cells * TYPICAL, "steps": steps, "seconds": total}
+
+
+def _cell(run: ShortRun, probe: list[dict[str, Tensor]], bar: Progress, key: str, deadline: Deadline) -> dict[str, Any]:
+    """All measures of one variant at one step, as plain JSON; a broken run has none and a note."""
+    if run.broken:
+        return {"scalars": {}, "note": run.broken}
+    try:
+        risk = Risk(run.model, None, probe, quiet=True)
+        scalars = dict(_numbers(risk, run, bar, key, deadline))
+    except InputError as error:
+        return {"scalars": {}, "note": str(error)}
+    return {"scalars": {m: dataclasses.asdict(e) for m, e in scalars.items()}, "note": ""}
+
+
+def _numbers(risk: Risk, run: ShortRun, bar: Progress, key: str, deadline: Deadline) -> Iterator[tuple[str, Estimate]]:
+    def told(done: int, total: int, left: float, text: str) -> None:
+        bar.step(0, text=f"{key} {text}")
+        deadline.check()
+
+    yield "loss", Estimate(float(risk.value().detach()))
+    H = hessian(risk)
+    ends = eigenpairs(H, top=1, bottom=1, max_products=ENDS, progress=told)
+    top, low = ends.top[0], ends.bottom[0]
+    yield "lambda_max", top
+    yield "lambda_min", low
+    yield "ceiling_sgd", ceiling(2.0, top)
+    stepper = run.stepper()
+    A = stepper.operator(H, stepper.preconditioner(risk_gradient(risk), risk.params))
+    P_top = eigenpairs(A, top=1, max_products=PRECONDITIONED, progress=told).top[0]
+    yield "ceiling_adamw", ceiling(stepper.rule.factor, P_top)
+    yield "negative_share", density(H, probes=PROBES, steps=DEPTH, known=ends, progress=told).negative_mass()
+    groups = {n: (glob,) for n, glob in GROUPS.items() if _has(risk, glob)}
+    if groups:
+        norms = block_norms(H, groups, products=BLOCKS, progress=told)
+        for n in groups:
+            yield f"norm/{n}", norms[n, n]
+        query = next((n for n in ("query", "query-key") if n in groups), None)
+        if query is not None and "value" in groups:
+            yield "ratio", _ratio(norms["value", "value"], norms[query, query])
+    H_o = frobenius(gauss_newton(risk), FROBENIUS, progress=told)
+    H_f = frobenius(functional(risk), FROBENIUS, progress=told)
+    yield "H_f_share", _share(H_f, H_o)
+
+
+def _has(risk: Risk, glob: str) -> bool:
+    try:
+        return risk.space.select(glob).size > 0
+    except KeyError:
+        return False
+
+
+def _ratio(a: Estimate, b: Estimate) -> Estimate:
+    """a / b with the relative errors added in squares."""
+    if b.value <= 0:
+        return Estimate(math.inf if a.value > 0 else math.nan, note="the denominator is 0")
+    value = a.value / b.value
+    if a.value <= 0:
+        return Estimate(0.0, note="the numerator is 0")
+    spread = value * math.hypot((a.stderr or 0.0) / a.value, (b.stderr or 0.0) / b.value)
+    return Estimate(value, spread, "estimate", a.matvecs + b.matvecs)
+
+
+def _share(a: Estimate, b: Estimate) -> Estimate:
+    """a / (a + b) with its error."""
+    whole = a.value + b.value
+    if whole <= 0:
+        return Estimate(0.0, note="both parts are 0")
+    spread = math.hypot(b.value * (a.stderr or 0.0), a.value * (b.stderr or 0.0)) / whole**2
+    return Estimate(a.value / whole, spread, "estimate", a.matvecs + b.matvecs)
+
+
+def ceiling(numerator: float, lam: Estimate) -> Estimate:
+    """numerator / lambda_max, with its error."""
+    if lam.value <= 0:
+        return Estimate(math.inf, note="no direction curves up", converged=lam.converged)
+    value = numerator / lam.value
+    if lam.kind == "exact":
+        return Estimate(value, matvecs=lam.matvecs)
+    return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, lam.note)
+
+
+# --- the verb -------------------------------------------------------------------------------------------------------
+def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
+    """Answer `quadform why`."""
+    subject, model, data = _open(config)
+    kept = _removable(model, config.parts)
+    question = {
+        "kind": Why.kind,
+        "name": subject.name,
+        "variants": ["full", *(f"no {r}" for r in kept)],
+        "steps": list(config.moments),
+        "source": subject.source,
+        "lr": config.lr,
+        "seed": config.seed,
+        "probe": f"probe {config.batches} x {config.batch} sequences",
+        "weights": subject.source["weights"],
+    }
+    train = TrainConfig(steps=max(config.moments[-1], 1), lr=config.lr, batch_size=config.batch, seed=config.seed)
+    deadline = Deadline(config.seconds)
+    return _measure(model, data, subject.batches, question, train, deadline, folder, config.resume, progress)
+
+
+def plan(config: WhyConfig) -> dict[str, Any]:
+    """What `quadform why --dry-run` tells."""
+    subject, model, _ = _open(config)
+    variants = 1 + len(_removable(model, config.parts))
+    return plan_of(model, subject.batches, variants * len(config.moments), variants * config.moments[-1])
+
+
+def _open(config: WhyConfig) -> tuple[Subject, Transformer, Dataset | None]:
+    subject = open_subject(config)
+    if not isinstance(subject.model, Transformer):
+        raise InputError(
+            f"`{config.model}`: only models of quadform can lose a part by name. Try `new:pre-ln,depth=2`."
+        )
+    if config.params != "*":
+        raise InputError("`--params`: `quadform why` measures whole models, because parts come and go. Leave it out.")
+    described = subject.source["data"]
+    data = Dataset.from_dict(described) if isinstance(described, dict) else None
+    if data is None and config.moments[-1] > 0:
+        raise InputError(f"`--steps {config.steps}`: training needs a data set; `{config.data}` is a text file.")
+    return subject, subject.model, data

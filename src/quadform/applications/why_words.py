@@ -1,0 +1,84 @@
+"""What `quadform why` says in words: from the limits below alone, and only where a difference exceeds its error."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..core.record import Estimate
+
+if TYPE_CHECKING:
+    from .why import Why
+
+#: One block is called flatter than another from this ratio of norms on.
+FLATTER = 3.0
+#: A number is said to change where it does so at least by this factor (shares: by this difference), and by two s.e.
+CHANGED = 2.0
+CHANGED_SHARE = 0.1
+
+
+def factor(before: Estimate | None, after: Estimate | None) -> float | None:
+    """after / before where both are known, positive, and their difference is above two standard errors; else None."""
+    if before is None or after is None or not (0 < before.value < math.inf and 0 < after.value < math.inf):
+        return None
+    spread = math.hypot((before.stderr or 0.0) / before.value, (after.stderr or 0.0) / after.value)
+    ratio = after.value / before.value
+    return ratio if abs(math.log(ratio)) > 2 * spread else None
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
+
+
+def adam(why: Why) -> str:
+    e = why.get("full", "ratio")
+    if e is None:
+        return "This model has no query and value blocks to compare."
+    sure = e.stderr is None or abs(math.log(max(e.value, 1e-300))) > 2 * e.stderr / e.value
+    if e.value >= FLATTER and sure:
+        return f"Query blocks are {_times(e.value)} flatter than value blocks, so one step size fits neither."
+    if e.value <= 1 / FLATTER and sure:
+        return f"Value blocks are {_times(1 / e.value)} flatter than query blocks, so one step size fits neither."
+    return f"Query and value blocks differ by less than {FLATTER:g}x ({e.value:.2g}): one step size can fit both."
+
+
+def warmup(why: Why) -> str:
+    first, last = why.steps[0], why.steps[-1]
+    if first == last:
+        return "Only one step was measured, so nothing can be said about warm-up."
+    a, b = why.get("full", "ceiling_adamw", first), why.get("full", "ceiling_adamw", last)
+    change = factor(a, b)
+    if a is None or b is None:
+        return "The AdamW ceiling is not known at both steps, so nothing can be said about warm-up."
+    told = f"The AdamW ceiling goes from {a.value:.2g} at step {first} to {b.value:.2g} at step {last}"
+    if change is not None and change >= CHANGED:
+        return f"{told}: it starts {_times(change)} lower, so warm up."
+    if change is not None and change <= 1 / CHANGED:
+        return f"{told}: it falls {_times(1 / change)}, so decay rather than warm up."
+    return f"{told}: less than {CHANGED:g}x, no reason for warm-up."
+
+
+def part(why: Why, name: str) -> str:
+    variant = f"no {name}"
+    said = []
+    for measure, words in (("lambda_max", "lambda_max"), ("ratio", "the value:query ratio")):
+        change = factor(why.get("full", measure), why.get(variant, measure))
+        a, b = why.get("full", measure), why.get(variant, measure)
+        if change is not None and a is not None and b is not None and not 1 / CHANGED < change < CHANGED:
+            verb = "rises" if change > 1 else "falls"
+            said.append(f"{words} {verb} {_times(max(change, 1 / change))} ({a.value:.2g} to {b.value:.2g})")
+    for measure, words in (
+        ("negative_share", "the negative share"),
+        ("H_f_share", "the share of H_f in the curvature"),
+    ):
+        a, b = why.get("full", measure), why.get(variant, measure)
+        if a is None or b is None:
+            continue
+        spread = math.hypot(a.stderr or 0.0, b.stderr or 0.0)
+        if abs(b.value - a.value) >= max(CHANGED_SHARE, 2 * spread):
+            said.append(f"{words} goes from {100 * a.value:.0f} % to {100 * b.value:.0f} %")
+    label = {"qk": "With one matrix W_QK in place of W_Q W_K^T"}.get(name, f"Without {name}")
+    if why.get(variant, "lambda_max") is None:
+        return f"{label} nothing could be measured."
+    rest = f"no measure changes by {CHANGED:g}x or {100 * CHANGED_SHARE:.0f} points beyond its error"
+    return f"{label} {'; '.join(said) if said else rest}."

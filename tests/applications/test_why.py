@@ -1,0 +1,264 @@
+"""What each part of a block does to curvature: variants, measures against dense matrices, sentences, resume."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from quadform.applications.ablation import config_without, model_without
+from quadform.applications.configs.why import REMOVABLE
+from quadform.applications.short_run import ShortRun
+from quadform.applications.subject import weights_hash
+from quadform.applications.why import MEASURES, Why, why
+from quadform.cli.main import main
+from quadform.core.designs import design
+from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Estimate, Provenance, Record
+from quadform.curvature import Risk, functional, gauss_newton, hessian
+from quadform.nn import Transformer
+from quadform.train import TrainConfig, dataset
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return dataset("add", digits=1)
+
+
+def make(data, name="pre-ln", **options) -> Transformer:
+    given = {"depth": 1, "dim": 4, "heads": 2, "dtype": torch.float64, **options}
+    return Transformer(name, **given, **data.settings)
+
+
+# --- variants -------------------------------------------------------------------------------------------------------
+def test_without_the_product_it_is_the_same_function(data):
+    """W_QK[h] = W_Q[h] W_K[h]^T: the logits of the variant without `qk` are those of the model."""
+    model = make(data, depth=2, dim=8)
+    tokens = next(data.batches("valid", 4))["tokens"]
+    torch.testing.assert_close(model_without(model, "qk")(tokens), model(tokens))
+
+
+def test_without_softmax_norm_or_skip_it_is_another_function_of_the_same_weights(data):
+    """Every tensor both have is equal; the logits are not."""
+    model = make(data, depth=2, dim=8)
+    tokens = next(data.batches("valid", 4))["tokens"]
+    for what in ("softmax", "norm", "skip"):
+        part = model_without(model, what)
+        assert not torch.allclose(part(tokens), model(tokens))
+        theirs = model.state_dict()
+        assert all(torch.equal(t, theirs[n]) for n, t in part.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["pre-ln", "post-ln", "parallel", "sas", "sas-p", "shaped", "u-spa", "deepnorm"])
+def test_designs_lose_what_they_have(name):
+    """Softmax goes from every design; what a design has not is refused by name."""
+    config = design(name, depth=2, dim=8, heads=2)
+    for what in REMOVABLE:
+        try:
+            made = config_without(config, what)
+        except InputError as error:
+            assert what in str(error)  # noqa: PT017 - some designs have no skip
+            continue
+        blocks = made.blocks
+        if what == "softmax":
+            assert all(b.mixing.kind == "linear" for b in blocks)
+        if what == "norm":
+            assert made.final_norm == "none"
+            assert all(b.norm == "none" for b in blocks)
+        if what == "skip":
+            assert all(g.skip == 0 and "skip" not in g.learn for b in blocks for g in (b.attn, b.mlp))
+
+
+# --- measures -------------------------------------------------------------------------------------------------------
+def test_the_numbers_are_those_of_the_dense_matrices(data):
+    """lambda_max, lambda_min, ceilings, value:query and the share of H_f against dense H, H_o and H_f."""
+    model = make(data)
+    found = why(model, data, remove=("qk",), batch=8, progress=False)
+    probe = next(data.batches("valid", 8))
+    for variant, what in (("full", "nothing"), ("no qk", "qk")):
+        risk = Risk(model_without(model, what), None, probe, quiet=True)
+        H = hessian(risk)
+        lam = torch.linalg.eigvalsh(H.dense())
+        query = "*.attn.W_Q" if what == "nothing" else "*.attn.W_QK"
+        exact = {
+            "loss": float(risk.value()),
+            "lambda_max": float(lam[-1]),
+            "lambda_min": float(lam[0]),
+            "ceiling_sgd": 2 / float(lam[-1]),
+            "ratio": float(H.block("*.attn.W_V", "*.attn.W_V").dense().norm() / H.block(query, query).dense().norm()),
+        }
+        parts = [float(A(risk).dense().norm()) for A in (functional, gauss_newton)]
+        exact["H_f_share"] = parts[0] / sum(parts)
+        for measure, value in exact.items():
+            e = found.get(variant, measure)
+            assert e.value == pytest.approx(value, rel=1e-6, abs=6 * (e.stderr or 0.0)), (variant, measure)
+        share = found.get(variant, "negative_share")
+        assert abs(share.value - float((lam < 0).double().mean())) <= 5 * share.stderr + 0.02
+
+
+def test_the_model_is_left_untouched(data):
+    model = make(data).train()
+    before = weights_hash(model), torch.get_rng_state()
+    why(model, data, remove=("norm",), steps=(0, 2), batch=4, progress=False)
+    assert weights_hash(model) == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+    assert model.training
+
+
+def test_a_run_stops_and_goes_on(data, tmp_path):
+    """Training 0 -> 3 -> 6 with a stop, or from a saved stop, ends with the weights of 0 -> 6."""
+    config = TrainConfig(steps=6, batch_size=4)
+    whole = ShortRun(make(data), data, config, None)
+    whole.to(6)
+    ShortRun(make(data), data, config, tmp_path).to(3)
+    again = ShortRun(make(data), data, config, tmp_path)
+    assert again.step == 3
+    again.to(6)
+    assert weights_hash(again.model) == weights_hash(whole.model)
+    assert again.losses == whole.losses
+
+
+def test_a_run_that_breaks_is_told(data):
+    """A loss that is not finite stops the training of that variant; its cells are absent and the note says why."""
+    model = make(data)
+    with torch.no_grad():
+        model.embed.W_E.mul_(1e200)
+    run = ShortRun(model, data, TrainConfig(steps=3, batch_size=4), None)
+    run.to(3)
+    assert "diverged at training step 1" in run.broken
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+def fake(**values: tuple[float, float]) -> Why:
+    """A record with chosen numbers: `full_0_ratio=(40, 1)` is value and standard error."""
+    scalars, variants, steps = {}, [], []
+    for key, (value, error) in values.items():
+        variant, step, measure = key.split("_", 2)
+        variant = f"no {variant.removeprefix('no')}" if variant.startswith("no") else variant
+        variants.append(variant)
+        steps.append(int(step))
+        scalars[f"{variant}/{step}/{measure}"] = Estimate(value, error, "estimate")
+    inputs = {"variants": list(dict.fromkeys(variants)), "steps": sorted(set(steps)), "notes": [], "partial": False}
+    inputs |= {"name": "m", "probe": "p"}
+    return Why(Record(kind="why", inputs=inputs, scalars=scalars, tensors={}, made=Provenance({}, "", "")))
+
+
+def test_query_against_value_is_said_from_three_times_on():
+    assert fake(full_0_ratio=(40, 1)).sentence("adam") == (
+        "Query blocks are 40x flatter than value blocks, so one step size fits neither."
+    )
+    assert "Value blocks are 4x flatter" in fake(full_0_ratio=(0.25, 0.01)).sentence("adam")
+    assert "can fit both" in fake(full_0_ratio=(2.9, 0.01)).sentence("adam")
+    assert "can fit both" in fake(full_0_ratio=(4.0, 3.9)).sentence("adam"), "within its error nothing is claimed"
+
+
+def test_a_part_is_said_to_matter_beyond_twice_and_its_error_alone():
+    told = fake(full_0_lambda_max=(1, 0.01), nonorm_0_lambda_max=(30, 0.1)).sentence("norm")
+    assert told == "Without norm lambda_max rises 30x (1 to 30)."
+    quiet = "no measure changes"
+    assert quiet in fake(full_0_lambda_max=(1, 0.01), nonorm_0_lambda_max=(1.9, 0.01)).sentence("norm")
+    assert quiet in fake(full_0_lambda_max=(1, 0.5), nonorm_0_lambda_max=(2.2, 1.0)).sentence("norm")
+    falls = fake(full_0_lambda_max=(8, 0.1), noskip_0_lambda_max=(2, 0.1)).sentence("skip")
+    assert "falls 4x" in falls
+    share = fake(
+        full_0_lambda_max=(1, 0), full_0_negative_share=(0.5, 0.01), noqk_0_lambda_max=(1, 0),
+        noqk_0_negative_share=(0.2, 0.01),
+    )  # fmt: skip
+    assert share.sentence("qk").endswith("the negative share goes from 50 % to 20 %.")
+
+
+def test_warm_up_is_advised_where_the_ceiling_starts_low():
+    assert fake(full_0_ceiling_adamw=(1e-4, 0), full_9_ceiling_adamw=(1e-3, 0)).sentence("warmup").endswith("warm up.")
+    assert "decay rather" in fake(full_0_ceiling_adamw=(1e-3, 0), full_9_ceiling_adamw=(1e-4, 0)).sentence("warmup")
+    assert "no reason" in fake(full_0_ceiling_adamw=(1e-3, 0), full_9_ceiling_adamw=(1.5e-3, 0)).sentence("warmup")
+
+
+def test_an_unknown_sentence_is_refused():
+    with pytest.raises(UnknownName, match="Did you mean `adam`"):
+        fake(full_0_ratio=(40, 1)).sentence("adma")
+
+
+# --- stopping, files, the verb --------------------------------------------------------------------------------------
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("moment", [60])
+def test_killed_and_resumed_gives_the_same(moment, data, tmp_path):
+    """Stopped at any product: the same folder ends with the numbers of an undisturbed run, bit for bit."""
+    count, options = 0, {"remove": ("norm",), "steps": (0, 2), "batch": 4}
+
+    def kill(done, total, left, text):
+        nonlocal count
+        count += 1
+        if count == moment:
+            raise Killed
+
+    model = make(data)
+    with pytest.raises(Killed):
+        why(model, data, resume=tmp_path / "w", progress=kill, **options)
+    again = why(model, data, resume=tmp_path / "w", progress=False, **options)
+    whole = why(model, data, progress=False, **options)
+    assert again.record.scalars == whole.record.scalars
+    assert not (tmp_path / "w" / "state").exists()
+
+
+def test_time_that_is_over_leaves_a_partial_answer(data):
+    cut = why(make(data), data, remove=("norm",), batch=4, max_time=1e-9, progress=False)
+    assert cut.record.inputs["partial"]
+    assert not cut.ok
+    assert "PARTIAL" in str(cut)
+
+
+TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "4"]
+
+
+def test_the_verb(capsys, tmp_path):
+    """Table, sentences and the saved record; loaded again it says the same."""
+    assert main(["why", *TINY, "--remove", "softmax", "--out", str(tmp_path / "w"), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "no softmax" in out
+    assert "Without softmax" in out
+    again = Why.load(tmp_path / "w")
+    assert str(again) in out
+    assert again.table().columns[0] == "variant"
+    assert len(again.table()) == 2
+    assert json.loads(again.json())["kind"] == "why"
+    assert set(MEASURES) <= {k.rsplit("/", 1)[-1] for k in again.record.scalars}
+
+
+def test_the_plan(capsys):
+    assert main(["why", *TINY, "--dry-run", "--steps", "0,5"]) == 0
+    out = capsys.readouterr().out
+    assert "10 variants and steps" in out
+    assert "25 training steps" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new:pre-ln", "--remove", "softmix"], "Did you mean `softmax`"),
+        (["new:pre-ln", "--steps", "soon"], "give whole numbers"),
+        (["new:pre-ln", "--steps", "-3"], "at least 0"),
+        (["new:pre-ln", "--params", "*.W_Q"], "measures whole models"),
+    ],
+)
+def test_refusals(words, message, capsys):
+    assert main(["why", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_other_peoples_models_are_refused(data):
+    with pytest.raises(InputError, match="only models of quadform"):
+        why(torch.nn.Linear(2, 2), data)
+    with pytest.raises(InputError, match="needs a Dataset"):
+        why(make(data), [next(data.batches("valid", 4))], steps=(0, 5))
