@@ -45,18 +45,17 @@ def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> N
 
 def _write(terms: Sequence[Term], places: Sequence[Tensor]) -> None:
     """The sum of terms with a matrix per token into each place, in the way that suits it."""
-    turned = [t.T for t in terms]
     large = places[0].numel() >= _LARGE
     if not terms:
         for place in places:
             place.zero_()
-    elif len(terms) == 1 and terms[0].symmetric and large:
-        _write_symmetric(terms[0], places)
     elif len(terms) == 1 and not large:
         _write_product(terms[0], places)
+    elif len(terms) == 1 and terms[0].symmetric:
+        _write_symmetric(terms[0], places)
     elif _share_columns(terms):
         _write_slabs(terms, places)
-    elif _share_columns(turned):
+    elif _share_columns(turned := [t.T for t in terms]):
         _write_slabs(turned, [_turned(place) for place in places])
     else:
         for i, term in enumerate(terms):
@@ -90,7 +89,8 @@ def _write_product(term: Term, places: Sequence[Tensor], *, add: bool = False) -
     straight = term.rows_vector_first == term.cols_vector_first
     for i in _steps(places[0].shape[0], places[0][0].numel(), V.dtype):
         left, right = (A[:, i], B) if straight else (A, B[:, i])
-        T = left.flatten(1).T @ right.flatten(1)
+        T = _scratch(V, left[0].numel(), right[0].numel())
+        torch.mm(left.flatten(1).T, right.flatten(1), out=T)
         value = T.view(*left.shape[1:], *right.shape[1:]).permute((0, 2, 1, 3) if straight else (2, 0, 1, 3))
         for place in places:
             place[i].add_(value) if add else place[i].copy_(value)
