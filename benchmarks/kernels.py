@@ -11,8 +11,6 @@ over device events.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import json
 import math
 import os
@@ -24,77 +22,11 @@ import time
 
 import torch
 import torch.nn.functional as F
-from torch.func import grad, jvp, vmap
+from torch.func import grad, jvp
 
-from quadform.kernels import Blockwise, attention, linear_cross_entropy, program, using
-
-HEADS, WIDTH, DEPTH, VOCAB = 12, 64, 12, 50257
-DEVICE = "cuda"
-
-
-LOCK = os.environ.get("QUADFORM_BENCHMARK_LOCK")
-
-
-@contextlib.contextmanager
-def alone():
-    """Nobody else measures meanwhile."""
-    if LOCK is None:
-        yield
-        return
-    with open(LOCK, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def ready(name: str, parts: int = int(os.environ.get("QUADFORM_BENCHMARK_PARTS", "1"))) -> None:
-    """This part has compiled; wait until all have, or have ended."""
-    if LOCK is None:
-        return
-    folder = os.path.dirname(LOCK)
-    open(os.path.join(folder, f"ready-{name}"), "w").close()
-    while sum(n.startswith("ready-") for n in os.listdir(folder)) < parts:
-        time.sleep(0.2)
-
-
-def timed(f, reps: int = 10, warm: int = 2) -> float:
-    """Median milliseconds of f()."""
-    for _ in range(warm):
-        f()
-    marks = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(reps)]
-    for start, end in marks:
-        start.record()
-        f()
-        end.record()
-    torch.cuda.synchronize()
-    times = sorted(a.elapsed_time(b) for a, b in marks)
-    return times[len(times) // 2]
-
-
-def peak(f) -> float:
-    """GiB at the highest point of f(), everything alive before it included."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    f()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() / 2**30
-
-
-def error(ours, exact) -> float:
-    """‖ours − exact‖ / ‖exact‖ over a tuple of tensors."""
-    gap = sum((a.double() - e.double()).square().sum() for a, e in zip(ours, exact, strict=True))
-    return float((gap / sum(e.double().square().sum() for e in exact)).sqrt())
-
-
-def ceilings() -> dict[str, float]:
-    """Matrix rates in TFLOP/s and copy bandwidth in TB/s, on random data."""
-    out, n = {}, 8192
-    for name, kind in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
-        a, b = (torch.randn(n, n, device=DEVICE).to(kind) for _ in range(2))
-        out[name] = 2 * n**3 / timed(lambda a=a, b=b: a @ b) / 1e9
-    a = torch.randn(2**28, device=DEVICE)
-    b = torch.empty_like(a)
-    out["copy"] = 2 * a.numel() * 4 / timed(lambda: b.copy_(a)) / 1e9
-    return out
+from kernels_common import DEVICE, HEADS, LOCK, WIDTH, alone, ceilings, error, peak, ready, timed
+from kernels_models import blockwise, eigen, gradient, product, product_error, training
+from quadform.kernels import attention, using
 
 
 def heads(batch, tokens, kind, gen, width=WIDTH, count=HEADS, n=3):
@@ -109,16 +41,22 @@ def hvp(f, x, t):
     return jvp(grad(f, ALL), x, t)[1]
 
 
-def accuracy(report) -> None:
+CASES = [
+    ("causal, 64 wide, 512", 512, 64, 12, 12, {"causal": True}),
+    ("odd length 333, 80 wide, not causal", 333, 80, 4, 4, {}),
+    ("grouped heads, 128 wide, 257", 257, 128, 8, 2, {"causal": True}),
+    ("256 wide, 130", 130, 256, 2, 2, {"causal": True}),
+    ("16 wide, padding mask, bias", 200, 16, 4, 4, {"causal": True, "mask": True, "bias": True}),
+]
+SHAPED = [
+    ("shaped, 64 wide, 300", 300, 64, 4, 4, {"causal": True, "mix": True}),
+    ("shaped, 32 wide, 129, not causal", 129, 32, 4, 2, {"mix": True}),
+]
+
+
+def accuracy(report, cases=CASES, key: str = "accuracy") -> None:
     """Error of the Hessian product of ⟨w, attention⟩ + nonlinearity, per mode, against the reference in float64."""
     gen = torch.Generator(DEVICE).manual_seed(0)
-    cases = [
-        ("causal, 64 wide, 512", 512, 64, 12, 12, {"causal": True}),
-        ("odd length 333, 80 wide, not causal", 333, 80, 4, 4, {}),
-        ("grouped heads, 128 wide, 257", 257, 128, 8, 2, {"causal": True}),
-        ("256 wide, 130", 130, 256, 2, 2, {"causal": True}),
-        ("16 wide, padding mask, bias", 200, 16, 4, 4, {"causal": True, "mask": True, "bias": True}),
-    ]
     modes = [
         ("bf16", torch.bfloat16, "tf32"),
         ("fp16", torch.float16, "tf32"),
@@ -133,6 +71,9 @@ def accuracy(report) -> None:
             kw["mask"] = torch.rand(2, 1, 1, tokens, device=DEVICE, generator=gen) > 0.2
         if options.get("bias"):
             kw["bias"] = torch.randn(count, tokens, tokens, device=DEVICE, generator=gen)
+        if options.get("mix"):
+            weights = 1 + 0.5 * torch.randn(3, count, device=DEVICE, generator=gen)
+            kw |= dict(zip(("alpha", "beta", "gamma"), weights, strict=True))
         row = {"case": label}
         for mode, kind, precision in modes:
             if mode in ("ieee", "tf32x3") and width > 64:
@@ -143,7 +84,7 @@ def accuracy(report) -> None:
             wide = lambda a: tuple(b.double() for b in a)  # noqa: E731
             f = lambda *x, kw=kw, w=w: (w.to(x[0].dtype) * attention(*x, **kw).sin()).sum()  # noqa: E731
             g = lambda *x, kw=kw, w=w: (w.double() * attention(*x, **kw).sin()).sum()  # noqa: E731
-            kw64 = {n: a.double() if n == "bias" else a for n, a in kw.items()}
+            kw64 = {n: a if n in ("causal", "mask") else a.double() for n, a in kw.items()}
             if kind != torch.float32:
                 f = lambda *x, kw=kw, w=w: (w * attention(*x, **kw).float().sin()).sum()  # noqa: E731
             with using("triton", precision):
@@ -156,10 +97,10 @@ def accuracy(report) -> None:
             f"  {label:38s}" + "".join(f"  {m}: {row[m][0]:.1e} {row[m][1]:.1e}" for m in row if m != "case"),
             flush=True,
         )
-    report["accuracy"] = rows
+    report[key] = rows
     limits = {"bf16": 5e-3, "tf32": 5e-3, "tf32x3": 1e-5, "ieee": 1e-5, "fp16": 5e-3}
-    report["accuracy_ok"] = {m: max(r[m][1] for r in rows if m in r) <= limit for m, limit in limits.items()}
-    print("  within the limits:", report["accuracy_ok"])
+    report[f"{key}_ok"] = {m: max(r[m][1] for r in rows if m in r) <= limit for m, limit in limits.items()}
+    print("  within the limits:", report[f"{key}_ok"])
 
 
 @torch.compile(dynamic=True)
@@ -170,7 +111,7 @@ def row_products(a, b):
 
 def attention_alone(report, lengths) -> None:
     """The tangent kernels beside torch's forward + backward, B·H = 96."""
-    ready("attention")
+    ready(sys.argv[1])
     from quadform.kernels import ops
 
     rates = report["ceilings"]
@@ -212,8 +153,8 @@ def attention_alone(report, lengths) -> None:
                 tlse4, tdelta4, tdO4 = (torch.stack([a] * 4) for a in (lse, delta, tdO))
 
                 def many(x=x, four=four, O=O, lse=lse, delta=delta, dO=dO, a=tlse4, b=tdelta4, c=tdO4, opts=opts):
-                    ops._attend_tangent(*x, None, None, O, lse, *four, *opts)
-                    ops._attend_grad_tangent(*x, None, None, lse, delta, dO, *four, a, b, c, *opts)
+                    ops._attend_tangent(*x, None, None, None, O, lse, *four, None, *opts)
+                    ops._attend_grad_tangent(*x, None, None, None, lse, delta, dO, *four, None, a, b, c, *opts)
 
                 with alone():
                     four_ms = timed(many, reps) / 4
@@ -242,192 +183,104 @@ def attention_alone(report, lengths) -> None:
     report["attention"] = rows
 
 
-# GPT-2 124M as a list of blocks over parameter trees; `kind` is the type of the matrix products, as autocast would do.
-
-
-def gpt2(batch: int, tokens: int, kind: torch.dtype, second_order: bool, seed: int = 0, depth: int = DEPTH, **sizes):
-    """(blocks, params): embedding, depth blocks, head with the loss; the embedding is listed at both ends."""
-    d, vocab, count = sizes.get("d", HEADS * WIDTH), sizes.get("vocab", VOCAB), sizes.get("heads", HEADS)
-    gen = torch.Generator(DEVICE).manual_seed(seed)
-    ids = torch.randint(vocab, (batch, tokens + 1), device=DEVICE, generator=gen)
-    new = lambda *s: 0.02 * torch.randn(*s, device=DEVICE, generator=gen)  # noqa: E731
-    one, zero = torch.ones(d, device=DEVICE), torch.zeros
-
-    def linear(x, W, b):
-        return x.to(kind) @ W.to(kind) + b.to(kind)
-
-    def embed(p):
-        return F.embedding(ids[:, :-1], p["E"]) + p["P"]
-
-    def block(p, x):
-        y = linear(F.layer_norm(x, (d,), p["g1"], p["b1"]), p["W_QKV"], p["b_QKV"])
-        q, k, v = (a.unflatten(-1, (count, -1)).transpose(1, 2) for a in y.chunk(3, -1))
-        if second_order:
-            y = attention(q, k, v, causal=True)
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + linear(y.transpose(1, 2).flatten(2), p["W_O"], p["b_O"]).to(x.dtype)
-        y = F.gelu(linear(F.layer_norm(x, (d,), p["g2"], p["b2"]), p["W_1"], p["b_W1"]), approximate="tanh")
-        return x + linear(y, p["W_2"], p["b_W2"]).to(x.dtype)
-
-    def head(p, x):
-        x = F.layer_norm(x, (d,), p["g"], p["b"]).to(kind)
-        if second_order:
-            return linear_cross_entropy(x, p["E"].to(kind).T, ids[:, 1:])
-        return F.cross_entropy((x @ p["E"].to(kind).T).float().flatten(0, 1), ids[:, 1:].flatten())
-
-    def layer():
-        return {
-            "g1": one.clone(), "b1": zero(d, device=DEVICE), "W_QKV": new(d, 3 * d), "b_QKV": new(3 * d),
-            "W_O": new(d, d), "b_O": new(d), "g2": one.clone(), "b2": zero(d, device=DEVICE),
-            "W_1": new(d, 4 * d), "b_W1": new(4 * d), "W_2": new(4 * d, d), "b_W2": new(d),
-        }  # fmt: skip
-
-    E = new(vocab, d)
-    first, last = {"E": E, "P": new(tokens, d)}, {"g": one.clone(), "b": zero(d, device=DEVICE), "E": E}
-    return [embed, *[block] * depth, head], [first, *(layer() for _ in range(depth)), last]
-
-
-def whole(blocks):
-    """The loss of all blocks, the embedding used at both ends."""
-
-    def loss(params):
-        x = blocks[0](params[0])
-        for f, p in zip(blocks[1:-1], params[1:-1], strict=True):
-            x = f(p, x)
-        return blocks[-1]({**params[-1], "E": params[0]["E"]}, x)
-
-    return loss
-
-
-def untied(params):
-    return [*params[:-1], {n: a for n, a in params[-1].items() if n != "E"}]
-
-
-def random_like(params, seed, n=None):
-    gen = torch.Generator(DEVICE).manual_seed(seed)
-    lead = () if n is None else (n,)
-    return [{k: torch.randn(*lead, *a.shape, device=DEVICE, generator=gen) for k, a in p.items()} for p in params]
-
-
-def dot(a, b):
-    """Inner product of two lists of trees, in float64."""
-    pairs = [(x, q[n]) for p, q in zip(a, b, strict=True) for n, x in p.items()]
-    return sum((x.double() * y.double()).sum() for x, y in pairs)
-
-
-def gradient(report, batch, tokens, mode) -> None:
-    """Compiled gradient of GPT-2 as people run it: SDPA, logits written out."""
-    kind = torch.bfloat16 if mode == "bf16" else torch.float32
-    blocks, params = gpt2(batch, tokens, kind, second_order=False)
-    params = untied(params)
-    leaves = [a.requires_grad_() for p in params for a in p.values()]
-    step = torch.compile(whole(blocks), fullgraph=True, dynamic=False)
-    measure(report, f"gradient {mode} {batch}x{tokens}", lambda: torch.autograd.grad(step(params), leaves))
-
-
-def product(report, batch, tokens, mode, many: int = 0) -> None:
-    """Hessian product of GPT-2 as one program; `many` at once where asked."""
-    kind = torch.bfloat16 if mode == "bf16" else torch.float32
-    blocks, params = gpt2(batch, tokens, kind, second_order=True)
-    params = untied(params)
-    one = lambda p, v: jvp(grad(whole(blocks)), (p,), (v,))[1]  # noqa: E731
-    v = random_like(params, 1, many or None)
-    run = program((lambda p, V: vmap(lambda v: one(p, v))(V)) if many else one, params, v)
-    measure(
-        report, f"product {mode} {batch}x{tokens}" + f" {many} at once" * bool(many), lambda: run(params, v), many or 1
-    )
-    if not many:
-        u = random_like(params, 2)
-        with alone():
-            Hv, Hu = run(params, v), run(params, u)
-            gap = float((dot(u, Hv) - dot(v, Hu)).abs() / (dot(u, u) * dot(Hv, Hv)).sqrt())
-        print(f"    |u'Hv - v'Hu| / |u||Hv| = {gap:.1e}", flush=True)
-        report["models"][-1]["asymmetry"] = gap
-
-
-def measure(report, name, run, vectors=1, reps=5) -> None:
-    """Compile by running (side by side with the other parts), then time and memory, alone."""
-    clock = time.time()
-    run()
+def graphed(f, calls: int = 10) -> float:
+    """Milliseconds of f() without launches: `calls` of it in one CUDA graph."""
+    for _ in range(3):
+        f()
     torch.cuda.synchronize()
-    built = time.time() - clock
-    torch.cuda.empty_cache()
-    ready(sys.argv[1])
-    with alone():
-        row = {"name": name, "ms": timed(run, reps, 1) / vectors, "gib": peak(run), "first_call_s": built}
-    report.setdefault("models", []).append(row)
-    print(f"  {name}: {row['ms']:.1f} ms, {row['gib']:.1f} GiB (first call {built:.0f} s)", flush=True)
-    if os.environ.get("QUADFORM_PROFILE"):
-        with alone(), torch.profiler.profile() as profile:
-            run()
-            torch.cuda.synchronize()
-        print(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=60))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            f()
+    return timed(graph.replay) / calls
 
 
-def blockwise(report, batch, tokens, mode, reps=1) -> None:
-    """Whole GPT-2 with one block in memory at a time; gradient and product."""
-    kind = torch.bfloat16 if mode == "bf16" else torch.float32
-    blocks, params = gpt2(batch, tokens, kind, second_order=True)
-    v = random_like(params, 1)
-    v[-1]["E"] = v[0]["E"]
-    product = Blockwise(blocks, program)
-    run = lambda: product(params, v)  # noqa: E731
-    measure(report, f"blockwise gradient + product {mode} {batch}x{tokens}", run, reps=reps)
+def short(report, batch: int = 128, tokens: int = 128) -> None:
+    """Forward and backward of attention at 128 tokens, bf16: torch, ours, and ours with the mixing inside; per tile."""
+    from quadform.kernels import launch, ops
+    from quadform.kernels import short as one_tile
 
+    gen = torch.Generator(DEVICE).manual_seed(0)
+    q, k, v, dO = heads(batch, tokens, torch.bfloat16, gen, n=4)
+    mix, opts = torch.ones(1, HEADS, 3, device=DEVICE), (True, WIDTH**-0.5, "tf32")
+    leaves = [a.detach().requires_grad_() for a in (q, k, v)]
+    plain = F.scaled_dot_product_attention(*leaves, is_causal=True)
+    delta, known, run = row_products(dO, plain), launch.tiles, ops._launch
+    ops._stock = lambda *_: False
+    tiles = ((64, 64, 4, 2), (128, 64, 8, 2))
+    choices = {"known": known} | {"{}x{}, {} warps, {} stages".format(*t): lambda *_, t=t: t for t in tiles}
 
-def eigen(report) -> None:
-    """Top-10 eigenvalues of a small GPT's Hessian, written out column by column, per mode against float64."""
+    def calls(m):
+        _, O, lse = out = ops._attend(q, k, v, None, None, m, *opts)
+        rest = (q, k, v, None, None, m, out[0] if m is None else O, lse, delta, dO, *opts)
+        forward = lambda: ops._attend(q, k, v, None, None, m, *opts)  # noqa: E731
+        return {"forward": forward, "columns": lambda: ops._attend_grad(*rest), "rows": lambda: ops._attend_grad(*rest)}
+
+    def each():
+        for tile, choice in choices.items():
+            launch.tiles = choice
+            for name, m in (("plain", None), ("shaped", mix)):
+                ops._launch = run
+                for kind, call in calls(m).items():
+                    ops._launch = lambda kernel, *a, kind=kind: kernel.endswith(kind) and run(kernel, *a)
+                    yield f"{name} {kind}, {tile}", call
+
+    _, lse = one_tile.short(q, k, v, mix, *opts[:2])
+    single = {
+        "one tile forward": lambda: one_tile.short(q, k, v, mix, *opts[:2]),
+        "one tile backward": lambda: one_tile.short_grad(q, k, v, mix, lse, dO, *opts[:2]),
+    }
+    for _, call in each():
+        call()
+    for call in single.values():
+        call()
+    ready("short")
     out = {}
-    for mode, kind, precision in (("float64", torch.float64, "tf32"), ("tf32", torch.float32, "tf32"),
-                                  ("tf32x3", torch.float32, "tf32x3"), ("bf16", torch.bfloat16, "tf32")):  # fmt: skip
-        blocks, params = gpt2(2, 33, kind, second_order=True, depth=2, d=16, vocab=11, heads=1)
-        params = untied(params)
-        flat = [a * 10 if a.dim() > 1 else a for p in params for a in p.values()]
-        names = [list(p) for p in params]
-        base = torch.float64 if kind == torch.float64 else torch.float32
-        flat = [a.to(base) for a in flat]
-        sizes = [a.numel() for a in flat]
-
-        def tree(vector, flat=flat, names=names, sizes=sizes):
-            parts = iter(a.reshape(b.shape) for a, b in zip(vector.split(sizes), flat, strict=True))
-            return [{n: next(parts) for n in group} for group in names]
-
-        theta = torch.cat([a.flatten() for a in flat])
-        f = lambda theta, blocks=blocks, tree=tree: whole(blocks)(tree(theta))  # noqa: E731
-        torch.set_float32_matmul_precision("highest" if precision == "tf32x3" else "high")
-        with using(None if kind != torch.float64 else "reference", precision):
-            eye = torch.eye(theta.numel(), device=DEVICE, dtype=base)
-            H = torch.cat(
-                [vmap(lambda v, f=f, theta=theta: jvp(grad(f), (theta,), (v,))[1])(c) for c in eye.split(512)]
-            )
-        values = torch.linalg.eigvalsh((H + H.T).double() / 2)
-        out[mode] = values.abs().sort(descending=True)[0][:10].tolist()
-    torch.set_float32_matmul_precision("high")
-    gaps = {m: max(abs(a - b) / b for a, b in zip(out[m], out["float64"], strict=True)) for m in out}
-    report["eigen"] = {"parameters": theta.numel(), "top10": out, "largest_gap": gaps}
-    print(
-        f"  {theta.numel()} parameters, largest relative gap among the top 10:",
-        {m: f"{g:.1e}" for m, g in gaps.items()},
-    )
+    with alone():
+        out["torch forward"] = graphed(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        out["torch backward"] = timed(lambda: torch.autograd.grad(plain, leaves, dO, retain_graph=True), 30)
+        for name, call in single.items():
+            out[name] = graphed(call)
+        for name, call in each():
+            out[name] = graphed(call)
+    report["short"] = out
+    for name, ms in out.items():
+        print(f"  {name}: {ms * 1e3:.1f} us", flush=True)
 
 
 PARTS = {
     "accuracy": accuracy,
+    "accuracy-shaped": lambda report: accuracy(report, SHAPED, "accuracy_shaped"),
     "attention": lambda report: attention_alone(report, [1024, 4096, 16384, 65536]),
+    "attention-short": lambda report: attention_alone(report, [1024, 4096]),
+    "short": short,
     "eigen": eigen,
+    "product-error": product_error,
     "gradient-1k": lambda report: gradient(report, 8, 1024, "tf32"),
     "product-1k": lambda report: product(report, 8, 1024, "tf32"),
     "four-1k": lambda report: product(report, 8, 1024, "tf32", 4),
+    "product-1k-halves": lambda report: product(report, 8, 1024, "tf32", products="halves"),
+    "four-1k-halves": lambda report: product(report, 8, 1024, "tf32", 4, "halves"),
     "gradient-16k": lambda report: gradient(report, 1, 16384, "bf16"),
     "product-16k": lambda report: product(report, 1, 16384, "bf16"),
     "blockwise-16k": lambda report: blockwise(report, 1, 16384, "bf16", 3),
     "blockwise-64k": lambda report: blockwise(report, 1, 65536, "bf16", 1),
+    "train-pre-ln": lambda report: training(report, "pre-ln"),
+    "train-sas-p": lambda report: training(report, "sas-p"),
+    "train-sas-p-no-norm": lambda report: training(report, "sas-p-no-norm"),
+    "train-sas-p-torch": lambda report: training(report, "sas-p", fused=False),
+    "train-sas-p-no-norm-torch": lambda report: training(report, "sas-p-no-norm", fused=False),
 }
+
+
+QUIET = ("accuracy", "accuracy-shaped", "eigen", "product-error")
+"""Parts without a clock; nobody waits for them."""
 
 
 def part(name: str, report: dict, out: str) -> None:
     """One part in this process; what goes wrong is part of the record."""
+    if LOCK is not None and name in QUIET:
+        open(os.path.join(os.path.dirname(LOCK), f"ready-{name}"), "w").close()
     try:
         PARTS[name](report)
     except Exception as problem:
@@ -440,12 +293,13 @@ def part(name: str, report: dict, out: str) -> None:
 
 
 def ratios(report: dict) -> dict[str, float]:
-    """Time and memory of each product over those of the gradient at the same size."""
+    """Time and memory of each product over those of the gradient at its size; of each training step over Pre-LN's."""
     rows = {row["name"]: row for row in report.get("models", [])}
     out = {}
     for name, row in rows.items():
         size = next((word for word in name.split() if "x" in word and word[0].isdigit()), "")
-        base = next((r for n, r in rows.items() if n.startswith("gradient") and size in n.split()), None)
+        kind = "training pre-ln" if name.startswith("training") else "gradient"
+        base = next((r for n, r in rows.items() if n.startswith(kind) and size in n.split()), None)
         if base and base is not row:
             out[name] = {"time": row["ms"] / base["ms"], "memory": row["gib"] / base["gib"]}
     return out
@@ -455,6 +309,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", default=list(PARTS))
     parser.add_argument("--out", default=os.path.join(os.environ.get("OUT", "."), "kernels.json"))
+    parser.add_argument("--patience", type=float, default=600, help="seconds the parts wait for each other to compile")
     parser.add_argument("--limit", type=float, default=1800, help="seconds after which unfinished parts are dropped")
     options = parser.parse_args()
     import triton
@@ -483,6 +338,7 @@ def main() -> None:
             "QUADFORM_BENCHMARK_REPORT": first,
         }
         env["QUADFORM_BENCHMARK_PARTS"] = str(len(options.parts))
+        env["QUADFORM_BENCHMARK_END"] = str(time.time() + options.patience)
         outs = {name: os.path.join(folder, f"{name}.json") for name in options.parts}
         runs = {n: subprocess.Popen([sys.executable, __file__, n, "--out", o], env=env) for n, o in outs.items()}
         end = time.time() + options.limit
@@ -503,7 +359,7 @@ def main() -> None:
                             report[key] = value
     report["ratios"] = ratios(report)
     for name, value in report["ratios"].items():
-        print(f"  {name}: {value['time']:.2f}x the time and {value['memory']:.2f}x the memory of the gradient")
+        print(f"  {name}: {value['time']:.3f}x the time and {value['memory']:.2f}x the memory of its base")
     with open(options.out, "w") as file:
         json.dump(report, file, indent=1)
         file.write("\n")

@@ -176,3 +176,71 @@ def test_self_test_runs(capsys):
 
     assert main() == 0
     assert "ok" in capsys.readouterr().out
+
+
+class SdpaModel(torch.nn.Module):
+    """A plain torch model that calls SDPA: attention without norms, then a linear map to classes."""
+
+    def __init__(self):
+        super().__init__()
+        gen = torch.Generator().manual_seed(0)
+        new = lambda *s: torch.nn.Parameter(torch.randn(*s, generator=gen, dtype=torch.float64))  # noqa: E731
+        self.qkv, self.W = new(D, 3 * D), new(D, VOCAB)
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (x @ self.qkv).chunk(3, -1))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2).flatten(2)[:, -1] @ self.W
+
+
+def sdpa_model():
+    gen = torch.Generator().manual_seed(1)
+    x = torch.randn(3, TOKENS, D, generator=gen, dtype=torch.float64)
+    y = torch.randint(VOCAB, (3,), generator=gen)
+    model = SdpaModel()
+    tangents = [torch.randn(p.shape, generator=gen, dtype=p.dtype) for p in model.parameters()]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        params = dict(model.named_parameters())
+        loss = lambda p: F.cross_entropy(functional_call(model, p, (x,)), y)  # noqa: E731
+        exact = jvp(grad(loss), (params,), (dict(zip(params, tangents, strict=True)),))[1]
+    return model, x, y, tangents, [a.detach() for a in exact.values()]
+
+
+def test_plain_autograd_of_a_module():
+    """autograd.grad(create_graph=True), then grad, on a module that calls SDPA: the written-out product."""
+    model, x, y, tangents, exact = sdpa_model()
+    params = list(model.parameters())
+    with second_order_sdpa():
+        first = torch.autograd.grad(F.cross_entropy(model(x), y), params, create_graph=True)
+        inner = sum((g * t).sum() for g, t in zip(first, tangents, strict=True))
+        product = torch.autograd.grad(inner, params)
+    torch.testing.assert_close(list(product), exact, rtol=1e-11, atol=1e-11)
+
+
+def test_curvlinops():
+    """curvlinops' HessianLinearOperator inside `second_order_sdpa` multiplies with the same Hessian."""
+    curvlinops = pytest.importorskip("curvlinops")
+    model, x, y, tangents, exact = sdpa_model()
+    params = list(model.parameters())
+    with second_order_sdpa():
+        H = curvlinops.HessianLinearOperator(model, torch.nn.CrossEntropyLoss(), params, [(x, y)])
+        product = H @ torch.cat([t.flatten() for t in tangents])
+    torch.testing.assert_close(product.detach(), torch.cat([e.flatten() for e in exact]), rtol=1e-9, atol=1e-9)
+
+
+def test_compiled_models_take_the_stock_attention():
+    """torch.compile of a plain model keeps torch's own attention; inside a torch.func transform it takes ours."""
+    from quadform.nn.attention import attend
+
+    seen = []
+
+    def backend(graph, _):
+        seen.append({str(n.target) for n in graph.graph.nodes})
+        return graph
+
+    q = torch.randn(1, 2, 5, 4, requires_grad=True)
+    torch.compile(lambda q: attend(q, q, q, causal=True).sum(), backend=backend, fullgraph=True)(q)
+    assert any("scaled_dot_product" in name for name in seen.pop())
+    inner = grad(lambda q: attend(q, q, q, causal=True).sum())
+    torch.compile(lambda q: inner(q), backend=backend)(q.detach())
+    assert not any("scaled_dot_product" in name for names in seen for name in names)

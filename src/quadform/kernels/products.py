@@ -49,29 +49,30 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 aten = torch.ops.aten
-_VIEWS = {
-    f.default for f in (aten.t, aten.permute, aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze)
-} | {aten.transpose.int, aten.squeeze.dim}  # fmt: skip
+_VIEWS = (
+    aten.t.default, aten.transpose.int, aten.permute.default, aten.view.default, aten._unsafe_view.default,
+    aten.reshape.default, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.expand.default,
+    aten.alias.default, aten.detach.default,
+)  # fmt: skip
 
 
 def in_halves(graph: torch.fx.Graph) -> int:
     """Take every large float32 product of a traced graph in scaled float16; how many were rewritten.
 
-    An operand used by several products is scaled once, whichever way round it is read. Rows given together (tokens, or
-    several vectors) share one scale; the batch entries of a batched product have one each.
+    An operand used by several products is scaled once, whichever way round it is read. One tensor has one scale, so
+    vectors multiplied together should be of like size (mantissa bits are lost below 2^-28 of the largest entry).
     """
-    done: dict[tuple, tuple] = {}
+    done: dict[torch.fx.Node, tuple] = {}
     count = 0
     for node in list(graph.nodes):
         if node.target not in (aten.mm.default, aten.bmm.default, aten.addmm.default):
             continue
         a, b = node.args[-2:]
-        shapes = a.meta["val"].shape[-2:] + b.meta["val"].shape[-2:]
-        if a.meta["val"].dtype != torch.float32 or min(shapes) < LEAST or node.kwargs:
+        sides = (*a.meta["val"].shape[-2:], b.meta["val"].shape[-1])
+        if a.meta["val"].dtype != torch.float32 or min(sides) < LEAST or node.kwargs:
             continue
-        batched = node.target is aten.bmm.default
+        (x, x_back), (y, y_back) = (_operand(graph, n, done) for n in (a, b))
         with graph.inserting_before(node):
-            (x, x_back), (y, y_back) = (_operand(graph, n, batched, done) for n in (a, b))
             new = graph.call_function(torch.ops.quadform.wide_product.default, (x, y))
             for back in (x_back, y_back):
                 new = graph.call_function(aten.mul.Tensor, (new, back))
@@ -84,16 +85,15 @@ def in_halves(graph: torch.fx.Graph) -> int:
     return count
 
 
-def _operand(graph: torch.fx.Graph, node: torch.fx.Node, batched: bool, done: dict) -> tuple:
-    """(node in scaled float16, the factor that undoes the scale), made once, right after the operand itself."""
-    key = (node, batched)
-    if key in done:
-        return done[key]
-    if node.target in _VIEWS and not batched:
-        half, back = _operand(graph, node.args[0], batched, done)
+def _operand(graph: torch.fx.Graph, node: torch.fx.Node, done: dict) -> tuple:
+    """(the operand in scaled float16, the factor that undoes the scale), made once, right after the operand itself."""
+    if node in done:
+        return done[node]
+    if node.target in _VIEWS:
+        half, back = _operand(graph, node.args[0], done)
         with graph.inserting_after(max(node, half)):
-            done[key] = graph.call_function(node.target, (half, *node.args[1:])), back
-        return done[key]
+            done[node] = graph.call_function(node.target, (half, *node.args[1:]), node.kwargs), back
+        return done[node]
     after = node
     if node.op == "placeholder":  # after all of them: calls may not stand between the inputs
         after = [n for n in graph.nodes if n.op == "placeholder"][-1]
@@ -104,10 +104,10 @@ def _operand(graph: torch.fx.Graph, node: torch.fx.Node, batched: bool, done: di
             after = graph.call_function(target, args, kwargs)
         return after
 
-    dims = [-2, -1] if batched else list(range(node.meta["val"].dim()))
-    top = call(aten.amax.default, call(aten.abs.default, node), dims, batched)
+    top = call(aten.amax.default, call(aten.abs.default, node))
     power = call(aten.floor.default, call(aten.log2.default, call(aten.clamp_min.default, top, 1e-30)))
     unit = call(aten.exp2.default, call(aten.rsub.Scalar, power, 14))
     half = call(aten._to_copy.default, call(aten.mul.Tensor, node, unit), dtype=torch.float16)
-    done[key] = half, call(aten.exp2.default, call(aten.sub.Tensor, power, 14))
-    return done[key]
+    back = call(aten.exp2.default, call(aten.sub.Tensor, power, 14))
+    done[node] = half, back
+    return done[node]

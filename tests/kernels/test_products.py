@@ -1,0 +1,87 @@
+"""Products of 16-bit operands with float32 results, and programs whose float32 products are taken that way."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import grad, jvp, vmap
+
+from quadform.core.errors import InputError
+from quadform.kernels import linear_cross_entropy, products, program
+
+torch.set_num_threads(1)
+D, HIDDEN, VOCAB = 32, 96, 48
+
+
+def problem(size=1.0, vectors=()):
+    gen = torch.Generator().manual_seed(0)
+    new = lambda *s: torch.randn(*s, generator=gen)  # noqa: E731
+    shapes = {"W": (D, HIDDEN), "b": (HIDDEN,), "U": (HIDDEN, D), "E": (VOCAB, D)}
+    p = {n: 0.1 * new(*s) for n, s in shapes.items()}
+    v = {n: size * new(*vectors, *s) for n, s in shapes.items()}
+    x, y = new(2, 20, D), torch.randint(VOCAB, (2, 20), generator=gen)
+
+    def loss(p):
+        h = F.gelu(F.linear(x.to(p["W"]), p["W"].T, p["b"])) @ p["U"]
+        return size * linear_cross_entropy(h, p["E"].T, y)
+
+    return p, v, lambda p, v: jvp(grad(loss), (p,), (v,))[1]
+
+
+def wide(tree):
+    return {n: a.double() for n, a in tree.items()}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-9, 1e9])
+def test_program_in_halves(size, monkeypatch):
+    """Every product rewritten; error that of ten mantissa bits (TF32's), whatever the size of vector and loss."""
+    monkeypatch.setattr(products, "LEAST", 8)
+    p, v, hvp = problem(size)
+    exact = hvp(wide(p), wide(v))
+    run = program(hvp, p, v, compile=False, products="halves")
+    names = [str(n.target) for n in run.graph.nodes]
+    assert not any(n.startswith(("aten.mm", "aten.addmm", "aten.bmm")) for n in names)
+    for n, a in run(p, v).items():
+        gap = (a.double() - exact[n]).norm() / exact[n].norm()
+        assert 1e-5 < gap < 2e-3
+
+
+def test_operands_are_scaled_once(monkeypatch):
+    """A matrix used both ways round, and by value and tangent, becomes float16 once: fewer casts than operands."""
+    monkeypatch.setattr(products, "LEAST", 8)
+    p, v, hvp = problem()
+    names = [str(n.target) for n in program(hvp, p, v, compile=False, products="halves").graph.nodes]
+    assert names.count("aten._to_copy.default") < 1.5 * names.count("quadform.wide_product.default")
+
+
+def test_several_vectors_in_halves(monkeypatch):
+    """k vectors at once through batched products equal one at a time, to the same ten bits."""
+    monkeypatch.setattr(products, "LEAST", 8)
+    p, v, hvp = problem(vectors=(3,))
+    together = program(lambda p, V: vmap(lambda v: hvp(p, v))(V), p, v, compile=False, products="halves")(p, v)
+    exact = hvp(wide(p), {n: a[1].double() for n, a in v.items()})
+    for n, a in together.items():
+        assert (a[1].double() - exact[n]).norm() < 2e-3 * exact[n].norm()
+
+
+def test_small_products_stay():
+    """Below LEAST a side the program is the same with and without."""
+    p, v, hvp = problem()
+    plain, halves = (program(hvp, p, v, compile=False, products=name) for name in ("torch", "halves"))
+    assert [str(n.target) for n in plain.graph.nodes] == [str(n.target) for n in halves.graph.nodes]
+
+
+@pytest.mark.parametrize("dims", [(None, None), (0, None), (None, 0), (0, 0)])
+def test_wide_product(dims):
+    """float16 operands, float32 result, batched or not, against float64."""
+    gen = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4, 5, 5, generator=gen).half() for _ in range(2))
+    a, b = (x if d == 0 else x[0] for x, d in zip((a, b), dims, strict=True))
+    out = products.wide_product(a, b) if dims == (None, None) else vmap(products.wide_product, dims)(a, b)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), a.double() @ b.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_unknown_products_are_refused():
+    """Only known ways to multiply."""
+    with pytest.raises(InputError, match="use one of torch, halves"):
+        program(lambda x: x, torch.ones(1), products="int8")
