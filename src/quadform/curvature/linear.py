@@ -50,6 +50,7 @@ _VIEWS = {
 #: Made from nothing: cheaper to make again than to keep.
 _FILLED = {aten.full.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.ones.default}
 _FILLED |= {aten.zeros.default}
+_CONSTANT = {aten.zeros.default: 0, aten.ones.default: 1, aten.full.default: None}
 #: Work on single entries, which a compiler fuses with the work that needs it.
 _ENTRYWISE = {
     getattr(getattr(aten, name), overload)
@@ -121,6 +122,11 @@ def plain(graph: fx.Graph, leaves: Sequence[Any]) -> fx.Graph:
         elif node.target in _SAME or (node.target is aten._to_copy.default and _same_kind(node)):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+        elif node.target is aten.copy.default and _same_kind(node, node.args[1]):
+            node.replace_all_uses_with(node.args[1])
+            graph.erase_node(node)
+        elif node.target is aten.expand.default and node.args[0].target in _CONSTANT:
+            _fill(graph, node)
     graph.eliminate_dead_code()
     new = fx_graph_cse(graph)
     new.eliminate_dead_code()
@@ -204,9 +210,26 @@ def _mutates(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _same_kind(node: fx.Node) -> bool:
-    a, b = node.args[0].meta.get("val"), node.meta.get("val")  # type: ignore[union-attr]
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and a.device == b.device
+def _same_kind(node: fx.Node, argument: Any = None) -> bool:
+    """Whether a node is its first (or that) argument, as far as shape, type and device can tell."""
+    of: Any = node.args[0] if argument is None else argument
+    a, b = of.meta.get("val"), node.meta.get("val")
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
+
+
+def _fill(graph: fx.Graph, node: fx.Node) -> None:
+    """A constant spread over a shape as a filled tensor: some operators write into a copy with the same strides."""
+    base: Any = node.args[0]
+    value = base.args[1] if base.target is aten.full.default else _CONSTANT[base.target]
+    like = node.meta["val"]
+    with graph.inserting_before(node):
+        options = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
+        new = graph.call_function(aten.full.default, (list(like.shape), value), options)
+    new.meta = {**node.meta, "val": like.new_empty(like.shape)}
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
 
 
 def _bytes(node: fx.Node) -> int:

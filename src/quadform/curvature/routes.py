@@ -173,24 +173,38 @@ class Products:
         return kept
 
     # --- choosing ---------------------------------------------------------------------------------------------------
-    def _choose(self, v: Vector) -> None:
-        """Time one step-by-step product, count the operators of one forward pass, take the fastest route."""
-        self.route = "eager"
+    def predict(self, v: Vector) -> dict[Route, float]:
+        """Seconds of the expected products by each route, from one step-by-step product and one counted forward."""
+        route, self.route = self.route, "eager"
+        with self.risk.context():
+            eager = self._timed(v)
+            if eager < 10:  # the first product of a process also loads and warms up
+                eager = min(eager, self._timed(v))
+            with torch.no_grad(), _Count() as counted:
+                self.risk.run(self.risk.params, self.risk.batches[0])
+        self.route = route
+        return predict(counted.operators, eager, self.expected, self.risk.device.type)
+
+    def _timed(self, v: Vector) -> float:
         begun = time.perf_counter()
         self._some(v)
         if self.risk.device.type == "cuda":
             torch.cuda.synchronize()
-        eager = time.perf_counter() - begun
-        with torch.no_grad(), _Count() as counted:
-            self.risk.run(self.risk.params, self.risk.batches[0])
-        predicted = predict(counted.operators, eager, self.expected, self.risk.device.type)
-        self.route = min(predicted, key=lambda route: predicted[route])
-        others = ", ".join(f"{name} {_in_time(t)}" for name, t in predicted.items() if name != self.route)
+        return time.perf_counter() - begun
+
+    def _choose(self, v: Vector) -> None:
+        predicted = self.predict(v)
+        self.route = fastest(predicted)
+        others = ", ".join(f"{name} {in_time(t)}" for name, t in predicted.items() if name != self.route)
         if predicted["eager"] >= 2:  # below that nobody waits
             say(
                 f"{self.what}: {self.route} route for {self.expected} products, about"
-                f" {_in_time(predicted[self.route])} ({others})"
+                f" {in_time(predicted[self.route])} ({others})"
             )
+
+
+def fastest(predicted: dict[Route, float]) -> Route:
+    return min(predicted, key=lambda route: predicted[route])
 
 
 class _Count(TorchDispatchMode):
@@ -208,7 +222,8 @@ def _version(t: Any) -> Any:
     return (id(t.untyped_storage()), 0 if t.is_inference() else t._version) if isinstance(t, Tensor) else t
 
 
-def _in_time(seconds: float) -> str:
+def in_time(seconds: float) -> str:
+    """`3.2 s`, `8:52`, `1.5 h`."""
     if seconds < 99.5:
         return f"{seconds:.2g} s"
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}" if seconds < 3600 else f"{seconds / 3600:.1f} h"

@@ -169,6 +169,26 @@ class BlockNorms:
             return Estimate(value, matvecs=self.matvecs)
         return Estimate(value, error, "estimate", self.matvecs)
 
+    def heterogeneity(self, sizes: Sequence[int]) -> Estimate:
+        """Largest over smallest root mean square eigenvalue |A(b, b)|_F / sqrt(n_b) of the diagonal blocks.
+
+        1 where all blocks are alike; `heterogeneity.heterogeneity` compares their whole spectra. Source of the idea:
+        [Zhang24]; the definition is [own].
+        """
+        value = self.value.diagonal() / torch.tensor(sizes, dtype=torch.float64).sqrt()
+        error = self.stderr.diagonal() / torch.tensor(sizes, dtype=torch.float64).sqrt()
+        high, low = int(value.argmax()), int(value.argmin())
+        note = f"{self.names[high]} over {self.names[low]}"
+        if float(value[low]) == 0:
+            return Estimate(
+                math.inf if float(value[high]) else 1.0, matvecs=self.matvecs, note=f"{note}, which is zero"
+            )
+        ratio = float(value[high] / value[low])
+        if bool(self.exact[high, high]) and bool(self.exact[low, low]):
+            return Estimate(ratio, matvecs=self.matvecs, note=note)
+        spread = ratio * math.hypot(float(error[high] / value[high]), float(error[low] / value[low]))
+        return Estimate(ratio, spread, "estimate", self.matvecs, note=note)
+
 
 def block_norms(
     A: Operator,

@@ -1,0 +1,80 @@
+"""`qf.spectrum`: the Python door to `spectrum`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..core.progress import Report
+from ..curvature.groups import groups
+from ..curvature.risk import Risk
+from ..curvature.routes import Route
+from .configs.shared import seconds_of
+from .journal import Deadline, Journal
+from .spectrum import Wish, measure, question
+from .spectrum_answer import Spectrum
+from .subject import weights_hash
+
+
+def spectrum(
+    model: nn.Module | Callable[..., Any],
+    probe: Any,
+    loss: Any = None,
+    *,
+    top: int = 10,
+    bottom: int = 1,
+    density: bool = True,
+    blocks: str | Sequence[str] | Mapping[str, Sequence[str]] = "qkv",
+    params: Any = "*",
+    curvature: str = "hessian",
+    products: int | None = None,
+    probes: int = 4,
+    steps: int = 20,
+    tol: float = 1e-3,
+    seed: int = 0,
+    route: Route = "auto",
+    max_time: str | float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = True,
+) -> Spectrum:
+    """The spectrum of `model` on `probe` (a batch, or batches); its own loss, or `loss(output, batch)`.
+
+    `blocks` is a kind (`curvature.groups.KINDS`), names or globs, `{label: globs}`, or "none". `resume` names a folder
+    that keeps unfinished work: the same call goes on where it was. The model is left as it was.
+    """
+    risk = Risk(model, loss, probe, params, quiet=not progress)
+    wish = Wish(
+        top=top,
+        bottom=bottom,
+        density=density,
+        blocks=_blocks(risk, blocks),
+        curvature=curvature,
+        products=products,
+        probes=probes,
+        steps=steps,
+        tol=tol,
+        seed=seed,
+        route=route,
+    )
+    hash_ = weights_hash(model) if isinstance(model, nn.Module) else ""
+    source = {"model": type(model).__name__ if isinstance(model, nn.Module) else "function", "weights": hash_}
+    journal = Journal(resume, question(wish, source))
+    seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
+    return measure(risk, wish, source, journal, Deadline(seconds), progress)
+
+
+def _blocks(risk: Risk, blocks: str | Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    if blocks == "none" or not blocks:
+        return {}
+    if isinstance(blocks, str):
+        return groups(risk.space, blocks)
+    if isinstance(blocks, Mapping):
+        named = {str(label): (globs,) if isinstance(globs, str) else tuple(globs) for label, globs in blocks.items()}
+    else:
+        named = {glob: (glob,) for glob in blocks}
+    for globs in named.values():
+        risk.space.select(*globs)
+    return named

@@ -1,0 +1,105 @@
+"""Sentences about spectra of whole models, in both languages."""
+
+EN = {
+    "record_spectrum": "Spectrum of {name}",
+    "spectral_sharp": "λ_max {high}, λ_min {low}: steps of gradient descent above {ceiling} overshoot.",
+    "spectral_split": "The sharpest block is {ratio} times as curved as the flattest: one step size fits neither.",
+    "spectral_even": "All blocks are curved alike within a factor of {ratio}.",
+    "spectral_partial": "The time was up before everything was measured.",
+    "density_title": "The density of all eigenvalues",
+    "density_head": "{share} of the {count} eigenvalues are negative; the largest stands {ratio} times above the"
+    " typical size of one.",
+    "density_reading": "The area over a stretch of the axis is the share of eigenvalues there; the band is one standard"
+    " error. Ticks are single extreme eigenvalues. Left of 0 the loss curves down. How far the ticks stand from the"
+    " mass is how much sharper a few directions are than all others.",
+    "density_not": "Narrow peaks are smoothed to the width of one step of the method; two eigenvalues closer than that"
+    " are one hump. A tall hump at 0 does not mean that the loss is flat: it means that most directions are.",
+    "density_caption": "The axis is linear up to {linear}, logarithmic beyond.",
+    "density_axis": "share per unit of the axis",
+    "density_band": "density",
+    "map_title": "Block map: curvature of every matrix",
+    "map_head": "{sharp} is the sharpest block, {flat} the flattest: {ratio} to 1.",
+    "map_reading": "Each field is one matrix of one layer; the number is the norm of its own block of the Hessian, the"
+    " colour the typical size of an eigenvalue there (norm over the root of the number of weights). One colour"
+    " everywhere: one step size fits. Stripes: it does not, and optimizers that scale each matrix by itself gain.",
+    "map_not": "A pale block is not an unimportant one; it is one where larger steps are safe. Blocks say nothing about"
+    " how the loss curves between two matrices: that is the next figure.",
+    "map_scale": "Colours run logarithmically from {low} (palest) to {high} (darkest).",
+    "map_part": "matrix",
+    "map_layer": "layer",
+    "map_size": "typical eigenvalue",
+    "pairs_title": "Norms of all pairs of blocks",
+    "pairs_head": "{share} of the squared norm of these blocks lies off the diagonal.",
+    "pairs_reading": "Row and column are matrices; the colour is the norm of the Hessian between them. Dark off the"
+    " diagonal: moving one matrix changes the slope along the other, which optimizers that treat matrices by"
+    " themselves do not see.",
+    "pairs_not": "A norm has no sign: a strong pair may help or hinder. Errors are in the table.",
+    "pairs_row": "row",
+    "pairs_column": "column",
+    "spectral_trace": "trace",
+    "spectral_negative": "share of negative eigenvalues",
+    "spectral_rms": "root mean square eigenvalue",
+    "spectral_heterogeneity": "sharpest : flattest block (root mean square eigenvalue)",
+    "spectral_loss": "loss",
+    "spectral_cost": "cost",
+    "spectral_cost_of": "{products} products, {seconds} s, {memory}, {route} route",
+    "spectral_operator": "operator",
+    "spectral_probe": "probe",
+    "spectral_batches": "{count} batches",
+    "card_eigen_title": "Largest eigenvalue",
+    "card_eigen_good": "firm",
+    "card_eigen_fair": "bound",
+    "card_eigen_poor": "none",
+    "card_eigen_rule": "green when converged, amber when only a bound",
+}
+
+KO = {
+    "record_spectrum": "{name}의 스펙트럼",
+    "spectral_sharp": "λ_max {high}, λ_min {low}: 경사 하강의 보폭이 {ceiling} 넘으면 지나칩니다.",
+    "spectral_split": "가장 날카로운 블록의 곡률은 가장 평평한 블록의 {ratio}배라서 한 보폭이 둘 다에 맞지 않습니다.",
+    "spectral_even": "모든 블록의 곡률이 {ratio}배 안에서 비슷합니다.",
+    "spectral_partial": "모두 재기 전에 시간이 끝났습니다.",
+    "density_title": "모든 고유값의 밀도",
+    "density_head": "고유값 {count}개 중 {share} 비율이 음수입니다. 가장 큰 값은 보통 크기의 {ratio}배입니다.",
+    "density_reading": "축의 한 구간 위 넓이가 그곳에 있는 고유값의 비율이고, 띠는 표준 오차 하나입니다. 눈금은 양 끝의"
+    " 고유값 하나하나입니다. 0의 왼쪽에서는 손실이 아래로 굽습니다. 눈금이 덩어리에서 멀수록 몇몇 방향이 나머지보다"
+    " 날카롭습니다.",
+    "density_not": "좁은 봉우리는 방법의 한 걸음 너비로 뭉개집니다. 그보다 가까운 두 고유값은 하나의 봉우리입니다. 0의"
+    " 높은 봉우리는 손실이 평평하다는 뜻이 아니라 대부분의 방향이 평평하다는 뜻입니다.",
+    "density_caption": "축은 {linear} 안에서 선형이고 그 밖에서 로그입니다.",
+    "density_axis": "축 단위당 비율",
+    "density_band": "밀도",
+    "map_title": "블록 지도: 행렬마다의 곡률",
+    "map_head": "가장 날카로운 블록: {sharp}, 가장 평평한 블록: {flat}. 비율 {ratio} 대 1.",
+    "map_reading": "칸 하나가 한 층의 행렬 하나입니다. 숫자는 헤세 행렬에서 그 블록의 노름이고, 색은 그곳 고유값의 보통"
+    " 크기(노름을 가중치 수의 제곱근으로 나눈 값)입니다. 모두 한 색이면 한 보폭이 맞습니다. 줄무늬면 맞지 않고,"
+    " 행렬마다 크기를 맞추는 최적화가 유리합니다.",
+    "map_not": "옅은 블록은 중요하지 않은 것이 아니라 큰 보폭이 안전한 것입니다. 두 행렬 사이의 곡률은 여기 없고"
+    " 다음 그림에 있습니다.",
+    "map_scale": "색은 {low}(가장 옅음)에서 {high}(가장 진함)까지 로그로 변합니다.",
+    "map_part": "행렬",
+    "map_layer": "층",
+    "map_size": "보통 고유값",
+    "pairs_title": "모든 블록 쌍의 노름",
+    "pairs_head": "이 블록들의 제곱 노름 가운데 {share} 비율이 대각선 밖에 있습니다.",
+    "pairs_reading": "행과 열은 행렬이고 색은 그 사이 헤세 행렬의 노름입니다. 대각선 밖이 진하면 한 행렬을 움직일 때"
+    " 다른 행렬의 기울기가 바뀌는데, 행렬을 따로 다루는 최적화는 이것을 보지 못합니다.",
+    "pairs_not": "노름에는 부호가 없습니다. 강한 쌍은 도움일 수도 방해일 수도 있습니다. 오차는 표에 있습니다.",
+    "pairs_row": "행",
+    "pairs_column": "열",
+    "spectral_trace": "대각합",
+    "spectral_negative": "음수 고유값의 비율",
+    "spectral_rms": "고유값의 제곱평균제곱근",
+    "spectral_heterogeneity": "가장 날카로운 블록 : 가장 평평한 블록 (고유값의 제곱평균제곱근)",
+    "spectral_loss": "손실",
+    "spectral_cost": "비용",
+    "spectral_cost_of": "곱 {products}번, {seconds}초, {memory}, 방식 {route}",
+    "spectral_operator": "연산자",
+    "spectral_probe": "탐침",
+    "spectral_batches": "묶음 {count}개",
+    "card_eigen_title": "가장 큰 고유값",
+    "card_eigen_good": "확실",
+    "card_eigen_fair": "한계",
+    "card_eigen_poor": "없음",
+    "card_eigen_rule": "수렴하면 초록, 한계뿐이면 노랑",
+}

@@ -1,0 +1,215 @@
+"""`qf.spectrum` and `quadform spectrum`: the numbers against the dense Hessian, resuming, stopping, refusing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import quadform as qf
+from quadform.applications.spectrum_answer import Spectrum
+from quadform.cli import main
+from quadform.core.errors import InputError, UnknownName
+from quadform.curvature import Risk, hessian
+from quadform.nn import Transformer
+from quadform.report.spectral import drawn, figures, summary
+from quadform.report.texts import EN, KO
+
+F64 = torch.float64
+TINY = "new:pre-ln,depth=1,dim=8,heads=2"
+
+
+@pytest.fixture(scope="module")
+def subject() -> tuple[Transformer, dict[str, torch.Tensor]]:
+    model = Transformer("pre-ln", depth=2, dim=8, heads=2, vocab=7, seq_len=8, seed=0, d_ff=8).to(F64)
+    return model, {"tokens": torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(0))}
+
+
+@pytest.fixture(scope="module")
+def found(subject: Any) -> Spectrum:
+    return qf.spectrum(*subject, top=3, density=True, blocks="qkv", probes=6, steps=12, route="eager", progress=False)
+
+
+@pytest.fixture(scope="module")
+def dense(subject: Any) -> Any:
+    risk = Risk(subject[0], data=subject[1], quiet=True)
+    return hessian(risk), hessian(risk).dense(), risk.space
+
+
+def test_numbers_lie_within_their_errors_of_the_dense_hessian(found: Spectrum, dense: Any) -> None:
+    """Eigenvalues within their residuals, trace and negative share within five standard errors."""
+    _, H, _ = dense
+    lam = torch.linalg.eigvalsh(H)
+    for e, want in zip((*found.top, *found.bottom), (*lam.flip(0)[:3], lam[0]), strict=True):
+        assert abs(e.value - float(want)) <= (e.stderr or 0) + 1e-9
+    assert abs(found.trace.value - float(lam.sum())) <= 5 * found.trace.stderr
+    share = float((lam < -1e-12).double().mean())
+    assert abs(found.negative_share.value - share) <= 5 * found.negative_share.stderr
+    assert found.converged
+    assert found.cost["products"] == sum(e.matvecs for e in (found.top[0], found.trace, found.heterogeneity))
+
+
+def test_blocks_by_layer_and_label(found: Spectrum, dense: Any) -> None:
+    """`blocks("layers.1", "query", "value")` is that block's norm, within five standard errors, for every pair."""
+    A, _, _ = dense
+    for a, x in (("query", "W_Q"), ("key", "W_K"), ("value", "W_V")):
+        for b, y in (("query", "W_Q"), ("value", "W_V")):
+            e = found.blocks("layers.1", a, b)
+            want = float(A.block(f"layers.1.attn.{x}", f"layers.1.attn.{y}").dense().norm())
+            assert abs(e.value - want) <= 5 * e.stderr
+    across = found.blocks("layers.0.attn.W_V", "layers.1.attn.W_K")
+    want = float(A.block("layers.0.attn.W_V", "layers.1.attn.W_K").dense().norm())
+    assert abs(across.value - want) <= 5 * across.stderr
+    with pytest.raises(UnknownName, match="no block"):
+        found.blocks("layers.7", "query", "value")
+
+
+def test_heterogeneity_is_the_ratio_it_says(subject: Any, dense: Any) -> None:
+    """Largest over smallest |H(b, b)|_F / sqrt(n_b): exact where every block has at most `probes` coordinates."""
+    A, _, _ = dense
+    names = ["layers.0.attn.W_Q", "layers.0.attn.W_V[1]"]
+    s = qf.spectrum(*subject, top=1, density=False, blocks=names, probes=64, route="eager", progress=False)
+    sizes = [float(A.block(n).dense().norm()) / n_b**0.5 for n, n_b in zip(names, (64, 32), strict=True)]
+    assert s.heterogeneity.kind == "exact"
+    assert s.heterogeneity.value == pytest.approx(max(sizes) / min(sizes))
+    assert s.blocks(*names).kind == "exact"
+
+
+def test_an_answer_is_saved_loaded_and_shown(found: Spectrum, tmp_path: Path) -> None:
+    """save/load keep every number; table, text, JSON, figures in both languages, one HTML file."""
+    again = Spectrum.load(found.save(tmp_path / "s"))
+    assert [e.value for e in again.top] == [e.value for e in found.top]
+    assert str(again.table()) == str(found.table())
+    assert "[estimate]" in str(again)
+    assert json.loads(again.json())["kind"] == "spectrum"
+    assert [f.name for f in figures(again.record, "ko")] == ["density", "block_map", "block_pairs"]
+    assert all(f.svg().startswith("<svg") for f in figures(again.record))
+    assert "λ_max" in summary(again.record, EN)
+    assert summary(again.record, KO) != summary(again.record, EN)
+    html = again.report(tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "The density of all eigenvalues" in html
+    assert again.plot("block_map") is not None
+
+
+def test_a_smaller_wish_leaves_out_what_it_did_not_ask(subject: Any) -> None:
+    """Without density and blocks: eigenvalues and trace; asking for the rest says what it needs."""
+    s = qf.spectrum(*subject, top=1, density=False, blocks="none", curvature="ggn", route="eager", progress=False)
+    assert s.bottom[0].value >= -1e-9  # Gauss-Newton of a cross-entropy
+    assert not drawn(s.record)
+    with pytest.raises(InputError, match="density=True"):
+        _ = s.negative_share
+    with pytest.raises(InputError, match="blocks='qkv'"):
+        s.blocks("layers.0", "query", "value")
+    with pytest.raises(UnknownName, match="not one of"):
+        qf.spectrum(*subject, blocks="qvk", progress=False)
+
+
+def test_more_time_gives_the_answer_of_an_uninterrupted_run(subject: Any, tmp_path: Path) -> None:
+    """Stopped again and again by the clock, then resumed: the same numbers, bit for bit."""
+    wish: dict[str, Any] = {"top": 2, "density": True, "blocks": "qkv", "probes": 3, "steps": 6, "route": "eager"}
+    want = qf.spectrum(*subject, **wish, progress=False)
+    first = qf.spectrum(*subject, **wish, progress=False, max_time=1e-9, resume=tmp_path)
+    assert first.partial
+    assert not first.converged
+    for seconds in (1e-9, 1e-9, 0.3, 60):
+        got = qf.spectrum(*subject, **wish, progress=False, max_time=seconds, resume=tmp_path)
+        if not got.partial:
+            break
+    assert got.record.scalars == want.record.scalars
+    assert all(torch.equal(t, want.record.tensors[n]) for n, t in got.record.tensors.items())
+    other, data = Transformer("pre-ln", depth=2, dim=8, heads=2, vocab=7, seq_len=8, seed=1, d_ff=8).to(F64), subject[1]
+    with pytest.raises(InputError, match="other weights"):
+        qf.spectrum(other, data, **wish, progress=False, resume=tmp_path)
+
+
+def test_the_model_is_left_as_it_was(subject: Any) -> None:
+    """Weights, gradients, mode and random state."""
+    model, batch = subject
+    model.train()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    torch.manual_seed(3)
+    want = torch.rand(4)
+    torch.manual_seed(3)
+    qf.spectrum(model, batch, top=1, density=False, blocks="none", route="eager", progress=False)
+    assert torch.equal(torch.rand(4), want)
+    assert model.training
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- the verb -------------------------------------------------------------------------------------------------------
+def test_the_verb_prints_saves_and_reports(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Coverage and cost first, results on stdout, a folder by default, which the report shows."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["spectrum", TINY, "--top", "1", "--density", "--probes", "2", "--steps", "5"]) == 0
+    out, err = capsys.readouterr()
+    assert "tensors" in out.splitlines()[0]
+    assert "lambda_max" in out
+    assert "saved runs/pre-ln-depth-1-dim-8-heads-2-spectrum" in out
+    assert "products" in err
+    assert "\r" not in err
+    assert main(["report", "runs/pre-ln-depth-1-dim-8-heads-2-spectrum", "--quiet"]) == 0
+
+
+def test_dry_run_tells_the_cost_and_stops(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """Products, time, memory; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["spectrum", TINY, "--dry-run", "--json", "--quiet"]) == 0
+    cost = json.loads(capsys.readouterr().out)
+    assert cost["products"] == sum(cost["planned"].values())
+    assert cost["seconds"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (["--blocks", "qvk"], "is not one of `qkv`"),
+        (["--top", "0", "--bottom", "0"], "ask for at least one eigenvalue"),
+        (["--products", "1"], "need as many at least"),
+        (["--probes", "1"], "give at least 2"),
+        (["--params", "layers.*.q"], "0 of 14 tensors"),
+        (["--max-time", "soon"], "is not a length of time"),
+    ],
+)
+def test_bad_flags_are_told_in_one_line(flags: list[str], text: str, capsys: Any) -> None:
+    """Exit code 2 and what to do."""
+    assert main(["spectrum", TINY, *flags]) == 2
+    err = capsys.readouterr().err
+    assert text in err
+    assert err.strip().count("\n") <= 1
+
+
+def test_no_products_left_is_said_and_leaves_with_three(tmp_path: Path, capsys: Any) -> None:
+    """Eigenvalues that did not converge are bounds; the line names the command that goes on."""
+    flags = ["--top", "2", "--bottom", "0", "--products", "2", "--blocks", "none", "--tol", "1e-12"]
+    assert main(["spectrum", TINY, *flags, "--out", str(tmp_path), "--quiet"]) == 3
+    out = capsys.readouterr().out
+    assert "--resume --products" in out
+    assert ">= " in out
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Interrupted once: finishes the product, saves, tells how to go on, leaves with 130; then resumes."""
+    flags = ["spectrum", TINY, "--top", "40", "--tol", "1e-13", "--blocks", "none", "--out", str(tmp_path)]
+    words = [sys.executable, "-m", "quadform.cli.main", *flags, "--route", "eager"]
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    said = []
+    assert running.stderr is not None
+    for line in running.stderr:
+        said.append(line)
+        if "/" in line and "left" in line:
+            running.send_signal(signal.SIGINT)
+            break
+    said.append(running.communicate(timeout=120)[1])
+    assert running.returncode == 130, "".join(said)
+    assert "--resume" in "".join(said)
+    assert list((tmp_path / "state").glob("*.safetensors"))
+    assert subprocess.run([*words, "--resume", "--quiet"], stdout=subprocess.DEVNULL).returncode in (0, 3)
