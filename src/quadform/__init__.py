@@ -32,6 +32,7 @@ __getattr__, __dir__, __all__ = attach(
         "toy": ".applications.attention",
         "vary": ".applications.attention",
         "signal": ".applications.signal",
+        "spectrum": ".applications.spectrum_calls",
         "curvature": ".curvature:",
         "data": ".train.fetch:",
         "datasets": ".train.datasets:",

@@ -25,6 +25,7 @@ class Verb:
 
 VERBS = {
     "attention": Verb("the exact Hessian of one attention layer", "attention:AttentionConfig"),
+    "spectrum": Verb("eigenvalues, trace, density and block norms of a model", "spectrum:SpectrumConfig"),
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
     "signal": Verb("does the signal survive depth? rank, token cosine, norms", "signal:SignalConfig"),
     "why": Verb("what softmax, norm, skip and the QK product each do to curvature", "why:WhyConfig"),

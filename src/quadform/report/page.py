@@ -34,6 +34,7 @@ class Page:
 #: kind of record -> the module of this room whose PAGE shows it; the order is that of the report.
 PAGES = {
     "attention": "attention",
+    "spectrum": "spectral",
     "signal": "signal",
 }
 

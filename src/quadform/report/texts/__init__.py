@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UnknownName, did_you_mean
-from . import en, ko
+from . import en, ko, spectral
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Texts:
         return "·".join(self.parameter(part) for part in name.split(","))
 
 
-EN = Texts("en", en.SENTENCES)
-KO = Texts("ko", ko.SENTENCES)
+EN = Texts("en", {**en.SENTENCES, **spectral.EN})
+KO = Texts("ko", {**ko.SENTENCES, **spectral.KO})
 LANGUAGES = {texts.lang: texts for texts in (EN, KO)}
 
 
