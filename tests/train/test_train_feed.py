@@ -10,13 +10,15 @@ import torch
 from quadform.nn import Transformer
 from quadform.train import Letters, Packages, TrainConfig, train
 from quadform.train.feed import Meal, ahead, meals, rounded
+from quadform.train.machinery import compiled
 from quadform.train.score import targets
 
 DATA = Letters(letters=5, longest=9)
 
 
 def small(design, **more):
-    return Transformer(design, depth=2, dim=8, heads=2, dtype=torch.float64, **{**DATA.settings, **more})
+    settings = {"depth": 2, "dim": 8, "heads": 2, "dtype": torch.float64, **DATA.settings, **more}
+    return Transformer(design, **settings)
 
 
 @pytest.mark.parametrize("design", ["pre-ln", "sas-p", "u-spa", "post-ln"])
@@ -55,6 +57,24 @@ def test_rounded_training_is_the_same():
     train(b, DATA, TrainConfig(**config, bucket=4), progress=False)
     for p, q in zip(a.parameters(), b.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+
+
+def test_compiled_once_for_all_shapes(monkeypatch):
+    """Bucketed batches of many shapes are compiled once: no length, no number of rows and no equality is built in."""
+    made, plain = [], torch.compile
+
+    def counted(graph, inputs):
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", lambda f, **how: plain(f, backend=counted, **how))
+    model = small("pre-ln", positions="sinusoidal", depth=1, dropout=0.1)
+    loss_of = compiled(model.loss, dynamic=True)
+    batches = [rounded(b, 4, model.config) for b in itertools.islice(DATA.batches("train", 12), 12)]
+    assert len({(b["source"].shape, b["target"].shape) for b in batches}) > 2
+    for batch in batches:
+        loss_of(batch, smoothing=0.1, reduction="sum")
+    assert len(made) == 1
 
 
 def test_processes_share_the_stream():

@@ -59,11 +59,11 @@ def attend(
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
     grouped = q.shape[-3] != k.shape[-3]
     if (
-        q.shape[-2] <= FEW_QUERIES
+        not torch.is_grad_enabled()  # first: compiled training asks for no shape here
         and q.device.type == "cpu"
         and not grouped
         and not causal
-        and not torch.is_grad_enabled()
+        and q.shape[-2] <= FEW_QUERIES
     ):
         S = (q if scale is None else scale * q) @ k.mT
         S = S / q.shape[-1] ** 0.5 if scale is None else S

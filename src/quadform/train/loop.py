@@ -14,10 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +33,7 @@ from .config import TrainConfig
 from .datasets import Batch, Dataset
 from .ddp import Group
 from .feed import Meal, meals
+from .machinery import compiled, differences, one_warning, plain
 from .objectives import accuracy
 from .optimiser import Optimiser
 from .score import evaluate, exact_match
@@ -130,7 +128,8 @@ class _Run:
         self.device = model.embed.W_E.device
         self.optimiser = Optimiser(model, config)
         self.state = _State()
-        self.loss_of = group.parallel(torch.compile(model.loss) if config.compile else model.loss, model)
+        loss_of = compiled(model.loss, dynamic=config.bucket > 1) if config.compile else model.loss
+        self.loss_of = group.parallel(loss_of, model)
         self.made = Provenance.collect(seed=config.seed, dtype=model.embed.W_E.dtype, device=self.device)
         self.started = time.monotonic()
         self.late = self.device.type in LATE_ON and self.optimiser.skips
@@ -159,7 +158,7 @@ class _Run:
             return
         state, tensors = found
         try:
-            changed = _differences(state["identity"], _plain(self.identity()))
+            changed = differences(state["identity"], plain(self.identity()))
             if changed:
                 raise InputError(
                     f"{out} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
@@ -192,7 +191,7 @@ class _Run:
             return
         line = {"step": self.state.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
         with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as f:
-            f.write(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False) + "\n")
+            f.write(json.dumps(plain(line), ensure_ascii=False, allow_nan=False) + "\n")
 
     # ------------------------------------------------------------------------------------------------------- steps
     def go(self, progress: bool | bars.Report, seconds: float | None) -> None:
@@ -201,7 +200,7 @@ class _Run:
         stream_of = meals(self.model, self.data, **sizes, seed=c.seed, step=s.step, rank=g.rank, world=g.world)
         with (
             bars.Progress(c.steps, "training", show=progress) as bar,
-            _one_warning() as asked,
+            one_warning() as asked,
             contextlib.closing(stream_of),
         ):
             if s.step:
@@ -362,40 +361,3 @@ class _Run:
         valid = {name: Estimate(**e) for name, e in s.valid.items()}
         why = s.stopped or "time"
         return Trained(self.model, s.step, s.loss, valid, s.best_step, why, tuple(s.warnings), self.out)
-
-
-@contextlib.contextmanager
-def _one_warning() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event, the second interrupts; outside the main thread Ctrl-C is left alone."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        asked.set()
-        bars.say("\nfinishing this step; Ctrl-C once more stops at once")
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _differences(before: Any, now: Any, where: str = "") -> list[str]:
-    """The places in which two pieces of plain data differ, by the deepest key that both have."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
-        return [d for k in keys for d in _differences(before.get(k), now.get(k), f"{where}.{k}".strip("."))]
-    return [where]
-
-
-def _plain(value: Any) -> Any:
-    """As strict JSON gives it back: tuples are lists, numbers that are not finite are null."""
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,65 @@
+"""Small machinery of the loop: a compiled loss, Ctrl-C, plain data and where it differs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadform.core import progress as bars
+
+
+def compiled(loss_of: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
+    """The loss compiled: for one shape, or once for all shapes (`dynamic`; equal sizes are then not taken for one)."""
+    from torch.fx.experimental import _config as shapes
+
+    fast = torch.compile(loss_of, dynamic=True if dynamic else None)
+
+    def call(*words: Any, **more: Any) -> Tensor:
+        with shapes.patch(use_duck_shape=False):
+            return fast(*words, **more)
+
+    return call
+
+
+@contextlib.contextmanager
+def one_warning() -> Iterator[threading.Event]:
+    """The first Ctrl-C sets the event, the second interrupts; outside the main thread Ctrl-C is left alone."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def note(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        asked.set()
+        bars.say("\nfinishing this step; Ctrl-C once more stops at once")
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def differences(before: Any, now: Any, where: str = "") -> list[str]:
+    """The places in which two pieces of plain data differ, by the deepest key that both have."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [k for k in {**before, **now} if before.get(k) != now.get(k)]
+        return [d for k in keys for d in differences(before.get(k), now.get(k), f"{where}.{k}".strip("."))]
+    return [where]
+
+
+def plain(value: Any) -> Any:
+    """As strict JSON gives it back: tuples are lists, numbers that are not finite are null."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
