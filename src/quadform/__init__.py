@@ -27,6 +27,7 @@ __getattr__, __dir__, __all__ = attach(
         "DESIGNS": ".core.designs",
         "AttentionLayer": ".theory.attention",
         "attention_hessian": ".applications.attention",
+        "compare": ".applications.compare",
         "lr": ".applications.step_size",
         "why": ".applications.why",
         "toy": ".applications.attention",

@@ -30,7 +30,7 @@ class ShortRun:
         self.model, self.data, self.config, self.folder = model, data, config, folder
         self.optimiser = Optimiser(model, config)
         self.step, self.broken = 0, ""
-        self.seconds, self.tokens = 0.0, 0
+        self.speeds: list[float] = []  # tokens a second, step by step of this process
         self.losses: list[float] = []
         found = load_checkpoint(folder) if folder is not None else None
         if found is not None:
@@ -52,8 +52,7 @@ class ShortRun:
                 batch = {k: v.to(device) for k, v in next(stream).items()}
                 began = time.perf_counter()
                 self._update(batch)
-                self.seconds += time.perf_counter() - began
-                self.tokens += next(iter(batch.values())).numel()
+                self.speeds.append(next(iter(batch.values())).numel() / (time.perf_counter() - began))
                 check()
         finally:
             self.model.eval()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..core.record import Estimate
+from .step_rules import FLOOR
 
 if TYPE_CHECKING:
     from .step_size import StepSize
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 #: Weight decay is told where it makes at least this share of lambda_max.
 DECAY_TOLD = 0.001
-#: A top direction with more than this share in entries at Adam's floor eps says nothing about later steps.
-FLOOR = 0.5
 #: A learning rate below this share of the ceiling is well below it.
 WELL_BELOW = 0.5
 

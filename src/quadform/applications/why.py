@@ -10,13 +10,14 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ..core.errors import InputError, UnknownName, did_you_mean
+from ..core.operator import Operator
 from ..core.progress import Progress, Report, say
 from ..core.record import Estimate, Provenance, Record
 from ..core.spec import ModelConfig
@@ -36,7 +37,7 @@ from .configs.why import REMOVABLE, WhyConfig
 from .journal import Deadline, Journal, TimeUp
 from .short_run import ShortRun
 from .step_measure import clock, seconds_of_product
-from .step_rules import risk_gradient
+from .step_rules import FLOOR, Stepper, floor_share, risk_gradient
 from .subject import Subject, open_subject, weights_hash
 
 #: Most products for both ends and for P^-1 H; probes and steps of the density; products a block and a norm.
@@ -264,9 +265,9 @@ def _numbers(risk: Risk, run: ShortRun, bar: Progress, key: str, deadline: Deadl
     yield "lambda_min", low
     yield "ceiling_sgd", ceiling(2.0, top)
     stepper = run.stepper()
-    A = stepper.operator(H, stepper.preconditioner(risk_gradient(risk), risk.params))
-    P_top = eigenpairs(A, top=1, max_products=PRECONDITIONED, progress=told).top[0]
-    yield "ceiling_adamw", ceiling(stepper.rule.factor, P_top)
+    found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, told)
+    if found is not None:
+        yield "ceiling_adamw", found
     yield "negative_share", density(H, probes=PROBES, steps=DEPTH, known=ends, progress=told).negative_mass()
     groups = {n: (glob,) for n, glob in GROUPS.items() if _has(risk, glob)}
     if groups:
@@ -306,6 +307,17 @@ def _share(a: Estimate, b: Estimate) -> Estimate:
         return Estimate(0.0, note="both parts are 0")
     spread = math.hypot(b.value * (a.stderr or 0.0), a.value * (b.stderr or 0.0)) / whole**2
     return Estimate(a.value / whole, spread, "estimate", a.matvecs + b.matvecs)
+
+
+def adamw_ceiling(
+    H: Operator, risk: Risk, stepper: Stepper, products: int, told: Callable[..., None]
+) -> Estimate | None:
+    """The ceiling of AdamW; None where its top direction lies in entries Adam has seen no gradient for (P = eps)."""
+    P = stepper.preconditioner(risk_gradient(risk), risk.params)
+    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, progress=told)
+    if floor_share(P, stepper.eps, {n: t[0] for n, t in pairs.vectors.items()}) > FLOOR:
+        return None
+    return ceiling(stepper.rule.factor, pairs.top[0])
 
 
 def ceiling(numerator: float, lam: Estimate) -> Estimate:

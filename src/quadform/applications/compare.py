@@ -1,0 +1,347 @@
+"""Designs and depths side by side under a budget: `quadform compare`, `qf.compare`.
+
+Health at initialisation (signal, curvature, ceiling), size (parameters, FLOPs, memory), and a short training of equal
+time each. The number of training steps follows from one timed step and is written down with the first piece, so that a
+resumed run trains as long as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.designs import DESIGNS
+from ..core.errors import InputError, UnknownName, did_you_mean
+from ..core.progress import Progress, Report, say
+from ..core.record import Estimate, Provenance, Record
+from ..curvature.operators import hessian
+from ..curvature.risk import Risk
+from ..estimate.lanczos import eigenpairs
+from ..nn.transformer import Transformer
+from ..propagation.observe import find_stacks
+from ..propagation.profiler import Profiler
+from ..train.config import TrainConfig
+from ..train.datasets import Dataset
+from ..train.score import evaluate
+from . import compare_words as words
+from .answers import Answer, Grid
+from .configs.compare import SORTS, CompareConfig
+from .configs.shared import seconds_of
+from .journal import Deadline, Journal, TimeUp
+from .machine import DTYPES, device_of
+from .short_run import ShortRun
+from .step_measure import clock, seconds_of_product
+from .subject import parse_data
+from .why import adamw_ceiling
+
+#: Most products for lambda_max of H and of P^-1 H; what they take as a rule.
+PRODUCTS, TYPICAL = 60, 45
+#: Training gets at least this share of the budget, whatever measuring takes.
+LEAST_TRAINING = 0.25
+#: Held-out batches of the loss after training.
+VALID_BATCHES = 4
+COLUMNS = {
+    "parameters": "parameters",
+    "flops": "FLOPs/token",
+    "memory": "memory MB",
+    "cosine": "cosine",
+    "rank": "rank",
+    "gradient": "gradient",
+    "lambda_max": "lambda_max",
+    "lr_ceiling": "lr ceiling",
+    "loss": "loss",
+    "steps": "steps",
+    "speed": "tokens/s",
+}
+_WHOLE = ("parameters", "steps")
+#: Sorting: the best first. Gradient is by its distance from 1.
+_BEST: dict[str, Callable[[float], float]] = {
+    "loss": lambda v: v,
+    "cosine": lambda v: v,
+    "parameters": lambda v: v,
+    "gradient": lambda v: abs(math.log(v)) if v > 0 else math.inf,
+    "lr_ceiling": lambda v: -v,
+    "rank": lambda v: -v,
+    "speed": lambda v: -v,
+}
+
+
+class Compare(Answer):
+    """The cells (design, depth) of a comparison."""
+
+    kind = "compare"
+
+    @property
+    def cells(self) -> list[tuple[str, int]]:
+        return [(str(d), int(n)) for d, n in self.record.inputs["cells"]]
+
+    @property
+    def ok(self) -> bool:
+        return not self.record.inputs["partial"] and all(e.converged for e in self.record.scalars.values())
+
+    def get(self, design: str, depth: int, measure: str) -> Estimate | None:
+        """One number of one cell; None where it is not there."""
+        return self.record.scalars.get(f"{design}/{depth}/{measure}")
+
+    def table(self, sort: str | None = None) -> Grid:
+        """One row a cell, the best first by `sort`; a dash where a number is not there."""
+        sort = sort or str(self.record.inputs["sort"])
+        if sort not in SORTS:
+            raise UnknownName(f"rows cannot be sorted by {sort!r} ({', '.join(SORTS)}).{did_you_mean(sort, SORTS)}")
+        cells = self.cells
+        if sort != "design":
+            known = {c: self.get(*c, sort) for c in cells}
+            cells = sorted(cells, key=lambda c: math.inf if (e := known[c]) is None else _BEST[sort](e.value))
+        rows = []
+        for cell in cells:
+            values: list[Any] = []
+            for measure in COLUMNS:
+                e = self.get(*cell, measure)
+                values.append(None if e is None else int(e.value) if measure in _WHOLE else e.value)
+            rows.append((*cell, *values))
+        return Grid(("design", "depth", *COLUMNS.values()), tuple(rows))
+
+    def verdict(self) -> list[str]:
+        """What follows from the stated limits."""
+        return words.verdict(self)
+
+    def lines(self) -> Sequence[str]:
+        given = self.record.inputs
+        head = f"{len(self.cells)} models, width {given['dim']}, {given['heads']} heads, {given['about']}"
+        notes = [f"{design}, {depth} blocks: {note}" for design, depth, note in given["notes"]]
+        tags = "parameters, FLOPs and memory exact; speed and loss depend on this machine; the rest estimates"
+        cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
+        return [head, *str(self.table()).splitlines(), f"[{tags}]", *notes, *self.verdict(), *cut]
+
+
+# --- Python ---------------------------------------------------------------------------------------------------------
+def compare(
+    designs: Sequence[str],
+    depth: Sequence[int] | int = (2, 6),
+    *,
+    data: Dataset,
+    dim: int = 64,
+    heads: int = 4,
+    batch: int = 32,
+    lr: float = 1e-3,
+    budget: str | float = "5m",
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    sort: str = "loss",
+    max_time: str | float | None = None,
+    resume: str | Path | None = None,
+    progress: bool | Report = True,
+) -> Compare:
+    """Compare block designs at each depth on `data`, all of one width, within `budget` (`"5m"`, or seconds)."""
+    for name in designs:
+        if name.replace("_", "-") not in DESIGNS:
+            raise UnknownName(f"{name!r} is not a block design.{did_you_mean(name, DESIGNS)}")
+    depths = [depth] if isinstance(depth, int) else list(depth)
+    if not designs or not depths or min(depths) < 1:
+        raise InputError("a comparison needs at least one design and one depth of at least 1.")
+    question = {
+        "kind": Compare.kind,
+        "cells": [[name.replace("_", "-"), int(n)] for n in depths for name in designs],
+        "dim": dim,
+        "heads": heads,
+        "batch": batch,
+        "lr": lr,
+        "seed": seed,
+        "data": data.to_dict(),
+        "dtype": str(dtype or torch.get_default_dtype()).removeprefix("torch."),
+    }
+    total = seconds_of(budget) if isinstance(budget, str) else float(budget)
+    limit = seconds_of(max_time) if isinstance(max_time, str) else max_time
+    work = _Work(question, data, total, torch.device(device), Deadline(limit))
+    return Compare(work.measure(resume, True, sort, progress))
+
+
+class _Work:
+    """A comparison under way."""
+
+    def __init__(
+        self, question: dict[str, Any], data: Dataset, budget: float, device: torch.device, deadline: Deadline
+    ) -> None:
+        self.question, self.data, self.budget, self.device, self.deadline = question, data, budget, device, deadline
+        self.cells: list[tuple[str, int]] = [(str(d), int(n)) for d, n in question["cells"]]
+        self.probe = self._on(next(data.batches("valid", question["batch"], question["seed"])))
+
+    def _on(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {k: v.to(self.device) for k, v in batch.items()}
+
+    def model(self, design: str, depth: int) -> Transformer:
+        q = self.question
+        options = {"depth": depth, "dim": q["dim"], "heads": q["heads"], "seed": q["seed"]}
+        kind = getattr(torch, q["dtype"])
+        return Transformer(design, dtype=kind, device=self.device, **options, **self.data.settings)
+
+    def timed(self) -> dict[str, Any]:
+        """Seconds of a product and of a training step of every cell, and the steps the budget then allows."""
+        products, steps, broken = {}, {}, {}
+        for cell in self.cells:
+            key = f"{cell[0]}/{cell[1]}"
+            try:
+                model = self.model(*cell)
+                products[key] = seconds_of_product(Risk(model, None, self.probe, quiet=True))
+                run = ShortRun(model, self.data, self.config(3), None)
+                run.to(3)
+                steps[key] = next(iter(self.probe.values())).numel() / run.speeds[-1]
+            except InputError as error:
+                broken[key] = str(error)
+        measuring = TYPICAL * sum(products.values())
+        training = max(self.budget - measuring, LEAST_TRAINING * self.budget)
+        each = training / max(len(steps), 1)
+        counts = {key: max(1, int(each / seconds)) for key, seconds in steps.items()}
+        return {"measuring": measuring, "training": training, "steps": counts, "broken": broken}
+
+    def config(self, steps: int) -> TrainConfig:
+        q = self.question
+        return TrainConfig(steps=max(steps, 1), lr=q["lr"], batch_size=q["batch"], seed=q["seed"])
+
+    def plan_text(self, plan: dict[str, Any]) -> str:
+        counts = plan["steps"].values() or [0]
+        return (
+            f"plan: {len(self.cells)} models; measuring about {clock(plan['measuring'])}, training"
+            f" {clock(plan['training'])} in all ({min(counts):,} to {max(counts):,} steps each, equal time)"
+        )
+
+    def measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
+        journal = Journal(folder, self.question, resume=resume)
+        plan = journal.piece("plan", self.timed)
+        if progress is True:
+            say(self.plan_text(plan))
+        scalars: dict[str, Estimate] = {}
+        tensors: dict[str, Tensor] = {}
+        notes: list[list[Any]] = []
+        partial = False
+        with Progress(2 * len(self.cells), "compare", show=progress) as bar:
+            try:
+                for design, depth in self.cells:
+                    key = f"{design}/{depth}"
+                    if key in plan["broken"]:
+                        notes.append([design, depth, plan["broken"][key]])
+                        bar.step(2)
+                        continue
+                    for part in (self.health, self.training):
+                        name = f"{part.__name__}/{key}"
+                        if name not in journal:
+                            self.deadline.check()
+                            journal.write(name, part(design, depth, plan["steps"][key], journal, bar))
+                        found = journal.done[name]
+                        bar.step(text=name)
+                        scalars |= {f"{key}/{m}": Estimate(**e) for m, e in found["scalars"].items()}
+                        for label, values in found["curves"].items():
+                            tensors[f"{key}/{label}"] = torch.tensor(values, dtype=torch.float64)
+                        if found["note"]:
+                            notes.append([design, depth, found["note"]])
+            except TimeUp:
+                partial = True
+        if not partial:
+            journal.forget_state()
+        shape = " x ".join(map(str, next(iter(self.probe.values())).shape))
+        about = f"{type(self.data).__name__}, batches of {shape} tokens, AdamW at {self.question['lr']:g}"
+        told = {"notes": notes, "partial": partial, "sort": sort, "about": about, "budget": self.budget}
+        kind = getattr(torch, self.question["dtype"])
+        return Record(
+            kind=Compare.kind,
+            inputs={**self.question, **told},
+            scalars=scalars,
+            tensors=tensors,
+            made=Provenance.collect(seed=self.question["seed"], dtype=kind, device=self.device),
+        )
+
+    def health(self, design: str, depth: int, steps: int, journal: Journal, bar: Progress) -> dict[str, Any]:
+        """Size, signal and curvature at initialisation."""
+        model = self.model(design, depth)
+        risk = Risk(model, None, self.probe, quiet=True)
+        scalars = words.size(model, self.probe)
+        profiler = Profiler(find_stacks(model, lambda: model.loss(self.probe)))
+        profiler.forward(model, lambda: model.loss(self.probe))
+        profiler.backward(model, lambda: model.loss(self.probe))
+        profile = profiler.profiles[-1]
+        curves = {}
+        for measure, label in (("cosine", "cosine"), ("participation", "rank"), ("gradient", "gradient")):
+            layers = profile.layers(measure)
+            if layers:
+                scalars[label] = layers[0] if measure == "gradient" else layers[-1]
+                curves[label] = [e.value for e in layers]
+
+        def told(done: int, total: int, left: float, text: str) -> None:
+            bar.step(0, text=f"{design}/{depth} {text}")
+            self.deadline.check()
+
+        H = hessian(risk)
+        top = eigenpairs(H, top=1, max_products=PRODUCTS, progress=told).top[0]
+        scalars["lambda_max"] = top
+        stepper = ShortRun(model, None, self.config(steps), None).stepper()
+        found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, told), ""
+        if found is None:
+            note = "no ceiling at the first step: Adam has seen no gradient along its top direction (P = eps)"
+        else:
+            scalars["lr_ceiling"] = found
+        return {"scalars": _plain(scalars), "curves": curves, "note": note}
+
+    def training(self, design: str, depth: int, steps: int, journal: Journal, bar: Progress) -> dict[str, Any]:
+        """Equal time of training; the loss on held-out data, and the speed seen."""
+        folder = journal.state(f"{design}-{depth}")
+        run = ShortRun(self.model(design, depth), self.data, self.config(steps), folder)
+        for stop in sorted({*range(run.step, steps, max(1, steps // 10)), steps}):
+            run.to(stop, self.deadline.check)
+            bar.step(0, text=f"{design}/{depth} step {run.step}")
+        if run.broken:
+            return {"scalars": {}, "curves": {"losses": run.losses}, "note": run.broken}
+        q = self.question
+        loss = evaluate(run.model, self.data, batches=VALID_BATCHES, batch_size=q["batch"], seed=q["seed"])
+        scalars = {"loss": loss, "steps": Estimate(run.step)}
+        if run.speeds:
+            speeds = torch.tensor(run.speeds, dtype=torch.float64)
+            spread = float(speeds.std() / len(speeds) ** 0.5) if len(speeds) > 1 else math.inf
+            note = "on this machine, as loaded as it was"
+            scalars["speed"] = Estimate(float(speeds.mean()), spread, "estimate", note=note)
+        return {"scalars": _plain(scalars), "curves": {"losses": run.losses}, "note": ""}
+
+
+def _plain(scalars: dict[str, Estimate]) -> dict[str, Any]:
+    return {m: dataclasses.asdict(e) for m, e in scalars.items()}
+
+
+# --- the verb -------------------------------------------------------------------------------------------------------
+def _of(config: CompareConfig) -> _Work:
+    from ..train.datasets import dataset
+
+    name, settings = parse_data(config.data)
+    data = dataset(name, **settings)
+    question = {
+        "kind": Compare.kind,
+        "cells": [list(c) for c in ((n, d) for d, n in itertools.product(config.each_depth, config.names))],
+        "dim": config.dim,
+        "heads": config.heads,
+        "batch": config.batch,
+        "lr": config.lr,
+        "seed": config.seed,
+        "data": data.to_dict(),
+        "dtype": str(DTYPES[config.dtype]).removeprefix("torch."),
+    }
+    return _Work(question, data, config.budget_seconds, device_of(config.device), Deadline(config.seconds))
+
+
+def run(config: CompareConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
+    """Answer `quadform compare`."""
+    return _of(config).measure(folder, config.resume, config.sort, progress)
+
+
+def plan(config: CompareConfig) -> dict[str, Any]:
+    """What `quadform compare --dry-run` tells."""
+    work = _of(config)
+    began = time.perf_counter()
+    found = work.timed()
+    return {"text": work.plan_text(found), **found, "timed_in": time.perf_counter() - began}

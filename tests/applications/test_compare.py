@@ -1,0 +1,208 @@
+"""Designs side by side: sizes counted, signal and ceilings as the parts give them, verdicts, budget, resume."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from quadform.applications.compare import COLUMNS, Compare, compare
+from quadform.applications.compare_words import size, verdict
+from quadform.cli.main import main
+from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Estimate, Provenance, Record
+from quadform.curvature import Risk, hessian
+from quadform.nn import Transformer
+from quadform.propagation.collapse import participation_ratio, token_cosine
+from quadform.train import dataset
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def data():
+    return dataset("add", digits=1)
+
+
+OPTIONS = {"dim": 4, "heads": 2, "batch": 4, "budget": 0.5, "dtype": torch.float64, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def found(data) -> Compare:
+    return compare(["pre-ln", "no-skip"], depth=[1, 2], data=data, **OPTIONS)
+
+
+def test_every_cell_has_every_number(found):
+    """Two designs at two depths: four rows without a gap, each number an Estimate with its tag."""
+    assert found.cells == [("pre-ln", 1), ("no-skip", 1), ("pre-ln", 2), ("no-skip", 2)]
+    for cell in found.cells:
+        assert all(found.get(*cell, measure) is not None for measure in COLUMNS), cell
+    assert found.get("pre-ln", 1, "parameters").kind == "exact"
+    assert found.get("pre-ln", 1, "lambda_max").kind in ("estimate", "exact")
+
+
+def test_the_numbers_are_those_of_the_model(found, data):
+    """Cosine and rank after the last block, lambda_max and the parameters, computed another way."""
+    model = Transformer("pre-ln", depth=2, dim=4, heads=2, dtype=torch.float64, **data.settings)
+    batch = next(data.batches("valid", 4))
+    X = model.streams(batch["tokens"])[-1].detach()
+    assert found.get("pre-ln", 2, "cosine").value == pytest.approx(float(token_cosine(X).mean()), rel=1e-9)
+    assert found.get("pre-ln", 2, "rank").value == pytest.approx(float(participation_ratio(X).mean()), rel=1e-9)
+    lam = torch.linalg.eigvalsh(hessian(Risk(model, None, batch, quiet=True)).dense())[-1]
+    assert found.get("pre-ln", 2, "lambda_max").value == pytest.approx(float(lam), rel=1e-4)
+    assert found.get("pre-ln", 2, "parameters").value == sum(p.numel() for p in model.parameters())
+
+
+def test_flops_are_those_of_the_matrix_products(data):
+    """A forward pass of a block is 2 x (its matrices) a token, plus 4 n d for scores and mixing, plus the output."""
+    d, n, ff = 8, 6, 32
+    model = Transformer("pre-ln", depth=3, dim=d, heads=2, **data.settings)
+    batch = next(data.batches("valid", 5))
+    vocab = model.config.vocab
+    a_token = 3 * (2 * 4 * d * d + 4 * n * d + 2 * 2 * d * ff) + 2 * d * vocab
+    assert size(model, batch)["flops"].value == pytest.approx(a_token, rel=1e-12)
+
+
+def test_memory_counts_four_copies_of_the_weights(data):
+    """Weights, gradients and two moments are 16 bytes a float32 parameter; activations come on top and grow with n."""
+    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    small, large = (size(model, next(data.batches("valid", b)))["memory"].value for b in (2, 20))
+    weights = 16e-6 * sum(p.numel() for p in model.parameters())
+    assert small > weights
+    assert large - weights == pytest.approx(10 * (small - weights), rel=0.3)
+
+
+def test_rows_are_sorted_with_the_best_first(found):
+    for sort, sign in (("lr_ceiling", -1), ("loss", 1), ("rank", -1), ("parameters", 1)):
+        values = [sign * v for v in found.table(sort=sort).column(COLUMNS[sort])]
+        assert values == sorted(values), sort
+    assert found.table(sort="design").column("design") == ("pre-ln", "no-skip", "pre-ln", "no-skip")
+    with pytest.raises(UnknownName, match="Did you mean `loss`"):
+        found.table(sort="los")
+
+
+def test_training_lasts_as_long_as_the_budget_says(data):
+    """More budget, more steps; every cell trains at least one step."""
+    short, long = (
+        compare(["pre-ln"], depth=1, data=data, **{**OPTIONS, "budget": b}).get("pre-ln", 1, "steps").value
+        for b in (0.01, 3.0)
+    )
+    assert 1 <= short < long
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+def fake(lr: float = 1e-3, **cells: dict[str, tuple[float, float]]) -> Compare:
+    scalars = {f"{d}/1/{m}": Estimate(v, e, "estimate") for d, ms in cells.items() for m, (v, e) in ms.items()}
+    inputs = {"cells": [[d, 1] for d in cells], "lr": lr, "partial": False, "sort": "loss", "notes": []}
+    return Compare(Record(kind="compare", inputs=inputs, scalars=scalars, tensors={}, made=Provenance({}, "", "")))
+
+
+def test_the_lowest_loss_is_named_with_its_ties():
+    told = verdict(fake(a={"loss": (1.0, 0.1)}, b={"loss": (1.2, 0.1)}, c={"loss": (2.0, 0.1)}))
+    assert told[0] == "lowest loss in equal time: a x 1 (1); within its error: b x 1"
+    assert "no design collapses" in told[-1]
+
+
+def test_collapse_lost_gradients_and_low_ceilings_are_named_by_their_limits():
+    told = " | ".join(
+        verdict(
+            fake(
+                a={"loss": (1, 0), "cosine": (0.995, 0), "gradient": (1, 0), "lr_ceiling": (1e-2, 0)},
+                b={"loss": (1, 0), "cosine": (0.98, 0), "gradient": (1e-3, 0), "lr_ceiling": (1e-4, 0)},
+            )
+        )
+    )
+    assert "(cosine above 0.99): a x 1" in told
+    assert "more than 100x between input and last block: b x 1" in told
+    assert "above the first ceiling of: b x 1" in told
+    assert "no design collapses" not in told
+
+
+# --- stopping, files, the verb --------------------------------------------------------------------------------------
+class Killed(BaseException):
+    pass
+
+
+def test_killed_and_resumed_gives_the_same(data, tmp_path):
+    """Stopped in the middle: the same folder ends with the numbers of an undisturbed run, speed excepted.
+
+    The undisturbed run takes over the plan (steps from timings), which is written down first.
+    """
+    count = 0
+
+    def kill(done, total, left, text):
+        nonlocal count
+        count += 1
+        if count == 45:
+            raise Killed
+
+    args = (["pre-ln", "post-ln"], 1)
+    with pytest.raises(Killed):
+        compare(*args, data=data, resume=tmp_path / "a", **{**OPTIONS, "progress": kill})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a" / "config.json").read_bytes())
+    plan = (tmp_path / "a" / "events.jsonl").read_text().splitlines()[0]
+    (tmp_path / "b" / "events.jsonl").write_text(plan + "\n")
+    again = compare(*args, data=data, resume=tmp_path / "a", **OPTIONS)
+    whole = compare(*args, data=data, resume=tmp_path / "b", **OPTIONS)
+    left = [{k: e for k, e in c.record.scalars.items() if not k.endswith("/speed")} for c in (again, whole)]
+    assert left[0] == left[1]
+    assert all(torch.equal(t, whole.record.tensors[n]) for n, t in again.record.tensors.items())
+
+
+def test_time_that_is_over_leaves_a_partial_answer(data):
+    cut = compare(["pre-ln"], depth=1, data=data, max_time=1e-9, **OPTIONS)
+    assert cut.record.inputs["partial"]
+    assert "PARTIAL" in str(cut)
+
+
+def test_a_design_that_cannot_be_built_is_a_note(tmp_path):
+    """DeepNorm has no constants for two stacks: it is told, the others are measured."""
+    words = dataset("reverse", letters=3, longest=3)
+    found = compare(["deepnorm", "pre-ln"], depth=1, data=words, **OPTIONS)
+    assert "deepnorm" in str(found)
+    assert "one stack" in str(found)
+    assert math.isfinite(found.get("pre-ln", 1, "loss").value)
+
+
+def test_the_verb(capsys, tmp_path):
+    flags = ["--designs", "pre-ln,sas", "--depths", "1", "--dim", "4", "--heads", "2", "--batch", "4"]
+    flags += ["--data", "add:digits=1", "--budget", "1s"]
+    assert main(["compare", *flags, "--out", str(tmp_path / "c"), "--quiet"]) == 0
+    out = capsys.readouterr().out
+    assert "lowest loss in equal time" in out
+    assert "Adam has seen no gradient" in out, "sas starts with W_Q = 0"
+    again = Compare.load(tmp_path / "c")
+    assert json.loads(again.json())["kind"] == "compare"
+    assert main(["compare", *flags, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("plan: 2 models")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--designs", "paralel"], "Did you mean `parallel`"),
+        (["--depths", "0"], "at least 1"),
+        (["--budget", "long"], "not a length of time"),
+        (["--dim", "30", "--heads", "4"], "does not divide"),
+        (["--data", "nothing"], "nothing"),
+    ],
+)
+def test_refusals(words, message, capsys):
+    assert main(["compare", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_python_refuses_the_same(data):
+    with pytest.raises(UnknownName, match="parallel"):
+        compare(["paralel"], data=data)
+    with pytest.raises(InputError, match="at least one design"):
+        compare([], data=data)
