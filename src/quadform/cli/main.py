@@ -29,7 +29,7 @@ VERBS = {
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
     "signal": Verb("does the signal survive depth? rank, token cosine, norms", "signal:SignalConfig"),
     "why": Verb("what softmax, norm, skip and the QK product each do to curvature", "why:WhyConfig"),
-    "compare": Verb(
+    "compare": Verb("which block before spending GPU money", "compare:CompareConfig"),
     "lr": Verb("the largest stable learning rate: a ceiling from curvature, tried on a copy", "lr:LrConfig"),
     "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
     "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
