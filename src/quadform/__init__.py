@@ -34,6 +34,8 @@ __getattr__, __dir__, __all__ = attach(
         "vary": ".applications.attention",
         "signal": ".applications.signal",
         "spectrum": ".applications.spectrum_calls",
+        "probe": ".integrations.hf",
+        "integrations": ".integrations:",
         "curvature": ".curvature:",
         "data": ".train.fetch:",
         "datasets": ".train.datasets:",
