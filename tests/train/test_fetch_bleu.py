@@ -43,6 +43,17 @@ def test_standard_error_falls_with_the_number_of_sentences():
     assert score_translations(REFERENCES, REFERENCES).bleu.value == pytest.approx(100)
 
 
+def test_standard_error_is_that_of_resampled_sentences():
+    """It equals the standard deviation of BLEU over 300 draws of the sentences made here, within a fifth."""
+    generator = torch.Generator().manual_seed(0)
+    draws = []
+    for _ in range(300):
+        rows = torch.randint(len(REFERENCES), (len(REFERENCES),), generator=generator).tolist()
+        draws.append(sacrebleu.corpus_bleu([HYPOTHESES[i] for i in rows], [[REFERENCES[i] for i in rows]]).score)
+    spread = float(torch.tensor(draws).std())
+    assert score_translations(HYPOTHESES, REFERENCES).bleu.stderr == pytest.approx(spread, rel=0.2)
+
+
 def test_unequal_numbers_are_refused():
     """Each translation needs its reference."""
     with pytest.raises(InputError, match="2 translations and 1 references"):

@@ -318,7 +318,8 @@ def test_prose_and_python_source(tmp_path):
         wheel.writestr("p/a.py", "x = 1\n")
         wheel.writestr("p/tests/test_a.py", "assert x\n")
         wheel.writestr("p/a.so", b"\0")
-    python([tmp_path / "w.whl"], tmp_path)
+        wheel.writestr("p-1.dist-info/METADATA", "Name: p\nLicense-Expression: BSD-3-Clause\n\nLicense: of the text\n")
+    assert python([tmp_path / "w.whl"], tmp_path)["licence"] == "BSD-3-Clause"
     assert read_documents(tmp_path / "documents.jsonl.gz") == [("p/a.py", "x = 1\n")]
 
 

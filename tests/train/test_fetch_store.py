@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +216,27 @@ def test_apt_runs_in_a_folder_of_its_own(monkeypatch, tmp_path):
     assert "#clear APT::Update::Post-Invoke;" in conf
 
 
+@pytest.mark.skipif(os.name == "nt", reason="shell scripts")
+def test_another_archive_of_the_machine_may_fail(monkeypatch, tmp_path):
+    """apt-get update fails for some other archive: the lists that came are used; without them its error is told."""
+    lists = root() / ".archives" / "apt" / "lists"
+    texts = {"en": "a b", "it": "c d"}
+    make = "".join(
+        f"printf 'Package: p\\nDescription-md5: 1\\nDescription-{language}: {text}\\n'"
+        f" > {lists}/x_dists_b_Translation-{language};"
+        for language, text in texts.items()
+    )
+    script = f'case "$1" in update) {make} echo "E: other archive" >&2; exit 100;; *) ls -d {lists}/x*;; esac'
+    tool(tmp_path, "apt-get", script)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = fetch("ddtp-it", progress=False)
+    assert found.manifest["counts"]["pairs"] == 1
+    assert list(found.manifest["archives"]) == ["b_Translation-en", "b_Translation-it"]
+    tool(tmp_path, "apt-get", '[ "$1" = indextargets ] || { echo "E: no network" >&2; exit 100; }')
+    with pytest.raises(Unreachable, match="E: no network"):
+        fetch("ddtp-it", again=True, progress=False)
+
+
 # ----------------------------------------------------------------------------------------------------------- catalogue
 def test_catalogue_is_pinned():
     """Every archive has a version, a size and a SHA-256; every name a licence; every reader exists."""
@@ -229,6 +250,17 @@ def test_catalogue_is_pinned():
             assert len(entry.source.sha256) == 64
         module, _, function = entry.read.partition(":")
         assert callable(getattr(importlib.import_module(f"quadform.train.fetch.{module}"), function))
+
+
+def test_a_known_licence_is_not_replaced(monkeypatch):
+    """What the catalogue says stays; where it says nothing the package's own word is recorded."""
+    for known, want in (("BSD-3-Clause", "BSD-3-Clause"), ("", "BSD")):
+        made = offer(monkeypatch, Made(package="toy", version="1", size=10))
+        monkeypatch.setattr(store, "item", lambda name, made=made, known=known: replace(made, licence=known))
+        monkeypatch.setattr(
+            "quadform.train.fetch.pairs.typescript", lambda files, folder: read_toy(files, folder) | {"licence": "BSD"}
+        )
+        assert fetch("toy", again=True, progress=False).manifest["licence"] == want
 
 
 def test_two_families_need_no_entry():

@@ -35,7 +35,7 @@ from .datasets import POOL, SPLITS, Batch, Dataset, Question, pair_settings
 from .fetch.catalogue import is_item, item
 from .fetch.pairs import FILE as PAIRS
 from .fetch.pairs import read_pairs
-from .fetch.store import Fetched, fetched, megabytes
+from .fetch.store import Fetched, fetched, licence, megabytes
 from .fetch.text import FILE as DOCUMENTS
 from .fetch.text import read_documents
 
@@ -64,7 +64,7 @@ def _opened(name: str, digest: str = "") -> Fetched:
         wanted = item(name)
         raise FileError(
             f"{name} is not here yet. `quadform data fetch {name}` fetches it"
-            f" ({megabytes(wanted)}, licence: {wanted.licence})."
+            f" ({megabytes(wanted)}, licence: {licence(wanted)})."
         )
     if found is None:
         item(name)  # no such name: the error that lists what there is

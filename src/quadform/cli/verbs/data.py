@@ -71,7 +71,7 @@ def _fetch(config: DataConfig, output: Output) -> int:
         results.append(_told(got))
         if not output.json:
             how = f"quadform.data.load({name!r})" if got.kind == "model" else f"--data {name}"
-            print(f"{name}: {_counted(got)}; checksums verified; {got.folder}")
+            print(f"{name}: {_counted(got)}; licence {got.manifest['licence']}; checksums verified; {got.folder}")
             print(f"  use it: `{how}`" + (f" with QUADFORM_DATA={output.out}" if output.out else ""))
     if output.json:
         print_json({"fetched": results})

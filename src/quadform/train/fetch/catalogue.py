@@ -25,7 +25,7 @@ class Item:
 
     `read` is the function (`module:function` of this package) that turns the fetched files into what is kept; it gets
     `settings`. Of the groups of examples one in `held` is "valid" and one "test". `pieces` is the size of a sub-word
-    vocabulary that fits the corpus (0: bytes).
+    vocabulary that fits the corpus (0: bytes). An empty `licence` is the package's own, known once it is here.
     """
 
     name: str
@@ -123,7 +123,7 @@ def _python_source(package: str, version: str, size: int = 0, sha256: str = "", 
         name=package if sha256 else f"pypi-{package}=={version}",
         kind="text",
         title=f"Python source of {package} {version}, tests left out",
-        licence=licence or "the package's own (look there)",
+        licence=licence,
         source=Wheel(package=package, version=version, size=size, sha256=sha256),
         read="text:python",
         pieces=8000,

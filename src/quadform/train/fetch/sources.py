@@ -159,11 +159,17 @@ class AptLists(Source):
         where += ["-c", str(own / "apt.conf"), "-o", "Dir::State::status=/dev/null"]
         if hasattr(os, "getuid") and os.getuid() == 0:
             where += ["-o", "APT::Sandbox::User=root"]  # the sandbox's user may not write into a private folder
-        _run([apt, "update", "--error-on=any", *where], self.title)
+        failed: Unreachable | None = None
+        try:
+            _run([apt, "update", "--error-on=any", *where], self.title)
+        except Unreachable as error:  # maybe another archive of this machine, which is not needed
+            failed = error
         shown = _run([apt, "indextargets", "--format", "$(FILENAME)", *where, "Created-By: Translations"], self.title)
         found = [Path(name) for name in sorted(shown.splitlines()) if name and Path(name).exists()]
-        if not any(list_language(path) == self.language for path in found):
-            raise FileError(f"the Debian archive of this machine has no descriptions in language {self.language!r}.")
+        if not {"en", self.language} <= {list_language(path) for path in found}:
+            raise failed or FileError(
+                f"the Debian archive of this machine has no descriptions in language {self.language!r}."
+            )
         arrived(self.size)
         return found
 
@@ -237,10 +243,10 @@ def _run(words: Sequence[str], what: str, *, cwd: Path | None = None, line: Call
         wrong = complaints.read()
     if process.returncode:
         last = [text.strip() for text in (wrong or "".join(said)).splitlines() if text.strip()]
-        telling = [text for text in last if re.match(r"(?i)(npm )?err|E: |.*invalid choice", text)] or last
+        telling = [text for text in last if re.match(r"(?i)(npm )?err\w*\W+\w|E: |.*invalid choice", text)] or last
         name = "pip" if "pip" in words else Path(words[0]).name
         raise Unreachable(
-            f"cannot fetch {what}: `{name}` says: {' '.join(telling[-3:])[:500] or f'exit code {process.returncode}'}"
+            f"cannot fetch {what}: `{name}` says: {' '.join(telling[:4])[:500] or f'exit code {process.returncode}'}"
             f"\nNothing was changed. Check the network, the proxy and the tool's registry, and run again. {_ELSEWHERE}"
         )
     return "".join(said)

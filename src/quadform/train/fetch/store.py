@@ -102,7 +102,7 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
     wanted, base = item(name), _folder(out)
     if not again and (found := fetched(name, base)) is not None:
         return found
-    say(f"{name}: {wanted.title}\n  licence: {wanted.licence}\n  source: {wanted.source.title}, {megabytes(wanted)}")
+    say(f"{name}: {wanted.title}\n  licence: {licence(wanted)}\n  source: {wanted.source.title}, {megabytes(wanted)}")
     archives = base / ".archives"
     try:
         archives.mkdir(parents=True, exist_ok=True)
@@ -132,9 +132,15 @@ def megabytes(wanted: Item) -> str:
     return f"{size / 1e6:.1f} MB" if size else "size not known before"
 
 
+def licence(wanted: Item) -> str:
+    """The licence in words, also where it is not known before."""
+    return wanted.licence or "the package's own; told once it is here"
+
+
 def _described(wanted: Item) -> dict[str, Any]:
-    body: dict[str, Any] = {"name": wanted.name, "kind": wanted.kind, "title": wanted.title, "licence": wanted.licence}
+    body: dict[str, Any] = {"name": wanted.name, "kind": wanted.kind, "title": wanted.title}
     body |= {"source": wanted.source.title, "settings": dict(wanted.settings)}
+    body |= {"licence": wanted.licence} if wanted.licence else {}
     return body | ({} if wanted.kind == "model" else {"held": wanted.held, "pieces": wanted.pieces})
 
 
@@ -163,7 +169,15 @@ def finish(part: Path, described: Mapping[str, Any], told: Mapping[str, Any]) ->
     listed = {p.relative_to(part).as_posix(): {"sha256": sha256_of(p), "bytes": p.stat().st_size} for p in files}
     whole = "".join(f"{name} {known['sha256']}\n" for name, known in listed.items())
     digest = {"digest": hashlib.sha256(whole.encode()).hexdigest()}
-    body = {"format": _FORMAT, "schema": _SCHEMA, **described, **digest, **told, "files": listed}
+    body = {
+        "format": _FORMAT,
+        "schema": _SCHEMA,
+        "licence": "not stated",
+        **digest,
+        **told,
+        **described,
+        "files": listed,
+    }
     (part / MANIFEST).write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

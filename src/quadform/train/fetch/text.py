@@ -50,14 +50,27 @@ def prose(archives: list[Path], folder: Path) -> dict[str, Any]:
 
 
 def python(archives: list[Path], folder: Path) -> dict[str, Any]:
-    """The Python files of a wheel, tests left out."""
+    """The Python files of a wheel, tests left out; the licence is what the wheel says of itself."""
     (archive,) = archives
     documents = []
     with zipfile.ZipFile(archive) as wheel:
+        licence = _licence(wheel)
         for name in wheel.namelist():
             if name.endswith(".py") and not _TESTS & set(PurePosixPath(name).parts):
                 try:
                     documents.append((name, wheel.read(name).decode()))
                 except UnicodeDecodeError:
                     continue  # a file in another encoding
-    return write_documents(documents, folder)
+    return write_documents(documents, folder) | ({"licence": licence} if licence else {})
+
+
+def _licence(wheel: zipfile.ZipFile) -> str:
+    """The licence in the wheel's metadata: an expression, a short text, or a classifier; empty where there is none."""
+    for name in wheel.namelist():
+        if name.endswith(".dist-info/METADATA"):
+            head = wheel.read(name).decode(errors="replace").partition("\n\n")[0]
+            for field in ("License-Expression: ", "License: ", "Classifier: License :: OSI Approved :: "):
+                said = [line.removeprefix(field) for line in head.splitlines() if line.startswith(field)]
+                if said and said[0] not in ("", "UNKNOWN"):
+                    return said[0]
+    return ""
