@@ -1,5 +1,9 @@
 """Training: data made by our own code, schedules, one loop, checkpoints that resume bit for bit."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from quadform.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
@@ -26,6 +30,10 @@ __getattr__, __dir__, __all__ = attach(
         "TrainConfig": ".config",
         "train": ".loop",
         "Trained": ".loop",
+        "Recipe": ".recipes",
+        "fit": ".recipes",
+        "prepare": ".recipes",
+        "score_test": ".recipes",
         "Run": ".runs",
         "open_run": ".runs",
         "Diverged": ".watch",
@@ -34,3 +42,13 @@ __getattr__, __dir__, __all__ = attach(
         "token_cosines": ".watch",
     },
 )
+
+
+class _Callable(ModuleType):
+    """The package is also the function: `qf.train("reverse")` is `quadform.train.fit("reverse")`."""
+
+    def __call__(self, *words: Any, **settings: Any) -> Any:
+        return self.fit(*words, **settings)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import string
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from quadform.core.errors import FileError
+from quadform.core.errors import FileError, InputError
 from quadform.core.record import JSON_NAME
 from quadform.core.spec import ModelConfig
+from quadform.nn.decode import Sampling, Search, generate
+from quadform.nn.tokens import EOS, UNK, CharTokenizer, Tokenizer
 from quadform.nn.transformer import Transformer
 
 from .checkpoint import load_checkpoint, restore
 from .config import TrainConfig
-from .datasets import Dataset
+from .datasets import Addition, Dataset, Letters
 from .optimiser import Optimiser
+
+if TYPE_CHECKING:
+    from .loop import Trained
 
 CHECKPOINT = "checkpoint"
 
@@ -27,22 +35,112 @@ def is_run(folder: str | Path) -> bool:
     return (Path(folder) / CHECKPOINT / JSON_NAME).exists()
 
 
+@dataclass(frozen=True)
+class Decoded:
+    """A decoded text with its score, its log-probability, and whether the model ended it itself."""
+
+    text: str
+    score: float
+    log_prob: float
+    finished: bool
+
+
+class Symbols:
+    """One token a symbol, numbered from 0: no special tokens."""
+
+    def __init__(self, symbols: str) -> None:
+        self.symbols = symbols
+
+    @property
+    def size(self) -> int:
+        return len(self.symbols)
+
+    def encode(self, text: str) -> list[int]:
+        unknown = [c for c in text if c not in self.symbols]
+        if unknown:
+            raise InputError(f"{text!r} has {unknown[0]!r}; this model knows {' '.join(self.symbols)} alone.")
+        return [self.symbols.index(c) for c in text]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return "".join(self.symbols[i] for i in ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "symbols", "symbols": self.symbols}
+
+
+def tokenizer_of(data: Dataset) -> Tokenizer:
+    """The tokenizer of a data set; digits and signs of sums, letters of words."""
+    if isinstance(data, Addition):
+        return Symbols("0123456789+=")
+    if isinstance(data, Letters):
+        letters = [*string.ascii_lowercase, *string.ascii_uppercase, *map(chr, range(0x3B1, 0x3B1 + 1000))]
+        return CharTokenizer("".join(letters[: data.letters]))
+    found = getattr(data, "tokenizer", None)
+    if found is None:
+        raise InputError(f"{type(data).__name__} has no tokenizer: give token numbers to `quadform.nn.generate`.")
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """What a training run left: `model` at step `step`, and all that made it."""
 
-    folder: Path
+    folder: Path | None
     model: Transformer
     data: Dataset
     config: TrainConfig
     step: int
     tensors: Mapping[str, Tensor]
+    trained: Trained | None = None
 
     def optimiser(self) -> Optimiser:
         """The optimiser over `model` with the state of the checkpoint."""
         optimiser = Optimiser(self.model, self.config)
         restore(self.model, optimiser, self.tensors)
         return optimiser
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text to tokens and back, as the data has it."""
+        return tokenizer_of(self.data)
+
+    def decode(
+        self, texts: Sequence[str], how: Search | Sampling | None = None, *, batch: int = 64
+    ) -> list[list[Decoded]]:
+        """What the model makes of every text, best first: a translation, an answer, a continuation.
+
+        `how` is greedy search unless given; its `max_length` is as long as the data's own texts unless given.
+        """
+        config, coder = self.model.config, self.tokenizer
+        if config.kind == "encoder" or config.classes:
+            raise InputError("this run is an encoder or a classifier; it writes no text.")
+        if isinstance(texts, str):
+            texts = [texts]
+        both = config.kind == "encoder-decoder"
+        inputs = []
+        for i, text in enumerate(texts):
+            ids = coder.encode(text)
+            if UNK in ids and not isinstance(coder, Symbols):
+                unknown = sorted({c for c in text if UNK in coder.encode(c)})
+                raise InputError(f"text {i + 1}: this model does not know {' '.join(map(repr, unknown[:8]))}.")
+            if not ids:
+                raise InputError(f"text {i + 1} is empty; give it at least one character.")
+            inputs.append([*ids, EOS] if both else ids)
+        how = Search() if how is None else how
+        longest = max(map(len, inputs), default=0)
+        room = config.seq_len - (0 if both else longest)
+        if both and config.positions == "learned" and longest > config.seq_len:
+            raise InputError(f"a text has {longest} tokens; this model has learned {config.seq_len} positions.")
+        if room < 1:
+            raise InputError(f"a text has {longest} tokens and leaves no room in the {config.seq_len} of this model.")
+        if config.positions == "learned" or how.max_length == type(how)().max_length:
+            least = min(how.min_length, room)
+            how = dataclasses.replace(how, max_length=min(how.max_length, self._usual(room)), min_length=least)
+        found = generate(self.model, inputs, how, batch_size=batch)
+        return [[Decoded(coder.decode(h.tokens), h.score, h.log_prob, h.finished) for h in best] for best in found]
+
+    def _usual(self, room: int) -> int:
+        return self.data.digits + 1 if isinstance(self.data, Addition) else room
 
 
 def open_run(folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Run:

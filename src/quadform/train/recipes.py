@@ -1,0 +1,221 @@
+"""From a data set to a trained model in one call: sizes and settings that fit the data, everything else said by you.
+
+`fit("reverse", out="runs/reverse")` is what `quadform train --data reverse --out runs/reverse` does; `qf.train(...)` is
+the same function. A recipe is two tables, of the model and of its training; what is given replaces what is in them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quadform.core import progress as bars
+from quadform.core.errors import InputError, UnknownName, did_you_mean
+from quadform.core.record import Estimate
+from quadform.core.spec import choose
+from quadform.nn.transformer import Transformer
+
+from .config import TrainConfig
+from .corpora import ParallelText
+from .corpus import RunningText
+from .datasets import Addition, Dataset, Letters, NumberWords, dataset
+from .loop import Trained, train
+from .objectives import Masked, Packages, started_from
+from .runs import Run, open_run
+from .schedule import Schedule
+
+OBJECTIVES = ("auto", "causal", "masked", "seq2seq", "classify")
+_SMALL = {"depth": 2, "dim": 128, "heads": 4}
+_BRISK = {"lr": 2e-3, "betas": (0.9, 0.98), "weight_decay": 0.01, "batch_size": 64}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What fits a kind of data: settings of the model and of `TrainConfig`."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+
+def recipe_for(data: Dataset) -> Recipe:
+    """The recipe of a data set; sizes that two CPU minutes are enough for, where the task allows it."""
+    if isinstance(data, Addition):
+        steps = {1: 400, 2: 800, 3: 1400, 4: 4000}.get(data.digits, 8000)
+        return Recipe(_SMALL, _BRISK | {"batch_size": 128, "steps": steps, "questions": 200})
+    if isinstance(data, Letters):
+        return Recipe(_SMALL, _BRISK | {"steps": 1100, "questions": 200})
+    if isinstance(data, NumberWords):
+        return Recipe(_SMALL, _BRISK | {"steps": 700 if data.pieces else 850, "questions": 200})
+    if isinstance(data, ParallelText):
+        small = data.source.manifest["counts"]["pairs"] < 10_000
+        if small:
+            model = _SMALL | {"dropout": 0.2, "positions": "sinusoidal"}
+            return Recipe(model, _BRISK | {"steps": 500, "smoothing": 0.1, "batch_size": 48, "valid_every": 100})
+        model = {"depth": 6, "dim": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "positions": "sinusoidal"}
+        large = {"lr": 1e-3, "batch_size": 640, "steps": 9000, "smoothing": 0.1, "weight_decay": 0.05}
+        return Recipe(model, _BRISK | large | {"valid_every": 1000, "log_every": 100})
+    if isinstance(data, Packages):
+        return Recipe({"depth": 2, "dim": 64, "heads": 4}, _BRISK | {"steps": 600, "batch_size": 32})
+    if isinstance(data, Masked | RunningText):
+        return Recipe(_SMALL, _BRISK | {"steps": 2000, "batch_size": 32, "weight_decay": 0.1})
+    return Recipe(_SMALL, {"steps": 1000})
+
+
+def with_objective(data: Dataset, objective: str = "auto") -> Dataset:
+    """The data as an objective sees it: "masked" hides tokens of running text; the others are checked against it."""
+    choose("objective", objective, OBJECTIVES)
+    if objective == "masked":
+        return data if isinstance(data, Masked) else Masked(data=data)
+    settings = data.settings
+    kinds = {"decoder": "causal", "encoder-decoder": "seq2seq", "encoder": "masked"}
+    own = "classify" if settings.get("classes") else kinds[settings["kind"]]
+    if objective not in ("auto", own):
+        raise InputError(f"the objective of {type(data).__name__} is {own}; {objective} does not fit it.")
+    return data
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A model, its data and its training, ready to go. `fresh` names the parameters that a taken-over model adds."""
+
+    data: Dataset
+    model: Transformer
+    config: TrainConfig
+    fresh: tuple[str, ...] = ()
+
+    def train(self, **how: Any) -> Trained:
+        """`quadform.train.train` of it."""
+        return train(self.model, self.data, self.config, **how)
+
+    def cost(self, steps: int = 2) -> dict[str, float]:
+        """What it takes: parameters, floating point operations of the matrix products and seconds of a step (the mean
+        of a few on a copy, the first left out), bytes of weights with optimiser state and of kept activations.
+        """
+        from torch.utils.flop_counter import FlopCounterMode
+
+        model, c = self._copy(), self.config
+        parameters = sum(p.numel() for p in model.parameters())
+        batch = next(self.data.batches("train", c.batch_size, c.seed))
+        batch = {name: t.to(model.embed.W_E.device) for name, t in batch.items()}
+        kept: dict[int, int] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        with FlopCounterMode(display=False) as flops, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            model.loss(batch).backward()
+        marks: list[float] = []
+        quick = dataclasses.replace(
+            c, steps=steps + 1, valid_every=10**9, valid_batches=1, questions=0, goal=0.0, watch_every=0, compile=False
+        )
+        train(model, self.data, quick, progress=lambda *a: marks.append(time.monotonic()), seconds=30)
+        took = (marks[-1] - marks[0]) / max(len(marks) - 1, 1)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        states = {"sgd": 3}.get(c.optimiser, 4)  # weights, gradients, and one or two moments
+        return {
+            "parameters": parameters,
+            "flops_per_step": float(flops.get_total_flops() * c.accumulate),
+            "weight_bytes": float(weights * states),
+            "activation_bytes": float(sum(n for p, n in kept.items() if p not in own)),
+            "seconds_per_step": took,
+            "seconds": took * c.steps,
+        }
+
+    def _copy(self) -> Transformer:
+        W = self.model.embed.W_E
+        model = Transformer(self.model.config, dtype=W.dtype, device=W.device)
+        model.load_state_dict(self.model.state_dict())
+        return model
+
+
+def prepare(
+    data: Dataset | str,
+    *,
+    design: str = "pre-ln",
+    objective: str = "auto",
+    start_from: str | Path | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> Plan:
+    """The model and training that `settings` and the recipe of the data describe.
+
+    `settings` are fields of `TrainConfig` (steps, lr, ...), `warmup` and `decay` of its schedule, or settings of the
+    model (depth, dim, heads, dropout, ...). With `start_from`, a run folder, its model goes on with this data.
+    """
+    data = with_objective(dataset(data) if isinstance(data, str) else data, objective)
+    recipe = recipe_for(data)
+    names = {f.name for f in dataclasses.fields(TrainConfig)}
+    told = {k: v for k, v in settings.items() if v is not None}
+    schedule = {k: told.pop(k) for k in ("warmup", "decay") if k in told}
+    training = dict(recipe.train) | {k: told.pop(k) for k in list(told) if k in names} | {"seed": seed}
+    if schedule:
+        training["schedule"] = Schedule(**schedule)
+    if start_from is not None:
+        if told:
+            raise InputError(f"the model of {start_from} is taken as it is; {', '.join(told)} cannot be changed.")
+        model, fresh = started_from(open_run(start_from, device=device, dtype=dtype).model, data, seed=seed)
+        return Plan(data, model, TrainConfig(**training), tuple(fresh))
+    try:
+        described = data.settings | dict(recipe.model) | told
+        model = Transformer(design, seed=seed, device=device, dtype=dtype, **described)
+    except UnknownName as error:
+        for key in told:
+            near = did_you_mean(key, names)
+            if near and f"{key!r}" in str(error):
+                raise UnknownName(f"neither a model nor its training has a setting {key!r}.{near}") from error
+        raise
+    return Plan(data, model, TrainConfig(**training))
+
+
+def fit(
+    data: Dataset | str,
+    *,
+    out: str | Path | None = None,
+    resume: bool = True,
+    seconds: float | None = None,
+    progress: bool | bars.Report = True,
+    **settings: Any,
+) -> Run:
+    """Train a model on a data set by its recipe, and give the run: `qf.train("reverse", steps=500).decode(["abc"])`.
+
+    `settings` are those of `prepare`. With `out` the run is kept there, and goes on there when it was stopped.
+    """
+    plan = prepare(data, **settings)
+    done = plan.train(out=out, resume=resume, seconds=seconds, progress=progress)
+    return Run(Path(out) if out is not None else None, done.model.eval(), plan.data, plan.config, done.step, {}, done)
+
+
+def score_test(run: Run, count: int = 1000) -> dict[str, Estimate]:
+    """How good the run is on its "test" split: exact answers, labels, or BLEU greedy and with a beam of 5."""
+    from .objectives import accuracy
+    from .score import evaluate, exact_match
+
+    model, data = run.model, run.data
+    if isinstance(data, ParallelText):
+        from quadform.nn.decode import Search
+
+        from .bleu import score_model
+
+        found = {}
+        for name, beam in (("greedy", 1), ("beam 5", 5)):
+            how = Search(beam=beam, max_length=data.longest + 1)
+            score = score_model(model, data, split="test", count=count, how=how)
+            found |= {f"BLEU, {name}": score.bleu, f"chrF, {name}": score.chrf}
+        return found
+    sizes: dict[str, Any] = {"split": "test", "seed": run.config.seed}
+    if data.settings["kind"] == "encoder":
+        rows = run.config.batch_size
+        return {"accuracy": accuracy(model, data, batches=max(count // rows, 1), batch_size=rows, **sizes)}
+    if type(data).questions is not Dataset.questions:
+        return {"exact": exact_match(model, data, count=count, **sizes)}
+    return {"loss": evaluate(model, data, batches=16, batch_size=run.config.batch_size, **sizes)}
