@@ -75,6 +75,8 @@ def test_a_wrong_prediction_is_told():
     from quadform.applications.signal import Measure
 
     (curve,) = Measure().model(model, [{"tokens": tokens(8, 32, vocab=64)}], "scaled", fresh=True)
+    assert Signal.of([curve], {}).record.scalars["scaled/difference"].converged  # one network: not judged
+    curve.unit = "networks"
     found = Signal.of([curve], {})
     assert not found.record.scalars["scaled/difference"].converged
     assert "DISAGREES" in found.table()

@@ -47,6 +47,11 @@ class Curve:
     isometry: dict[str, Isometry] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def judged(self) -> bool:
+        """Whether the prediction is held against the measurement: fresh weights, a known spread of networks."""
+        return self.fresh and self.unit == "networks" and bool(self.predicted)
+
 
 @dataclass(frozen=True, eq=False)
 class Signal:
@@ -183,6 +188,7 @@ def _describe(curve: Curve) -> dict[str, Any]:
         "unit": curve.unit,
         "over": note,
         "fresh": curve.fresh,
+        "judged": curve.judged,
         "notes": curve.notes,
         "jacobians": list(curve.isometry),
     }
@@ -217,7 +223,7 @@ def difference(curve: Curve) -> Estimate:
     """The largest |predicted - measured| cosine over the layers, with the measurement's error there.
 
     A layer agrees within 0.02 or 5 % of the measured value (`WITHIN`). `converged` is false where one is beyond that by
-    more than two standard errors; for trained weights, which the prediction is not about, nothing is judged.
+    more than two standard errors; nothing is judged for trained weights or for one network, whose spread is unknown.
     """
     measured = torch.tensor([e.value for e in curve.measured["cosine"]], dtype=torch.float64)
     error = torch.tensor([e.stderr or 0.0 for e in curve.measured["cosine"]], dtype=torch.float64)
@@ -234,5 +240,5 @@ def difference(curve: Curve) -> Estimate:
     )
     note = f"at layer {worst}: {said} 0.02 or 5 %"
     return Estimate(
-        float(gap[worst]), float(error[worst]), "estimate", converged=not (surely and curve.fresh), note=note
+        float(gap[worst]), float(error[worst]), "estimate", converged=not (surely and curve.judged), note=note
     )

@@ -46,8 +46,8 @@ def lines(record: Record) -> Iterator[str]:
 
 
 def _verdict(curve: Curve, apart: Estimate) -> str:
-    if not curve.about["fresh"]:
-        return " (of fresh weights)"
+    if not curve.about["judged"]:
+        return " (one network)" if curve.about["fresh"] else " (of fresh weights)"
     if not apart.converged:
         return ", DISAGREES"
     return ", within its error" if "beyond" in apart.note else ", agrees"
@@ -85,10 +85,10 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
             factor = math.exp(abs(math.log(e.value)))
             limits = [number(v) for v in FACTOR]
             out.append(card(name, f"× {number(e.value)}", e, grade(factor, FACTOR), curve.label, texts, *limits))
-    apart = [(c, s) for c in found if c.about["fresh"] and (s := c.scalar("difference")) is not None]
+    apart = [(c, s) for c in found if c.about["judged"] and (s := c.scalar("difference")) is not None]
     if apart:
         curve, e = max(apart, key=lambda pair: (not pair[1].converged, pair[1].value))
-        status: Status = "good" if e.converged else "poor"
+        status: Status = "poor" if not e.converged else "fair" if "beyond" in e.note else "good"
         settled = Estimate(e.value, e.stderr, "estimate", note=e.note)
         out.append(card("prediction", number(e.value, 2), settled, status, f"{curve.label}: {e.note}", texts))
     return tuple(out)
@@ -116,8 +116,8 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
                 )
     for c in found:
         e = c.scalar("difference")
-        if e is not None and c.about["fresh"]:
-            status: Status = "good" if e.converged else "poor"
+        if e is not None and c.about["judged"]:
+            status: Status = "poor" if not e.converged else "fair" if "beyond" in e.note else "good"
             out.append(
                 Row(
                     texts("group_checks"),

@@ -80,10 +80,9 @@ def show(found: Signal) -> None:
 
 
 def _disagreeing(found: Signal) -> list[str]:
-    """The fresh curves whose prediction is off; with one network the spread is unknown and nobody is blamed."""
+    """The curves whose prediction is off by more than the tolerance and the error of the measurement."""
     scalars, about = found.record.scalars, found.record.inputs["curves"]
-    judged = [c for c in about if c["fresh"] and c["unit"] == "networks" and f"{c['label']}/difference" in scalars]
-    return [c["label"] for c in judged if not scalars[f"{c['label']}/difference"].converged]
+    return [c["label"] for c in about if c["judged"] and not scalars[f"{c['label']}/difference"].converged]
 
 
 def _table(config: SignalConfig, output: Output) -> int:

@@ -358,7 +358,8 @@ SENTENCES = {
     "card_gradient_rule": "Green within a factor {limit0} of 1, red beyond {limit1}.",
     "card_prediction_title": "Prediction against measurement",
     "card_prediction_good": "agree",
-    "card_prediction_fair": "not judged",
+    "card_prediction_fair": "undecided",
     "card_prediction_poor": "disagree",
-    "card_prediction_rule": "Largest difference in cosine over the layers; green within 0.02 or 5 %.",
+    "card_prediction_rule": "Largest difference in cosine over the layers; green within 0.02 or 5 %, red beyond it"
+    " by more than two standard errors.",
 }

@@ -356,7 +356,8 @@ SENTENCES = {
     "card_gradient_rule": "1의 {limit0}배 안이면 초록, {limit1}배를 넘으면 빨강.",
     "card_prediction_title": "예측과 측정",
     "card_prediction_good": "일치",
-    "card_prediction_fair": "판정 없음",
+    "card_prediction_fair": "미결",
     "card_prediction_poor": "불일치",
-    "card_prediction_rule": "층 전체에서 코사인의 가장 큰 차이. 0.02 또는 5 % 안이면 초록.",
+    "card_prediction_rule": "층 전체에서 코사인의 가장 큰 차이. 0.02 또는 5 % 안이면 초록, 표준 오차의"
+    " 두 배 넘게 벗어나면 빨강.",
 }
