@@ -162,6 +162,21 @@ def test_own_text_is_held_out_by_document(tmp_path):
     assert data.settings == {"kind": "decoder", "vocab": data.tokenizer.size, "seq_len": 16}
 
 
+def test_own_documents_keep_their_split_elsewhere(tmp_path):
+    """Names are paths below the common folder, so the digest and the splits do not depend on where the files lie."""
+    made = []
+    for place in ("here", "there/deeper"):
+        for i in range(3):
+            (tmp_path / place / "sub").mkdir(parents=True, exist_ok=True)
+            (tmp_path / place / "sub" / f"{i}.txt").write_text(f"text {i}")
+        (tmp_path / place / "top.txt").write_text("top")
+        made.append(build([tmp_path / place], tmp_path / f"packed-{place.replace('/', '-')}"))
+    assert made[0].digest == made[1].digest
+    assert [n for n, _ in read_documents(made[0].path("documents.jsonl.gz"))] == [
+        *("sub/0.txt", "sub/1.txt", "sub/2.txt", "top.txt"),
+    ]
+
+
 def test_own_pairs_refuse_what_is_no_pair(tmp_path):
     """A line with one column, a mixture of kinds, a missing file, and nothing at all are told by name."""
     (tmp_path / "bad.tsv").write_text("a\tb\nonly one\n")

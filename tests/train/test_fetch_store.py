@@ -145,6 +145,14 @@ def test_out_replaces_the_root(monkeypatch, tmp_path):
     assert fetched(found.folder).digest == found.digest
 
 
+def test_a_folder_of_the_same_name_here_is_not_mistaken(monkeypatch, tmp_path):
+    """`fetch` looks in its root alone, even where the working folder holds one of the same name."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    fetch("toy", out=tmp_path, progress=False)
+    monkeypatch.chdir(tmp_path)
+    assert fetch("toy", progress=False).folder == root() / "toy"
+
+
 def test_manifest_may_not_name_files_outside(monkeypatch):
     """A manifest with `../` in it is refused and nothing of it is read."""
     offer(monkeypatch, Made(package="toy", version="1", size=10))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ def build(files: Sequence[str | Path], out: str | Path, *, held: int = 20, piece
 
     Files that end in .tsv are pairs, one a line: source TAB target, or group TAB source TAB target (near-copies that
     belong to one side of the split share a group). All others are running text, each file a document. A folder stands
-    for the files in it. One group in `held` is held out for "valid", one for "test".
+    for the files in it. A document's name is its path below the folder that holds them all. One group in `held` is held out for "valid", one for "test".
     """
     if held < 3:
         raise InputError(f"one group in `held` goes to each of valid and test, so held is at least 3; got {held}.")
@@ -41,7 +42,9 @@ def build(files: Sequence[str | Path], out: str | Path, *, held: int = 20, piece
         if pairs:
             told = write_pairs((row for path in pairs for row in _rows(path)), part)
         else:
-            told = write_documents(((path.as_posix(), _text(path)) for path in paths), part)
+            above = Path(os.path.commonpath([path.resolve().parent for path in paths]))
+            named = ((path.resolve().relative_to(above).as_posix(), path) for path in paths)
+            told = write_documents(((name, _text(path)) for name, path in named), part)
         finish(part, described, told)
     made = fetched(out)
     assert made is not None

@@ -75,7 +75,10 @@ class Fetched:
 
 def fetched(name: str | Path, root_folder: str | Path | None = None) -> Fetched | None:
     """What was fetched under this name, or lies in this folder; None when there is nothing. Checksums are verified."""
-    folder = Path(name) if is_folder(name) else _folder(root_folder) / _file_name(str(name))
+    return _verified(Path(name) if is_folder(name) else _folder(root_folder) / _file_name(str(name)))
+
+
+def _verified(folder: Path) -> Fetched | None:
     if not (folder / MANIFEST).exists():
         return None
     manifest = _manifest(folder)
@@ -100,7 +103,8 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
     had. `again` fetches even what is there.
     """
     wanted, base = item(name), _folder(out)
-    if not again and (found := fetched(name, base)) is not None:
+    folder = base / _file_name(name)
+    if not again and (found := _verified(folder)) is not None:
         return found
     say(f"{name}: {wanted.title}\n  licence: {licence(wanted)}\n  source: {wanted.source.title}, {megabytes(wanted)}")
     archives = base / ".archives"
@@ -109,11 +113,11 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
     except OSError as error:
         raise FileError(f"{base} cannot be written ({error.strerror}). Set QUADFORM_DATA, or give `--out`.") from error
     with _alone(archives):
-        if not again and (found := fetched(name, base)) is not None:
+        if not again and (found := _verified(folder)) is not None:
             return found  # another process has fetched it meanwhile
         with Progress(max(wanted.source.size // 1000, 1), f"fetch {name}, kB", show=progress) as bar:
             files = wanted.source.bring(archives, lambda size: bar.step(size // 1000))
-        with packing(base / _file_name(name)) as part:
+        with packing(folder) as part:
             module, _, function = wanted.read.partition(":")
             read = getattr(importlib.import_module(f"{__package__}.{module}"), function)
             told = read(files, part, **wanted.settings)
@@ -121,7 +125,7 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
         if not wanted.source.shared:
             for file in files:
                 file.unlink()
-    found = fetched(name, base)
+    found = _verified(folder)
     assert found is not None
     return found
 
