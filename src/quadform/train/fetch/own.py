@@ -18,7 +18,8 @@ def build(files: Sequence[str | Path], out: str | Path, *, held: int = 20, piece
 
     Files that end in .tsv are pairs, one a line: source TAB target, or group TAB source TAB target (near-copies that
     belong to one side of the split share a group). All others are running text, each file a document. A folder stands
-    for the files in it. A document's name is its path below the folder that holds them all. One group in `held` is held out for "valid", one for "test".
+    for the files in it. A document's name is its path below the folder that holds them all. One group in `held` is held
+    out for "valid", one for "test".
     """
     if held < 3:
         raise InputError(f"one group in `held` goes to each of valid and test, so held is at least 3; got {held}.")
