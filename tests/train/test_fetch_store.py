@@ -153,6 +153,27 @@ def test_a_folder_of_the_same_name_here_is_not_mistaken(monkeypatch, tmp_path):
     assert fetch("toy", progress=False).folder == root() / "toy"
 
 
+def test_folders_of_the_user_are_never_replaced(monkeypatch, tmp_path):
+    """A folder with files of one's own, even beside a manifest, is refused and left as it is; an empty one is taken."""
+    from quadform.train.fetch import build
+
+    (tmp_path / "t.tsv").write_text("a\tb\n")
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    build([tmp_path / "t.tsv"], mine)
+    (mine / "pieces-300.json").write_text("{}")
+    build([tmp_path / "t.tsv"], mine)
+    (mine / "deep").mkdir()
+    (mine / "deep" / "thesis.txt").write_text("years of work")
+    with pytest.raises(FileError, match=r"files of yours \(deep/thesis\.txt\)"):
+        build([tmp_path / "t.tsv"], mine)
+    with pytest.raises(FileError, match="files of yours"):
+        build([tmp_path / "t.tsv"], tmp_path)
+    assert (mine / "deep" / "thesis.txt").read_text() == "years of work"
+    with pytest.raises(FileError, match="is a file"):
+        build([tmp_path / "t.tsv"], tmp_path / "t.tsv")
+
+
 def test_manifest_may_not_name_files_outside(monkeypatch):
     """A manifest with `../` in it is refused and nothing of it is read."""
     offer(monkeypatch, Made(package="toy", version="1", size=10))

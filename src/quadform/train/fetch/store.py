@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -150,7 +151,11 @@ def _described(wanted: Item) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def packing(folder: Path) -> Iterator[Path]:
-    """An empty folder that takes the place of `folder` when it is complete, and vanishes when something goes wrong."""
+    """An empty folder that takes the place of `folder` when it is complete, and vanishes when something goes wrong.
+
+    A folder with anything in it that was not made here is never replaced.
+    """
+    _check_ours(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(prefix=f".part-{folder.name}-", dir=folder.parent))
     try:
@@ -165,6 +170,19 @@ def packing(folder: Path) -> Iterator[Path]:
             os.replace(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder that holds files which no manifest of ours names."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise FileError(f"{folder} is a file. Choose another folder.")
+    named = set(_manifest(folder)["files"]) | {MANIFEST} if (folder / MANIFEST).is_file() else set()
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in named and not re.fullmatch(r"pieces-\d+\.json", name):
+            raise FileError(f"{folder} holds files of yours ({name}); it is not replaced. Choose a new folder.")
 
 
 def finish(part: Path, described: Mapping[str, Any], told: Mapping[str, Any]) -> None:
