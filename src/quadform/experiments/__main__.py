@@ -1,14 +1,26 @@
-"""For the keepers of the project: `python -m quadform.experiments gallery docs | keep RUNS ID ... | verdicts`."""
+"""For the keepers of the project, `python -m quadform.experiments ...`:
+
+gallery docs               write the gallery from the committed records
+keep RUNS [ID ...]         take finished records from a folder of `quadform reproduce` into the package
+verdicts RUNS              write the table the tests compare with, from a folder of smoke runs
+corpus                     pack the Python source installed here for the GPU protocol
+protocol FILE [SECONDS]    run the GPU protocol (`blocks`, preset paper) into FILE, go on where it was, stop in time
+protocol-record FILE RUNS  make the record of a finished protocol
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from pathlib import Path
 
-from ..core.record import JSON_NAME, Record
+import torch
+
+from ..core.record import JSON_NAME, Estimate, Provenance, Record
 from .catalog import CATALOG, RECORDS, VERDICTS, committed, experiment
-from .gallery import write_gallery
+from .experiment import Lines, OutOfTime
 
 
 def keep(runs: str, names: list[str]) -> None:
@@ -30,14 +42,55 @@ def verdicts(runs: str) -> None:
     print(VERDICTS)
 
 
+def protocol(path: str, seconds: str = "540") -> int:
+    """The GPU protocol; needs torch and numpy alone. 0: finished; 130: the time was up, the same command goes on."""
+    from .blocks import PRESETS, plan, run
+
+    units = Lines(Path(path), "blocks", time.monotonic() + float(seconds))
+    try:
+        scalars, _ = run(PRESETS["paper"], units)
+    except OutOfTime as stopped:
+        scalars = {}
+        print(f"{stopped} {len(units.done)} of {len(plan(PRESETS['paper']))} runs are done.")
+    for name, part in units.done.items():
+        loss, error = part["valid"].tolist()
+        took = float(part["seconds"])
+        print(f"{name:44} loss {loss:.4f} +- {error:.4f}  cosine {float(part['cosine'][-1]):.3f}  {took:.1f} s")
+    for name, e in scalars.items():
+        if name.startswith(("gap/", "depth_gain/", "steps_ratio/", "speed/")):
+            print(f"{name:44} {e}")
+    return 0 if scalars else 130
+
+
+def protocol_record(path: str, runs: str) -> None:
+    """The record of a finished protocol, saved in RUNS/blocks; nothing is computed again."""
+    e = experiment("blocks")
+    config = e.config("paper")
+    scalars, tensors = e.run(config, Lines(Path(path), "blocks", until=-math.inf))
+    spent = sum(e.value for k, e in scalars.items() if k.startswith("step_seconds/"))
+    scalars["cpu_seconds"] = Estimate(spent, note="sum of seconds a step; the runs were made on a GPU")
+    made = Provenance.collect(seed=config.seed, dtype=torch.bfloat16)
+    Record("experiment", e.inputs("paper", config), scalars, tensors, made).save(Path(runs) / "blocks")
+
+
 def main(words: list[str]) -> int:
     match words:
         case ["gallery", folder]:
+            from .gallery import write_gallery
+
             print("\n".join(map(str, write_gallery(folder))))
         case ["keep", runs, *names]:
             keep(runs, names)
         case ["verdicts", runs]:
             verdicts(runs)
+        case ["corpus"]:
+            from .packed import pack
+
+            print(pack())
+        case ["protocol", path, *seconds]:
+            return protocol(path, *seconds)
+        case ["protocol-record", path, runs]:
+            protocol_record(path, runs)
         case _:
             print(__doc__, file=sys.stderr)
             return 2

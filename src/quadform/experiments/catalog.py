@@ -27,6 +27,8 @@ CATALOG: dict[str, str] = {
     "scalar-sinks": ".scalar_sinks",
     "rank-collapse": ".rank_collapse",
     "signal-preserving": ".signal_preserving",
+    "blocks": ".blocks",
+    "training": ".training",
 }
 
 HERE = Path(__file__).parent

@@ -45,7 +45,8 @@ class Claim:
     def wanted(self) -> str:
         """The interval in words: `6 +- 0.15`, `at most 0.01`, `0.3 to 0.6`."""
         if self.expect is not None and math.isclose(self.high - self.expect, self.expect - self.low, rel_tol=1e-9):
-            return f"{self.expect:.4g} +- {self.high - self.expect:.2g}"
+            width = self.high - self.expect
+            return _text(self.expect) + (f" +- {width:.2g}" if width != 0.5 or self.expect % 1 else "")
         if math.isinf(self.low):
             return f"at most {self.high:.4g}"
         if math.isinf(self.high):
@@ -77,7 +78,7 @@ class Verdict:
         if self.found is None:
             return "-"
         spread = f" +- {self.found.stderr:.2g}" if self.found.stderr else ""
-        return f"{self.found.value:.4g}{spread} [{self.found.kind}]"
+        return f"{_text(self.found.value)}{spread} [{self.found.kind}]"
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
@@ -95,6 +96,11 @@ class Verdict:
             "expect": c.expect,
             "reason": self.reason,
         }
+
+
+def _text(value: float) -> str:
+    """Four digits; a large whole number, which is a count, in full."""
+    return f"{value:,.0f}" if abs(value) >= 1e5 and value == round(value) else f"{value:.4g}"
 
 
 def near(text: str, key: str, expect: float, within: float, source: str, **more: Any) -> Claim:

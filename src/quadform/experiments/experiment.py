@@ -161,6 +161,29 @@ class Units:
             ) from error
 
 
+class Lines(Units):
+    """Parts as lines of one JSON file, for machines that have torch and numpy alone."""
+
+    def __init__(self, path: Path, what: str, until: float = math.inf) -> None:
+        super().__init__(None, {}, what, True, until)
+        self.path = path
+        self.done: dict[str, dict[str, Tensor]] = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError, KeyError):  # a line that was cut off
+                body = json.loads(line)
+                self.done[body["part"]] = {k: torch.tensor(v) for k, v in body["values"].items()}
+
+    def _load(self, name: str) -> dict[str, Tensor] | None:
+        return self.done.get(name)
+
+    def _save(self, name: str, part: Mapping[str, Tensor]) -> None:
+        self.done[name] = dict(part)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        values = {k: t.tolist() for k, t in part.items()}
+        with open(self.path, "a", encoding="utf-8") as f:
+            f.write(json.dumps({"part": name, "values": values}) + "\n")
+
+
 def _file_name(name: str) -> str:
     plain = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
     return f"{plain[:60]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -93,6 +93,7 @@ CLAIMS = (
         _ODS,
         presets=("cpu", "paper"),
         why="stored results: H(V) up to 6 in first layers, 1.75 in the last",
+        page="0805-red-claims-of-the-records.md",
     ),
 )
 

@@ -142,6 +142,7 @@ CLAIMS = (
         _FIG,
         presets=("paper",),
         why="depends on where F passes Y, hence on the width",
+        page="0805-red-claims-of-the-records.md",
     ),
     at_most("linear MLP: every layer of every depth grows as X^2", "worst/mlp", 0.05, _FIG),
 )

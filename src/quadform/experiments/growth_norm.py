@@ -90,7 +90,13 @@ CLAIMS = (
         0.3,
         _OWN,
     ),
-    at_most("small inputs: with Pre-LN nothing depends on the input scale", "flat_below", 0.3, _FIG),
+    at_most(
+        "small inputs: with Pre-LN nothing depends on the input scale",
+        "flat_below",
+        0.3,
+        _FIG,
+        page="0805-red-claims-of-the-records.md",
+    ),
 )
 
 

@@ -86,7 +86,7 @@ CLAIMS = (
             "[HMZ23]",
             presets=("paper",),
             why="stated as means of two networks; this fixed tolerance is the stricter of two that were tried",
-            page="0203-rank-collapse-table.md",
+            page="0805-red-claims-of-the-records.md",
         )
         for row in _STATED
     ),

@@ -112,10 +112,19 @@ def data(config: LsConfig) -> List:
 
 # --- experiments ------------------------------------------------------------------------------------------------------
 def experiments(config: LsConfig) -> List:
-    from ...experiments.catalog import CATALOG, experiment
+    from ...experiments.catalog import CATALOG, committed, experiment
 
-    rows = [(name, (found := experiment(name)).title, found.source) for name in CATALOG]
-    return ("experiment", "what it shows", "source"), rows, "`quadform reproduce NAME` makes it again"
+    rows = []
+    for name in CATALOG:
+        found, record = experiment(name), committed(name)
+        cost = verdict = "-"
+        if record is not None:
+            statuses = [v.status for v in found.verdicts(record)]
+            cost = f"{record.scalars['cpu_seconds'].value:.0f} s ({record.inputs['preset']})"
+            verdict = ", ".join(f"{statuses.count(w)} {w}" for w in ("met", "not met", "not tested") if w in statuses)
+        rows.append((name, found.title, found.source, cost, verdict))
+    columns = ("experiment", "what it shows", "source", "processor time", "last verdict")
+    return columns, rows, "`quadform reproduce NAME` makes it again; verdicts are those of the committed records"
 
 
 LISTS: dict[str, Callable[[LsConfig], List]] = {"designs": designs, "data": data, "experiments": experiments}

@@ -1,0 +1,208 @@
+"""One training run as a part of an experiment: a recipe in, curves out. Torch and numpy alone, on a CPU or a GPU.
+
+On CUDA the forward and backward pass run in bfloat16 autocast, and a step is recorded once as a CUDA graph where that
+works. Wall-clock is taken between synchronised points, validation left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.designs import design
+from ..core.progress import say
+from ..core.spec import Gain, ModelConfig
+from ..nn.transformer import Transformer
+from ..train.datasets import Batch, Dataset
+from ..train.schedule import Schedule
+from ..train.watch import token_cosines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A design and how it is trained. `warmup` below 1 is a share of the steps. AdamW, decay on matrices, clip 1.
+
+    `queries` other than "" replaces the start of W_Q; `mlp_skip=False` takes the skip around the MLP away.
+    """
+
+    design: str
+    depth: int
+    dim: int
+    heads: int
+    d_ff: int
+    steps: int
+    batch: int
+    lr: float
+    warmup: float
+    seed: int
+    init: str = "fan-in"
+    queries: str = ""
+    mlp_skip: bool = True
+
+    def model_config(self, data: Dataset) -> ModelConfig:
+        """The model of this recipe for some data."""
+        config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm="rms",
+                        init=self.init, **data.settings)  # fmt: skip
+        change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
+
+        def changed(block: Any) -> Any:
+            if not self.mlp_skip:
+                gain = Gain(skip=0.0, branch=1.0, learn=("branch",))
+                return dataclasses.replace(block, mlp=gain, activation="leaky", slope=0.2, **change)
+            return dataclasses.replace(block, **change)
+
+        return dataclasses.replace(config, blocks=tuple(changed(b) for b in config.blocks))
+
+
+def train_run(
+    recipe: Recipe,
+    data: Dataset,
+    *,
+    valid_batches: int = 8,
+    device: str = "cpu",
+    at: tuple[int, ...] = (),
+    look: Callable[[int, Transformer, Batch], dict[str, float]] | None = None,
+) -> dict[str, Tensor]:
+    """Train and return `loss` (steps,), `valid` (its mean and standard error), `cosine` (blocks,) at the end,
+    `seconds` of all steps (processor time on a CPU, wall-clock on a GPU), `parameters`, and `diverged` (0 or 1).
+
+    `look(step, model, batch)` is called before step `at[i]` (and after the last, for `steps`) on a held-out batch; its
+    numbers come back as `look/NAME` (points,).
+    """
+    torch.manual_seed(recipe.seed)
+    model = Transformer(recipe.model_config(data), seed=recipe.seed, device=device)
+    schedule = Schedule(warmup=recipe.warmup)
+    held = [_to(b, device) for b in islice(data.batches("valid", recipe.batch, 0), valid_batches)]
+    stepper = _stepper(model, recipe, device)
+    clock = time.process_time if device == "cpu" else time.monotonic
+    stream: Iterator[Batch] = data.batches("train", recipe.batch, recipe.seed)
+    losses, seen, seconds, diverged = [], [], 0.0, 0
+    began = clock()
+    for step in range(recipe.steps):
+        if step in at and look is not None:
+            _wait(device)
+            seconds += clock() - began
+            seen.append(look(step, model, held[0]))
+            began = clock()
+        losses.append(stepper(_to(next(stream), device), recipe.lr * schedule.factor(step, recipe.steps)))
+        if step % 100 == 99 and not math.isfinite(float(losses[-1])):
+            diverged = 1
+            break
+    _wait(device)
+    seconds += clock() - began
+    if recipe.steps in at and look is not None and not diverged:
+        seen.append(look(recipe.steps, model, held[0]))
+    out = torch.full((recipe.steps,), math.nan)
+    out[: len(losses)] = torch.stack(losses).float().cpu()
+    with torch.no_grad():
+        model.eval()
+        each = torch.stack([_loss(model, b, device) for b in held]).double().cpu()
+    cosine = list(token_cosines(model, held[0]).values())
+    return {
+        "loss": out,
+        "valid": torch.tensor([float(each.mean()), float(each.std() / len(each) ** 0.5)]),
+        "cosine": torch.tensor([c.value for c in cosine]),
+        "seconds": torch.tensor(seconds),
+        "parameters": torch.tensor(sum(p.numel() for p in model.parameters())),
+        "diverged": torch.tensor(diverged),
+        **({f"look/{k}": torch.tensor([s[k] for s in seen]) for k in seen[0]} if seen else {}),
+    }
+
+
+def _loss(model: Transformer, batch: Batch, device: str) -> Tensor:
+    with torch.autocast("cuda", torch.bfloat16, enabled=device != "cpu", cache_enabled=False):
+        return model.loss(batch)
+
+
+def _stepper(model: Transformer, recipe: Recipe, device: str) -> Callable[[Batch, float], Tensor]:
+    """A function that takes one step and returns the loss before it."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    rate = torch.tensor(recipe.lr, device=device) if device != "cpu" else recipe.lr
+    optimiser = torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=rate, betas=(0.9, 0.999), capturable=device != "cpu"
+    )
+    model.train()
+
+    def step(batch: Batch) -> Tensor:
+        optimiser.zero_grad(set_to_none=False)
+        loss = _loss(model, batch, device)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        return loss.detach()
+
+    def set_rate(lr: float) -> None:
+        for group in optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def plain(batch: Batch, lr: float) -> Tensor:
+        set_rate(lr)
+        return step(batch)
+
+    return plain if device == "cpu" else _Graphed(step, plain, set_rate)
+
+
+class _Graphed:
+    """Steps recorded as one CUDA graph after a few plain ones; plain for ever where recording fails."""
+
+    def __init__(
+        self,
+        step: Callable[[Batch], Tensor],
+        plain: Callable[[Batch, float], Tensor],
+        set_rate: Callable[[float], None],
+    ) -> None:
+        self.step, self.plain, self.set_rate = step, plain, set_rate
+        self.taken, self.works = 0, True
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, batch: Batch, lr: float) -> Tensor:
+        self.taken += 1
+        if not self.works:
+            return self.plain(batch, lr)
+        if self.graph is None and self.taken <= 3:  # allocations settle on a side stream, as capturing asks
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                loss = self.plain(batch, lr).clone()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return loss
+        if self.graph is None:
+            try:
+                self.batch = {k: t.clone() for k, t in batch.items()}
+                self.set_rate(lr)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    self.loss = self.step(self.batch)
+                self.graph = graph
+            except RuntimeError as error:
+                say(f"steps are not recorded as a graph ({str(error).splitlines()[0][:120]}); plain steps instead")
+                self.works = False
+                torch.cuda.synchronize()
+                return self.plain(batch, lr)
+        for k, t in batch.items():
+            self.batch[k].copy_(t)
+        self.set_rate(lr)
+        self.graph.replay()
+        return self.loss.clone()
+
+
+def _to(batch: Batch, device: str) -> Batch:
+    return batch if device == "cpu" else {k: t.to(device, non_blocking=True) for k, t in batch.items()}
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
