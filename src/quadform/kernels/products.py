@@ -11,8 +11,12 @@ An entry smaller than 2^-28 of its operand's largest loses mantissa bits. Source
 
 from __future__ import annotations
 
+from operator import getitem
+
 import torch
 from torch import Tensor
+
+from .choice import has_triton
 
 LEAST = 256
 """Products with a side shorter than this stay as they are: scaling would cost more than it saves."""
@@ -41,6 +45,24 @@ def _(info, in_dims, a, b):
     if a.dim() == 3:
         return wide_product(a, b), 0
     return wide_product(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, (n, -1)), 0
+
+
+@torch.library.custom_op("quadform::halve", mutates_args=())
+def halve(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(half(2^a x), 2^-a): x in float16 with its largest magnitude between 2^14 and 2^15, and what undoes the scale."""
+    half = torch.empty_like(x, dtype=torch.float16)
+    x = x if x.stride() == half.stride() else torch.empty_like(x).copy_(x)  # dense, as the kernel reads it
+    if x.is_cuda and has_triton():
+        from . import scaling
+
+        return scaling.halve(x, half)
+    power = torch.linalg.vector_norm(x, float("inf")).clamp_min(1e-30).log2().floor()
+    return torch.mul(x, torch.exp2(14 - power), out=half), torch.exp2(power - 14)
+
+
+@halve.register_fake
+def _(x):
+    return torch.empty_like(x, dtype=torch.float16), torch.empty((), dtype=torch.float32, device=x.device)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -97,17 +119,9 @@ def _operand(graph: torch.fx.Graph, node: torch.fx.Node, done: dict) -> tuple:
     after = node
     if node.op == "placeholder":  # after all of them: calls may not stand between the inputs
         after = [n for n in graph.nodes if n.op == "placeholder"][-1]
-
-    def call(target, *args, **kwargs):
-        nonlocal after
-        with graph.inserting_after(after):
-            after = graph.call_function(target, args, kwargs)
-        return after
-
-    top = call(aten.amax.default, call(aten.abs.default, node))
-    power = call(aten.floor.default, call(aten.log2.default, call(aten.clamp_min.default, top, 1e-30)))
-    unit = call(aten.exp2.default, call(aten.rsub.Scalar, power, 14))
-    half = call(aten._to_copy.default, call(aten.mul.Tensor, node, unit), dtype=torch.float16)
-    back = call(aten.exp2.default, call(aten.sub.Tensor, power, 14))
-    done[node] = half, back
+    with graph.inserting_after(after):
+        pair = graph.call_function(torch.ops.quadform.halve.default, (node,))
+    with graph.inserting_after(pair):
+        back = graph.call_function(getitem, (pair, 1))
+        done[node] = graph.call_function(getitem, (pair, 0)), back
     return done[node]
