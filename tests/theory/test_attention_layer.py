@@ -83,6 +83,15 @@ def test_both_parts_equal_automatic_differentiation(problem: dict) -> None:
         layer.check(part, tolerance=1e-12)
 
 
+def test_weights_in_training_give_plain_values() -> None:
+    """Weights that require gradients give the same Hessian, and it keeps no graph."""
+    g = torch.Generator().manual_seed(6)
+    X, Y, W = randn(g, 4, 3), randn(g, 4, 3), [weight(g, 3, 3) for _ in range(3)]
+    H = AttentionLayer(X, *(w.clone().requires_grad_() for w in W), Y).matrix()
+    assert not H.requires_grad
+    assert torch.equal(H, AttentionLayer(X, *W, Y).matrix())
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_large_blocks_equal_automatic_differentiation(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks written as large ones are: in steps, and by the symmetry of (Q, Q) and (K, K)."""

@@ -29,7 +29,7 @@ def as_batch(name: str, X: Tensor) -> Tensor:
 
 def finite(name: str, tensor: Tensor) -> None:
     """Refuse NaN and infinity with the place of the first one."""
-    if math.isfinite(float(tensor.sum())):
+    if math.isfinite(float(tensor.detach().sum())):
         return  # the quick way; a sum may overflow where no entry does
     bad = ~torch.isfinite(tensor)
     if bool(bad.any()):

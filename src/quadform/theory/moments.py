@@ -44,6 +44,7 @@ def attention_moments(A: Float[Tensor, "*batch i j"], Z: Float[Tensor, "*batch j
     return Moments(M1, M2, M3)
 
 
+@torch.no_grad()
 def second_and_contracted_third(
     A: Float[Tensor, "b i j"], Z: Float[Tensor, "b j d"], phi: Float[Tensor, "b i j"]
 ) -> tuple[Float[Tensor, "n d d"], Float[Tensor, "n d d"]]:

@@ -29,8 +29,10 @@ _LARGE = 1 << 17
 _PAD = 8
 
 
+@torch.no_grad()
 def block(terms: Sequence[Term], out: Tensor, mirror: Tensor | None = None) -> None:
-    """Write the sum of the terms into `out`, and its transpose into `mirror`; an empty sum is 0.
+    """Write the sum of the terms into `out`, and its transpose into `mirror`; an empty sum is 0. Values alone are
+    written: weights that are being trained may be given, no derivative is kept.
 
     Both have four axes: the two of the row weight and the two of the column weight, with any strides; `mirror` has the
     columns first.
