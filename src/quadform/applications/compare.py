@@ -46,6 +46,8 @@ from .why import adamw_ceiling
 PRODUCTS, TYPICAL = 60, 45
 #: Training gets at least this share of the budget, whatever measuring takes.
 LEAST_TRAINING = 0.25
+#: Training steps that are timed for the plan.
+TIMED = 6
 #: Held-out batches of the loss after training.
 VALID_BATCHES = 4
 COLUMNS = {
@@ -192,9 +194,9 @@ class _Work:
             try:
                 model = self.model(*cell)
                 products[key] = seconds_of_product(Risk(model, None, self.probe, quiet=True))
-                run = ShortRun(model, self.data, self.config(3), None)
-                run.to(3)
-                steps[key] = next(iter(self.probe.values())).numel() / run.speeds[-1]
+                run = ShortRun(model, self.data, self.config(TIMED), None)
+                run.to(TIMED)  # the fastest of some: least disturbed by whatever else runs here
+                steps[key] = next(iter(self.probe.values())).numel() / max(run.speeds)
             except InputError as error:
                 broken[key] = str(error)
         measuring = TYPICAL * sum(products.values())

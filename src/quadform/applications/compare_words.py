@@ -11,12 +11,13 @@ from torch import Tensor
 from ..core.parameters import count_parameters
 from ..core.record import Estimate
 from ..nn.transformer import Transformer
+from ..report.compare import COSINE
 
 if TYPE_CHECKING:
     from .compare import Compare
 
 #: Tokens have collapsed when their mean cosine after the last block is above this.
-COLLAPSED = 0.99
+COLLAPSED = COSINE[1]
 #: A gradient is lost when its norm at the input is this many times smaller or larger than at the last block.
 LOST = 100.0
 

@@ -22,12 +22,11 @@ from torch import Tensor, nn
 from ..core.errors import QuadformError
 from ..core.space import Vector
 from ..curvature.risk import Risk
+from ..report.step_size import HOLDS
 from .step_rules import Rule, Stepper, risk_gradient
 
 #: Fractions of the ceiling that are tried.
 FRACTIONS = (0.5, 1.0, 2.0)
-#: A pair whose distance along the direction changes by less than this a step holds.
-HOLDS = 0.005
 #: Length of the first displacement, in double precision and in the model's own.
 DISPLACEMENT = {torch.float64: 1e-8, torch.float32: 1e-3}
 #: A pair further apart than this many displacements is brought back together (its growth is remembered).

@@ -6,15 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from ..core.record import Estimate
+from ..report.why import CHANGED, CHANGED_SHARE, FLATTER
 
 if TYPE_CHECKING:
     from .why import Why
-
-#: One block is called flatter than another from this ratio of norms on.
-FLATTER = 3.0
-#: A number is said to change where it does so at least by this factor (shares: by this difference), and by two s.e.
-CHANGED = 2.0
-CHANGED_SHARE = 0.1
 
 
 def factor(before: Estimate | None, after: Estimate | None) -> float | None:

@@ -36,6 +36,9 @@ PAGES = {
     "attention": "attention",
     "spectrum": "spectral",
     "signal": "signal",
+    "step-size": "step_size",
+    "why": "why",
+    "compare": "compare",
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UnknownName, did_you_mean
-from . import en, ko, spectral
+from . import en, ko, panel, spectral
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Texts:
         return "·".join(self.parameter(part) for part in name.split(","))
 
 
-EN = Texts("en", {**en.SENTENCES, **spectral.EN})
-KO = Texts("ko", {**ko.SENTENCES, **spectral.KO})
+EN = Texts("en", {**en.SENTENCES, **panel.EN, **spectral.EN})
+KO = Texts("ko", {**ko.SENTENCES, **panel.KO, **spectral.KO})
 LANGUAGES = {texts.lang: texts for texts in (EN, KO)}
 
 

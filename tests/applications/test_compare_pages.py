@@ -1,0 +1,126 @@
+"""Pages of step-size, why and compare records: verdicts by their limits, figures, two languages."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from quadform.core.record import Estimate, Provenance, Record
+from quadform.report import compare, step_size, why, write_report
+from quadform.report.page import drawn, page_of
+from quadform.report.texts import EN, KO
+
+
+def record(kind: str, inputs: dict, scalars: dict, tensors: dict | None = None) -> Record:
+    held = {n: Estimate(v, abs(v) / 50, "estimate") if not isinstance(v, Estimate) else v for n, v in scalars.items()}
+    made = Provenance({"quadform": "0"}, "here", "2026-01-01", dtype="float64", device="cpu")
+    return Record(kind=kind, inputs=inputs, scalars=held, tensors=tensors or {}, made=made)
+
+
+def rate(ceiling: float = 0.01, lr: float | None = 0.001, measured=(0.9, 1.0, 3.0), **more) -> Record:
+    rows = [["sgd", "SGD", "2 / lambda_max(H)"], ["yours", "AdamW, b1 0.9", "38 / lambda_max(P^-1 H)"]]
+    inputs = {"source": {"model": "m"}, "rule": "AdamW, b1 0.9", "rows": rows, "lr": lr, "P": "state", "batches": 2}
+    inputs |= {"probe": [8, 6], "coverage": "3 of 3 tensors", "formula": rows[1][2], "partial": False}
+    scalars = {
+        "loss": 1.0,
+        "lambda_max": 4.0,
+        "lambda_max_P": 38 / ceiling,
+        "ceiling/sgd": 0.5,
+        "ceiling/yours": ceiling,
+    }
+    tensors = {"ceilings": torch.tensor([0.8 * ceiling, 1.2 * ceiling], dtype=torch.float64)}
+    if measured:
+        tensors["verify/fractions"] = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+        tensors["verify/measured"] = torch.tensor(measured, dtype=torch.float64)
+    return record("step-size", inputs | more, scalars, tensors)
+
+
+def ablation(ratio: float = 40.0, norm: float = 30.0) -> Record:
+    inputs = {"name": "m", "variants": ["full", "no norm"], "steps": [0, 5], "probe": "probe", "notes": []}
+    scalars = {}
+    for variant, factor in (("full", 1.0), ("no norm", norm)):
+        for step in (0, 5):
+            for measure, value in (("lambda_max", 2.0 * factor), ("ratio", ratio), ("ceiling_sgd", 1 / factor)):
+                scalars[f"{variant}/{step}/{measure}"] = value
+            scalars |= {f"{variant}/{step}/norm/{b}": v for b, v in (("query", 1.0), ("key", 2.0), ("value", ratio))}
+    return record("why", inputs, scalars)
+
+
+def contest(cosine: float = 0.5, loss: float = 1.0) -> Record:
+    inputs = {"cells": [["pre-ln", 2], ["no-skip", 2]], "about": "data", "lr": 1e-3}
+    scalars = {"pre-ln/2/loss": loss, "no-skip/2/loss": 2.0, "pre-ln/2/cosine": 0.2, "no-skip/2/cosine": cosine}
+    ranks = {"pre-ln/2/rank": torch.tensor([5.0, 4.0, 3.0]), "no-skip/2/rank": torch.tensor([5.0, 2.0, 1.0])}
+    return record("compare", inputs, scalars, ranks)
+
+
+MADE = {"step-size": rate(), "why": ablation(), "compare": contest()}
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("texts", [EN, KO], ids=["en", "ko"])
+def test_every_figure_draws_with_its_words_and_numbers(kind, texts):
+    """A picture, a headline, a table with rows, and nothing unfilled, in both languages."""
+    for draw in drawn(MADE[kind]):
+        figure = draw(MADE[kind], texts)
+        assert figure.svg().startswith("<svg")
+        assert len(figure.table.rows) > 0
+        for words in (figure.headline, figure.reading, figure.not_meaning, figure.caption):
+            assert words
+            assert "{" not in words
+
+
+def test_one_report_of_all_three(tmp_path):
+    """Self-contained, below 3 MB, every title in it."""
+    path = write_report(list(MADE.values()), tmp_path / "r.html")
+    text = path.read_text(encoding="utf-8")
+    assert path.stat().st_size < 3_000_000
+    for r in MADE.values():
+        assert page_of(r).title(r, EN) in text
+
+
+def test_the_card_of_the_ceiling_follows_its_rule():
+    """Green: tried as theory says and your rate below; amber: not tried; red: above it, or theory contradicted."""
+    assert step_size.status(rate()) == "good"
+    assert step_size.status(rate(measured=())) == "fair"
+    assert step_size.status(rate(lr=0.02)) == "poor"
+    assert step_size.status(rate(measured=(0.9, 1.4, 3.0))) == "poor"
+    assert step_size.status(rate(ceiling=math.inf)) == "poor"
+    assert "above it" in step_size.summary(rate(lr=0.02), EN)
+
+
+def test_words_of_a_trial():
+    assert [step_size.word(f) for f in (0.99, 0.996, 1.004, 1.01)] == [
+        "rate_shrinks", "rate_holds", "rate_holds", "rate_grows"
+    ]  # fmt: skip
+
+
+def test_the_card_of_the_blocks_follows_its_limits():
+    """3 and 10, either way round."""
+    found = {r: why.cards(ablation(ratio=r), EN)[0].status for r in (2.0, 5.0, 40.0, 0.5, 0.05)}
+    assert found == {2.0: "good", 5.0: "fair", 40.0: "poor", 0.5: "good", 0.05: "poor"}
+    assert "Taking out norm" in why.summary(ablation(), EN)
+    assert "No part changes" in why.summary(ablation(norm=1.5), EN)
+
+
+def test_the_card_of_a_comparison_follows_its_limits():
+    found = {c: compare.cards(contest(cosine=c), EN)[0].status for c in (0.5, 0.95, 0.999)}
+    assert found == {0.5: "good", 0.95: "fair", 0.999: "poor"}
+    assert "no-skip × 2" in compare.summary(contest(cosine=0.999), EN)
+    assert compare.cards(contest(), EN)[0].value == "pre-ln × 2"
+
+
+def test_a_figure_without_data_is_absent():
+    bare = record("compare", {"cells": [["pre-ln", 2]], "about": "d", "lr": 1}, {"pre-ln/2/parameters": 3.0})
+    assert drawn(bare) == ()
+    alone = record("why", {"name": "m", "variants": ["full"], "steps": [0], "probe": "p"}, {"full/0/lambda_max": 1.0})
+    assert drawn(alone) == ()
+
+
+def test_labels_at_the_ends_of_lines_do_not_overlap():
+    """Equal ends are moved apart by a share of the axis, in their order."""
+    placed = compare._apart([{"y": 1.0}, {"y": 1.0}, {"y": 3.0}], top=4.0)
+    heights = [p["at"] for p in placed]
+    assert heights[1] - heights[0] >= compare.LABEL * 4.0 * 0.999
+    assert heights[2] == 3.0
