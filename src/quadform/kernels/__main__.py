@@ -87,6 +87,14 @@ def main() -> int:
     gap = float((linear_cross_entropy(x, W, targets) - torch.nn.functional.cross_entropy(x @ W, targets)).abs())
     good &= gap <= 1e-2
     console.print(f"linear + cross-entropy against torch: {gap:.1e} {'ok' if gap <= 1e-2 else 'FAILED'}")
+    q, k, v = _problem(77, 24, torch.float32, device)[:3]
+    weights = {"alpha": 0.9, "beta": 1.1, "gamma": 0.8}
+    with using(None, "tf32x3"):
+        mixed, chosen = attention(q, k, v, causal=True, **weights), last_choice()
+    with using("reference"):
+        gap = _gap((mixed,), (attention(*(a.double() for a in (q, k, v)), causal=True, **weights),))
+    good &= gap <= 1e-5
+    console.print(f"shaped mixing by {chosen.backend}: {gap:.1e} {'ok' if gap <= 1e-5 else 'FAILED'}")
     return 0 if good else 3
 
 
