@@ -104,7 +104,7 @@ def _matrix(config: ModelConfig, shape: tuple[int, ...], generator: torch.Genera
         return orthogonal(shape, generator)
     if config.init == "xavier":
         bound = math.sqrt(6 / (fan_in + fan_out))
-        return bound * (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1)
+        return bound * (2 * torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu") - 1)
     return (config.init_std if config.init == "normal" else fan_in**-0.5) * _normal(shape, generator)
 
 
@@ -121,7 +121,7 @@ def orthogonal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
 
 
 def _set(parameter: Tensor, value: Tensor) -> None:
