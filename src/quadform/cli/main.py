@@ -33,6 +33,8 @@ VERBS = {
     "lr": Verb("the largest stable learning rate: a ceiling from curvature, tried on a copy", "lr:LrConfig"),
     "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
     "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
+    "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),
+    "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
     "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
     "ls": Verb("what designs, data and experiments there are", "ls:LsConfig"),
     "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),

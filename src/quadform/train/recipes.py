@@ -18,7 +18,7 @@ import torch
 from quadform.core import progress as bars
 from quadform.core.errors import InputError, UnknownName, did_you_mean
 from quadform.core.record import Estimate
-from quadform.core.spec import choose
+from quadform.core.spec import ModelConfig, choose
 from quadform.nn.transformer import Transformer
 
 from .config import TrainConfig
@@ -88,6 +88,11 @@ class Plan:
     model: Transformer
     config: TrainConfig
     fresh: tuple[str, ...] = ()
+
+    @property
+    def config_of_model(self) -> ModelConfig:
+        """The description of the model."""
+        return self.model.config
 
     def train(self, **how: Any) -> Trained:
         """`quadform.train.train` of it."""

@@ -1,0 +1,64 @@
+"""The question of `quadform decode`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tyro.conf import Positional, arg
+
+from ...core.errors import InputError
+from .shared import Numerics
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig(Numerics):
+    """Greedy, beam or sampled text of a trained run: one line for every TEXT, every line of `--file`, or of stdin."""
+
+    run: Annotated[Positional[str], arg(metavar="RUN")]
+    """The folder of a run that `quadform train --out RUN` made."""
+    texts: Annotated[Positional[tuple[str, ...]], arg(metavar="[TEXT ...]", help_behavior_hint="")] = ()
+    """What to translate, answer or continue."""
+    file: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Take the lines of this file; `-` is stdin."""
+    beam: int = 1
+    """Hypotheses kept at every step; 1 is greedy search."""
+    length_penalty: float = 1.0
+    """alpha of score = log-probability / penalty(length); larger favours longer texts."""
+    penalty: Literal["power", "gnmt"] = "power"
+    """penalty(n) = n^alpha, or ((5 + n) / 6)^alpha."""
+    n_best: int = 1
+    """How many hypotheses to print, with their scores."""
+    sample: bool = False
+    """Draw the text instead of searching for the likeliest."""
+    temperature: float = 1.0
+    """Of a sample: below 1 bolder, above 1 more varied."""
+    top_k: int = 0
+    """Of a sample: only the k likeliest tokens (0: all)."""
+    top_p: float = 1.0
+    """Of a sample: only the likeliest tokens of this total probability."""
+    max_length: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: what fits the data)")] = None
+    """Tokens generated at most."""
+    batch: int = 64
+    """Texts decoded together."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Number format of the computation."""
+
+    def __post_init__(self) -> None:
+        for name in ("beam", "n_best", "batch", "max_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"`--{name.replace('_', '-')} {value}`: give at least 1.")
+        if self.n_best > self.beam and not self.sample:
+            raise InputError(f"`--n-best {self.n_best}` needs a beam at least as wide: add `--beam {self.n_best}`.")
+        if self.sample and (self.beam > 1 or self.n_best > 1):
+            raise InputError("`--sample` draws one text; leave out `--beam` and `--n-best`.")
+        if not self.sample and (self.temperature != 1 or self.top_k or self.top_p != 1):
+            raise InputError("`--temperature`, `--top-k` and `--top-p` belong to `--sample`; add it.")
+        if self.temperature <= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise InputError(
+                f"temperature is above 0, top-k at least 0, top-p in (0, 1]; got {self.temperature}, {self.top_k},"
+                f" {self.top_p}."
+            )
+        if self.texts and self.file:
+            raise InputError("give TEXT or `--file`, not both.")

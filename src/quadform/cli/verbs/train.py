@@ -1,0 +1,126 @@
+"""`quadform train`: make a model with a chosen block and train it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...applications.configs.shared import Output
+from ...applications.configs.train import TrainVerbConfig
+from ...core.progress import say
+from ...core.record import Estimate, Record
+from ..folders import writable
+from ..show import print_json, record_json, seconds
+
+if TYPE_CHECKING:
+    from ...train.recipes import Plan
+
+_SHARES = ("exact", "accuracy")
+
+
+def answer(config: TrainVerbConfig, output: Output) -> int:
+    from ...applications.fitting import plan, run
+
+    if config.dry_run:
+        made = plan(config)
+        cost = made.cost()
+        if output.json:
+            print_json(dict(cost))
+        else:
+            show_plan(made, cost)
+        return 0
+    folder = writable(dataclasses.replace(output, out=output.out or str(default_folder(config))))
+    assert folder is not None
+    first = os.environ.get("RANK", "0") == "0"
+    go_on = f"the same command with `--out {folder} --resume` goes on"
+    started = time.monotonic()
+    try:
+        _, record = run(config, folder)
+    except KeyboardInterrupt:
+        if first:
+            say(f"stopped and saved; {go_on}")
+        raise
+    if not first:
+        return 0
+    partial = record.inputs["stopped"] == "time"
+    if output.json:
+        print_json(record_json(record) | {"partial": partial, "saved": str(folder)})
+    else:
+        show(record, time.monotonic() - started)
+        nexts = "" if partial else f"; next: {_next(record, folder)}"
+        print(f"saved {folder}{nexts}")
+    if partial:
+        say(f"stopped by `--max-time` at step {record.scalars['steps'].value:.0f}; {go_on}")
+    return 3 if partial else 0
+
+
+def default_folder(config: TrainVerbConfig) -> Path:
+    """`runs/DATA-DESIGN` beside where the command runs."""
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(config.data).name}-{config.design}").strip("-.")
+    return Path("runs") / name
+
+
+def show_plan(made: Plan, cost: dict[str, float]) -> None:
+    """What `--dry-run` prints."""
+    c = made.config
+    print(f"{describe(made.config_of_model.to_dict())}, {cost['parameters']:,.0f} parameters; data {made.data}")
+    schedule = f"{c.schedule.warmup_steps(c.steps)} warm-up, then {c.schedule.decay}"
+    print(f"{c.steps:,} steps of {c.accumulate} x {c.batch_size} sequences, {c.optimiser} at {c.lr:g} ({schedule})")
+    flops, step = cost["flops_per_step"], cost["seconds_per_step"]
+    print(
+        f"a step: {flops / 1e9:.3g} GFLOP of matrix products, {seconds(step)} here  [estimate, a few steps on a copy]"
+    )
+    total = cost["weight_bytes"] + cost["activation_bytes"]
+    print(
+        f"memory about {total / 2**20:,.0f} MiB: weights, gradients and moments {cost['weight_bytes'] / 2**20:,.0f},"
+        f" activations {cost['activation_bytes'] / 2**20:,.0f}"
+    )
+    print(f"in all {flops * c.steps / 1e12:.3g} TFLOP, about {_clock(cost['seconds'])}; nothing was trained")
+
+
+def show(record: Record, took: float) -> None:
+    """What the verb prints when training has ended."""
+    inputs, s = record.inputs, record.scalars
+    why = {"steps": "", "patience": ", no better validation", "goal": ", goal reached", "time": ", time is up"}
+    head = f"{describe(inputs['model'])}, {inputs['parameters']:,} parameters"
+    print(f"{head}: {s['steps'].value:.0f} steps in {_clock(took)}{why[inputs['stopped']]}")
+    print(f"training loss {s['loss'].value:.4f} at the last step")
+    for split in ("valid", "test"):
+        found = [
+            f"{name.removeprefix(split + ' ')} {_text(name, e)}" for name, e in s.items() if name.startswith(split)
+        ]
+        if found:
+            print(f"{split + ':':<7}{', '.join(found)}  [estimate]")
+    for text in inputs["warnings"]:
+        print(f"warning: {text}")
+
+
+def describe(model: dict) -> str:
+    """`pre-ln decoder, 2 blocks, d 128, 4 heads`."""
+    depth = sum(b.get("repeat", 1) for b in model["blocks"])
+    both = sum(b.get("repeat", 1) for b in model.get("encoder_blocks", ()))
+    blocks = f"{both} + {depth}" if both else f"{depth}"
+    return (
+        f"{model.get('design') or 'own'} {model['kind']}, {blocks} blocks, d {model['d_model']}, {model['heads']} heads"
+    )
+
+
+def _text(name: str, e: Estimate) -> str:
+    share = name.split(" ", 1)[-1] in _SHARES
+    scale, unit = (100, " %") if share else (1, "")
+    digits = 1 if share or "BLEU" in name or "chrF" in name else 4
+    return f"{scale * e.value:.{digits}f}{unit} ± {scale * (e.stderr or 0):.{digits}f}"
+
+
+def _next(record: Record, folder: Path) -> str:
+    if record.inputs["model"]["kind"] == "encoder":
+        return f"`quadform spectrum {folder}`"
+    return f"`quadform decode {folder} TEXT`, `quadform spectrum {folder}`"
+
+
+def _clock(s: float) -> str:
+    return f"{s:.0f} s" if s < 120 else f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"
