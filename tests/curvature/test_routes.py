@@ -50,12 +50,13 @@ def test_the_tangent_program_has_the_least_matrix_products(net: Any) -> None:
         assert matrix_products(program._second) == want
 
 
-def test_what_is_kept_follows_the_weights(net: Any) -> None:
+@pytest.mark.parametrize("route", ["eager", "traced"])
+def test_what_is_kept_follows_the_weights(net: Any, route: Any) -> None:
     """Weights, data or buffers written in place between two products are seen by the second."""
     model, batch = net
     model.append(nn.BatchNorm1d(2).to(F64))
     risk = Risk(model, mse, batch)
-    A, v = hessian(risk, route="traced"), risk.space.random(dtype=F64)
+    A, v = hessian(risk, route=route), risk.space.random(dtype=F64)
     before = A @ v
     for change in (model[0].weight, batch[0], model[-1].running_var):
         with torch.no_grad():
@@ -71,12 +72,14 @@ def test_short_memory_recomputes(net: Any, monkeypatch: pytest.MonkeyPatch, caps
     model, batch = net
     risk = Risk(model, mse, [batch, batch])
     v = risk.space.random(dtype=F64)
+    want = hessian(risk) @ v
     monkeypatch.setattr(routes, "free_bytes", lambda device: 0.0)
-    A = hessian(risk, route="traced")
-    for _ in range(2):
-        assert gap(A @ v, hessian(risk) @ v) <= 1e-13
-    assert not A.run.kept
-    assert capsys.readouterr().err.count("recomputed for each product") == 2
+    for route in ("eager", "traced"):
+        A = hessian(risk, route=route)
+        for _ in range(2):
+            assert gap(A @ v, want) <= 1e-13
+        assert not A.run.kept
+    assert capsys.readouterr().err.count("recomputed for each product") == 4
 
 
 def test_entries_made_again_are_not_kept(net: Any) -> None:
@@ -136,12 +139,74 @@ def test_auto_says_what_it_took(net: Any, monkeypatch: pytest.MonkeyPatch, capsy
     assert A.route == "eager"
     monkeypatch.setattr(routes, "TRACE_S", {"cpu": 1e-9})
     monkeypatch.setattr(routes, "COMPILE_S", {"cpu": 1e9})
-    A = hessian(risk, route="auto", products=10**7)
-    assert gap(A @ v, hessian(risk) @ v) <= 1e-13
+    A = gauss_newton(risk, route="auto", products=10**7)
+    assert gap(A @ v, gauss_newton(risk) @ v) <= 1e-13
     assert A.route == "traced"
     assert "traced route for 10000000 products, about" in capsys.readouterr().err
     with pytest.raises(InputError, match="is not one of"):
         hessian(risk, route="quick")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [hessian, functional])
+def test_reverse_over_reverse_and_forward_over_reverse_agree(net: Any, make: Any, capsys: Any) -> None:
+    """The kept graph of the gradient and jvp(grad) give one Hessian and one functional part, whole and in blocks."""
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    A, B = make(risk), make(risk)
+    B.run.scalar = None
+    V = risk.space.random(3, dtype=F64)
+    assert gap(A @ V, B @ V) <= 1e-13
+    blocks = [X.block("0.weight", "3.*").dense() for X in (A, B)]
+    assert float((blocks[0] - blocks[1]).abs().max()) <= 1e-14
+
+
+class Once(torch.autograd.Function):
+    """exp with a forward rule and a reverse rule that has no derivative of its own in reverse."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0]
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return t * ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize("make", [hessian, gauss_newton, functional])
+@pytest.mark.parametrize("route", ["eager", "traced"])
+def test_operators_without_a_second_derivative_are_refused(make: Any, route: Any) -> None:
+    """Both nestings give silent zeros through `once_differentiable`; here nothing is given."""
+    W = {"W": torch.randn(3, 2, dtype=F64)}
+    batch = (torch.randn(4, 3, dtype=F64), torch.randn(4, 2, dtype=F64))
+    risk = Risk(lambda p, b: Once.apply(b[0] @ p["W"]), mse, batch, W)
+    with pytest.raises(InputError, match="differentiated once only"):
+        make(risk, route=route) @ risk.space.random(dtype=F64)
+
+
+def test_a_model_without_a_second_backward_pass_goes_forward(net: Any, monkeypatch: Any, capsys: Any) -> None:
+    """Where reverse over reverse fails, one line says so and forward over reverse answers."""
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    v = risk.space.random(dtype=F64)
+    want = hessian(risk) @ v
+
+    def refuse(*args: Any) -> None:
+        raise RuntimeError("derivative is not implemented")
+
+    A = hessian(risk)
+    monkeypatch.setattr(routes.Retained, "__call__", refuse)
+    assert gap(A @ v, want) <= 1e-13
+    assert "no second backward pass for this model (derivative is not implemented)" in capsys.readouterr().err
 
 
 class Attention(nn.Module):

@@ -1,6 +1,6 @@
 """Hessian, Gauss-Newton, functional part and Fisher of a risk as operators over its named parameters.
 
-    H   = d2 risk                                  products by jvp(grad): forward over reverse
+    H   = d2 risk                                  products by reverse over reverse, or jvp(grad): see `routes`
     H_o = J^T (d2l/dF2) J                          Gauss-Newton, split at the output F of the network or of one module
     H_f = <dl/dF, d2F>                             functional part; H = H_o + H_f; its own product, no subtraction
 
@@ -22,7 +22,7 @@ from ..core.operator import Block, Operator
 from ..core.rng import stream
 from ..core.space import Space, Vector
 from .risk import Risk
-from .routes import CHUNK, Product, Products, Route
+from .routes import CHUNK, Product, Products, Route, Scalar
 from .selfcheck import require_sound_derivatives
 
 
@@ -39,7 +39,10 @@ def hessian(
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         return _derivative_of_gradient(lambda p: risk.run(p, batch)[0], theta, v, rows)
 
-    A = _RiskOperator(risk, product, what="Hessian", route=route, chunk=chunk, products=products)
+    def scalar(theta: Vector, batch: Any) -> Tensor:
+        return risk.run(theta, batch)[0]
+
+    A = _RiskOperator(risk, product, what="Hessian", route=route, chunk=chunk, products=products, scalar=scalar)
     return _select(A, rows, cols)
 
 
@@ -60,7 +63,11 @@ def functional(
         g = _output_gradient(risk, theta, batch, split)
         return _derivative_of_gradient(lambda p: (g * risk.output(p, batch, split)).sum(), theta, v, rows)
 
-    A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products)
+    def scalar(theta: Vector, batch: Any) -> Tensor:
+        g = _output_gradient(risk, {n: t.detach() for n, t in theta.items()}, batch, split)
+        return (g * risk.output(theta, batch, split)).sum()
+
+    A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products, scalar=scalar)
     return _select(A, rows, cols)
 
 
@@ -153,6 +160,7 @@ class _RiskOperator(Operator):
         route: Route,
         chunk: int,
         products: int,
+        scalar: Scalar | None = None,
         rows: Space | None = None,
         cols: Space | None = None,
     ) -> None:
@@ -161,7 +169,9 @@ class _RiskOperator(Operator):
         cols = risk.space if cols is None else cols
         super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
         self.risk = risk
-        self.run = Products(risk, product, rows.names, what=what, route=route, chunk=chunk, expected=products)
+        self.run = Products(
+            risk, product, rows.names, what=what, route=route, chunk=chunk, expected=products, scalar=scalar
+        )
 
     @property
     def route(self) -> Route:
@@ -186,6 +196,7 @@ class _RiskOperator(Operator):
     def _between(self, rows: Space, cols: Space) -> Operator:
         run = self.run
         options: Any = {"what": run.what, "route": run.route, "chunk": run.chunk, "products": run.expected}
+        options["scalar"] = run.scalar
         return _RiskOperator(self.risk, run.product, rows=rows, cols=cols, **options)
 
 

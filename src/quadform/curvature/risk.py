@@ -61,6 +61,7 @@ class Risk:
         self.model, self.loss, self.train_mode = model, loss, train_mode
         self.batches = _batches(data)
         self.notes: list[str] = []
+        self.twice = False  # whether it was seen that all its operators can be differentiated twice
         if isinstance(model, nn.Module):
             chosen, self.coverage, views = self._choose(model, params, include_frozen)
             self._runner: _Runner = _ModuleRunner(model, loss)

@@ -1,6 +1,7 @@
 """How products are run: step by step, through a traced program, through a compiled one; chosen by predicted time.
 
-`eager`     every product runs the model's own code under `jvp(grad)`; nothing to prepare; several vectors share a pass.
+`eager`     the model's own code. Of a Hessian the gradient's graph is kept, and a product is one more backward pass
+            (`retained`); else, or where that fails, `jvp(grad)`, several vectors at once.
 `traced`    two aten programs (`linear`): what no vector touches runs once and is kept, the rest runs for every vector.
 `compiled`  the second of them through torch's compiler: a minute or more at first, then fastest.
 `auto`      whichever is predicted to end first; the prediction is said in one line.
@@ -8,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +24,7 @@ from ..core.errors import InputError
 from ..core.memory import free_bytes, in_words
 from ..core.progress import say
 from ..core.space import Vector
+from .retained import Retained
 from .risk import Risk
 
 if TYPE_CHECKING:
@@ -33,30 +36,33 @@ ROUTES = ("eager", "traced", "compiled", "auto")
 #: The product of one batch with one vector: (theta, batch, v, names of the rows) -> image.
 Product = Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]]
 
+#: The function of theta on one batch whose Hessian is wanted, for those products that are one: (theta, batch).
+Scalar = Callable[[Vector, Any], Tensor]
+
 #: Vectors that share one pass step by step. A program takes one: what they would share is kept anyway.
 CHUNK = 8
 #: Share of the free memory that may be kept between products.
 _MAY_KEEP = 0.5
 
 #: Calibration (benchmarks/curvature.py route): seconds to trace and to compile for each operator of one forward pass,
-#: and the time of a product over that of a step-by-step one.
+#: and the time of a product over that of an eager one, for retained gradients and for `jvp`-based products.
 TRACE_S = {"cpu": 0.022, "cuda": 0.03}
 COMPILE_S = {"cpu": 0.17, "cuda": 0.12}
-TRACED = {"cpu": 0.45, "cuda": 0.6}
-COMPILED = {"cpu": 0.34, "cuda": 0.3}
+TRACED = {"cpu": (1.0, 0.4), "cuda": (0.9, 0.5)}
+COMPILED = {"cpu": (0.75, 0.31), "cuda": (0.4, 0.3)}
 
 
-def predict(operators: int, eager: float, products: int, device: str) -> dict[Route, float]:
+def predict(operators: int, eager: float, products: int, device: str, *, retained: bool = False) -> dict[Route, float]:
     """Seconds that `products` products take by each route, preparation included.
 
-    `operators` of one forward pass, `eager` seconds of one product step by step.
+    `operators` of one forward pass, `eager` seconds of one eager product, by a retained gradient or by `jvp`.
     """
-    kind = device if device in TRACE_S else "cuda"
+    kind, way = device if device in TRACE_S else "cuda", 0 if retained else 1
     trace = TRACE_S[kind] * operators
     return {
         "eager": products * eager,
-        "traced": trace + products * eager * TRACED[kind],
-        "compiled": trace + COMPILE_S[kind] * operators + products * eager * COMPILED[kind],
+        "traced": trace + products * eager * TRACED[kind][way],
+        "compiled": trace + COMPILE_S[kind] * operators + products * eager * COMPILED[kind][way],
     }
 
 
@@ -64,7 +70,16 @@ class Products:
     """k products with the sum over the batches of a risk."""
 
     def __init__(
-        self, risk: Risk, product: Product, rows: tuple[str, ...], *, what: str, route: Route, chunk: int, expected: int
+        self,
+        risk: Risk,
+        product: Product,
+        rows: tuple[str, ...],
+        *,
+        what: str,
+        route: Route,
+        chunk: int,
+        expected: int,
+        scalar: Scalar | None = None,
     ) -> None:
         if route not in ROUTES:
             raise InputError(f"route {route!r} is not one of {', '.join(map(repr, ROUTES))}.")
@@ -72,12 +87,14 @@ class Products:
         self.route, self.chunk, self.expected = route, chunk, expected
         self.stacked = True  # whether this model survives several vectors at once
         self.programs: dict[Any, Linearised] = {}
-        self.kept: dict[int, tuple[Any, list[Tensor]]] = {}  # batch -> (state of the weights, what is kept there)
+        self.kept: dict[int, tuple[Any, Any]] = {}  # batch -> (state of the weights, what is kept there)
+        self.scalar = scalar
 
     def __call__(self, V: Vector) -> dict[str, Tensor]:
         k = next(iter(V.values())).shape[0]
         parts, start = [], 0
         with self.risk.context():
+            self._check_twice()
             if self.route == "auto":
                 self._choose({n: t[:1] for n, t in V.items()})
             while start < k:
@@ -92,6 +109,14 @@ class Products:
                     continue
                 start += size
         return {n: torch.cat([p[n] for p in parts]) for n in self.rows} if len(parts) > 1 else parts[0]
+
+    def _check_twice(self) -> None:
+        """Once for a risk: every operator behind the gradient can be differentiated again."""
+        if self.risk.twice:
+            return
+        with contextlib.suppress(torch.OutOfMemoryError):
+            Retained(lambda p: self.risk.run(p, self.risk.batches[0])[0], self.risk.params, tuple(self.risk.params))
+        self.risk.twice = True
 
     def _some(self, V: Vector) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
@@ -117,6 +142,15 @@ class Products:
                 return self._batch(i, V)
         k = next(iter(V.values())).shape[0]
         batch = self.risk.batches[i]
+        if self.scalar is not None:
+            try:
+                return self._by_retained(i, V, k)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                say(f"{self.what}: no second backward pass for this model ({in_short(error)}); forward over reverse.")
+                self.scalar = None
+                self.kept.clear()
         if self.stacked and k > 1:
             try:
                 return self._stack(self.risk.params, batch, V)
@@ -139,6 +173,18 @@ class Products:
             return vmap(one)(dict(V))
         return {n: t[None] for n, t in one({n: t[0] for n, t in V.items()}).items()}
 
+    def _by_retained(self, i: int, V: Vector, k: int) -> dict[str, Tensor]:
+        """One backward pass for each vector through the kept graph of the gradient."""
+        scalar, batch = self.scalar, self.risk.batches[i]
+        assert scalar is not None
+        graph = self._kept(
+            i,
+            (dict(self.risk.params), tree_flatten(batch)[0]),
+            lambda: Retained(lambda p: scalar(p, batch), self.risk.params, tuple(V)),
+        )
+        images = [graph({n: t[j] for n, t in V.items()}, self.rows) for j in range(k)]
+        return {n: torch.stack([im[n] for im in images]).detach() for n in self.rows}
+
     # --- programs ---------------------------------------------------------------------------------------------------
     def _by_program(self, i: int, V: Vector) -> dict[str, Tensor]:
         """One vector through the programs of this shape of batch."""
@@ -157,19 +203,20 @@ class Products:
 
             self.programs[key] = Linearised(whole, primal, V, compile=self.route == "compiled")
         program = self.programs[key]
-        return program(primal, self._kept(i, program, primal), V)
+        return program(primal, self._kept(i, primal, lambda: program.at(primal), program.bytes), V)
 
-    def _kept(self, i: int, program: Linearised, primal: Any) -> list[Tensor]:
+    def _kept(self, i: int, primal: Any, make: Callable[[], Any], size: int | None = None) -> Any:
         """What the products of batch i share; made anew when weights or data have changed since."""
         state = [_version(t) for t in (*tree_flatten(primal)[0], *self.risk.buffers())]
         if i in self.kept and self.kept[i][0] == state:
             return self.kept[i][1]
         self.kept.pop(i, None)
-        kept = program.at(primal)
-        if program.bytes * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * free_bytes(self.risk.device):
+        kept = make()
+        size = kept.bytes if size is None else size
+        if size * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * free_bytes(self.risk.device):
             self.kept[i] = (state, kept)
         elif i == 0:
-            say(f"{self.what}: {in_words(program.bytes)} a batch do not fit the memory; recomputed for each product.")
+            say(f"{self.what}: {in_words(size)} a batch do not fit the memory; recomputed for each product.")
         return kept
 
     # --- choosing ---------------------------------------------------------------------------------------------------
@@ -183,7 +230,9 @@ class Products:
             with torch.no_grad(), _Count() as counted:
                 self.risk.run(self.risk.params, self.risk.batches[0])
         self.route = route
-        return predict(counted.operators, eager, self.expected, self.risk.device.type)
+        self.kept.clear()  # another route may follow
+        retained = self.scalar is not None
+        return predict(counted.operators, eager, self.expected, self.risk.device.type, retained=retained)
 
     def _timed(self, v: Vector) -> float:
         begun = time.perf_counter()

@@ -1,0 +1,67 @@
+"""The gradient with its graph, kept: a Hessian product is then one more backward pass through it.
+
+    H(rows, cols) v = d/d rows <g_cols, v>,   g = grad scalar
+
+Reverse over reverse. Nothing is prepared beyond one gradient, and that one is not run again for the next vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.space import Vector
+
+
+class Retained:
+    """`scalar` at `theta` with its gradient in `cols` and the graph of both; `bytes` is what the graph holds."""
+
+    def __init__(self, scalar: Callable[[Vector], Tensor], theta: Vector, cols: Sequence[str]) -> None:
+        held: dict[int, int] = {}
+
+        def count(t: Tensor) -> Tensor:
+            storage = t.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+            return t
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+            self.theta = {n: t.detach().requires_grad_() for n, t in theta.items()}
+            value = scalar(self.theta)
+            g = torch.autograd.grad(value, [self.theta[n] for n in cols], create_graph=True, allow_unused=True)
+        self.gradient = dict(zip(cols, g, strict=True))
+        require_twice(g)
+        own = {t.untyped_storage().data_ptr() for t in self.theta.values()}
+        self.bytes = sum(size for where, size in held.items() if where not in own)
+
+    def __call__(self, v: Vector, rows: Sequence[str]) -> dict[str, Tensor]:
+        """The product with one vector of the columns."""
+        used = [(g, v[n]) for n, g in self.gradient.items() if g is not None and g.requires_grad]
+        at = [self.theta[n] for n in rows]
+        if not used:  # the scalar is linear in these parameters
+            return {n: torch.zeros_like(t) for n, t in zip(rows, at, strict=True)}
+        outs, weights = zip(*used, strict=True)
+        image = torch.autograd.grad(outs, at, list(weights), retain_graph=True, allow_unused=True)
+        return {n: torch.zeros_like(t) if h is None else h for n, t, h in zip(rows, at, image, strict=True)}
+
+
+def require_twice(gradients: Sequence[Tensor | None]) -> None:
+    """Refuse gradients with an operator behind them whose rule says that it can be differentiated once only.
+
+    Its node has no way on to the parameters: a second backward pass would not meet it and give silent zeros, and so
+    would `jvp(grad)`.
+    """
+    seen, left = set(), [g.grad_fn for g in gradients if g is not None]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "Error":
+            raise InputError(
+                "an operator of the model says that it can be differentiated once only (`once_differentiable`); its"
+                " second derivative would come out as zero. Nothing was measured. Replace that operator."
+            )
+        seen.add(node)
+        left += [other for other, _ in node.next_functions]
