@@ -235,7 +235,7 @@ def route(options: argparse.Namespace) -> list[dict]:
             first[how] = time.perf_counter() - start
             works[how] = lambda A=A: A @ v
         took = in_turns(works, options.device, 5)
-        predicted = routes.predict(counted.operators, took["eager"], 60, options.device)
+        predicted = routes.predict(counted.operators, took["eager"], 60, options.device, retained=True)
         measured = {how: first[how] + 59 * took[how] for how in works}
         row = {"layers": layers, "dim": dim, "tokens": tokens, "operators": counted.operators}
         row |= {"trace_s_per_operator": first["traced"] / counted.operators}

@@ -48,8 +48,8 @@ _MAY_KEEP = 0.5
 #: and the time of a product over that of an eager one, for retained gradients and for `jvp`-based products.
 TRACE_S = {"cpu": 0.022, "cuda": 0.03}
 COMPILE_S = {"cpu": 0.17, "cuda": 0.12}
-TRACED = {"cpu": (1.0, 0.4), "cuda": (0.9, 0.5)}
-COMPILED = {"cpu": (0.75, 0.31), "cuda": (0.4, 0.3)}
+TRACED = {"cpu": (1.0, 0.38), "cuda": (0.9, 0.5)}
+COMPILED = {"cpu": (0.72, 0.29), "cuda": (0.4, 0.3)}
 
 
 def predict(operators: int, eager: float, products: int, device: str, *, retained: bool = False) -> dict[Route, float]:
