@@ -252,6 +252,27 @@ def test_a_wrong_ceiling_is_found_out(data, batches):
     assert not trials[1].as_expected
 
 
+def test_the_displacement_is_clear_of_the_noise(data, batches):
+    """Where the loss is computed in float32 whatever the weights, the displacement is longer than its resolution, and
+    the curvature seen there is that of the product."""
+    model = make(data)
+    tokens, labels = batches[0]["tokens"], batches[0]["labels"]
+    for coarse in (False, True):
+
+        def loss(out, batch, coarse=coarse):
+            return nn.functional.cross_entropy((out.float() if coarse else out).mT, labels).double()
+
+        risk = Risk(model, loss, {"tokens": tokens}, count=lambda b: 1.0, quiet=True)
+        stepper = stepper_by_name("sgd", tuple(risk.params))
+        A = stepper.operator(hessian(risk), stepper.preconditioner({}, risk.params))
+        found = eigenpairs(A, top=1, max_products=40)
+        pair = Pair(risk, stepper, A.S, {n: t[0] for n, t in found.vectors.items()})
+        v = pair.u
+        seen = float(v @ (pair.gradient(pair.theta + pair.size * v) - pair.slope)) / pair.size
+        assert seen == pytest.approx(found.top[0].value, rel=2e-3)
+        assert pair.size >= (1e-5 if coarse else 1e-8)
+
+
 def test_the_double_copy_has_the_same_loss(data, batches):
     """The copy the trial runs on is the model in float64: same loss to float32 rounding, other storage."""
     model = make(data, dtype=torch.float32)
@@ -519,3 +540,36 @@ def test_measure_names_what_it_measured(data, batches):
     assert record.inputs["probe"] == [8, 6]
     assert record.made.dtype == "float64"
     assert record.inputs["rule"] == "SGD, momentum 0.9"
+
+
+# --- any model ------------------------------------------------------------------------------------------------------
+def test_any_module_with_any_loss():
+    """A module of torch's own, a loss of output and batch, Nesterov momentum: (2 + 2b) / (1 + 2b) / lambda_max."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    batch = torch.randn(8, 3, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+
+    def loss(out, batch):
+        return (out - batch[1]).square().mean()
+
+    found = lr(net, batch, loss=loss, optimizer=optimizer, verify=5, progress=False)
+    lam = torch.linalg.eigvalsh(hessian(Risk(net, loss, batch, quiet=True)).dense())[-1]
+    assert found.ceiling == pytest.approx(3.8 / 2.8 / float(lam), rel=1e-4)
+    assert found.ok
+    assert str(found).startswith("probe 8 x 3, float64")
+
+
+def test_a_hugging_face_model():
+    """The model's own loss, AdamW over its parameters (tied embedding, fused c_attn)."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=1, n_embd=4, vocab_size=6, n_positions=6, bos_token_id=0, eos_token_id=0
+    )
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config)
+    ids_ = torch.randint(6, (3, 6), generator=torch.Generator().manual_seed(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    found = lr(model, {"input_ids": ids_, "labels": ids_}, optimizer=optimizer, verify=4, progress=False)
+    assert [t.word for t in found.trials] == ["shrinks", "holds", "grows"]
+    assert "c_attn split into query/key/value" in str(found)

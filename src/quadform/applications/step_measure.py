@@ -304,8 +304,9 @@ def _formula(stepper: Stepper) -> str:
 
 
 def _probe(batches: Sequence[Any]) -> dict[str, Any]:
-    """How large the probe is, as far as its tensors tell."""
+    """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers."""
     first = batches[0]
     values = list(first.values()) if isinstance(first, dict) else list(first) if isinstance(first, tuple) else [first]
-    shapes = [list(t.shape) for t in values if isinstance(t, Tensor) and t.dim()]
-    return {"probe": shapes[0][:2] if shapes else []}
+    found = [t for t in values if isinstance(t, Tensor) and t.dim()]
+    tokens = bool(found) and not found[0].is_floating_point()
+    return {"probe": list(found[0].shape[:2]) if found else [], "of": " tokens" if tokens else ""}

@@ -11,6 +11,7 @@ does under the plain gradient is run beside it and reported, not predicted: netw
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,10 +28,12 @@ from .step_rules import Rule, Stepper, risk_gradient
 
 #: Fractions of the ceiling that are tried.
 FRACTIONS = (0.5, 1.0, 2.0)
-#: Length of the first displacement, in double precision and in the model's own.
-DISPLACEMENT = {torch.float64: 1e-8, torch.float32: 1e-3}
+#: Lengths of the first displacement that are tried, and how well the curvature seen at two neighbours must agree. The
+#: longest that does is taken: shorter ones may lie below the resolution of a model that computes its loss in float32
+#: whatever it is given, longer ones leave the neighbourhood of theta, or meet the kinks of a ReLU.
+DISPLACEMENTS, AGREE = (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2), 2e-4
 #: A pair further apart than this many displacements is brought back together (its growth is remembered).
-_APART = 10.0
+_APART = 2.0
 #: A pair closer than this share of a displacement has met.
 _MET = 1e-6
 #: A loss this many times above where it began is given up.
@@ -114,9 +117,18 @@ class Pair:
         ones = {n: torch.ones_like(t) for n, t in risk.params.items()}
         self.w = flat({n: t * stepper.rates.get(n, 1.0) * stepper.decoupled.get(n, 0.0) for n, t in ones.items()})
         self.coupled = flat({n: t * stepper.coupled.get(n, 0.0) for n, t in ones.items()})
-        self.size = DISPLACEMENT.get(risk.dtype, 1e-3) if size is None else size
         self.slope = self.gradient(self.theta)
+        self.size = self._clear_of_noise() if size is None else size
         self.decay = float((self.w * self.u.square()).sum())
+
+    def _clear_of_noise(self) -> float:
+        """The longest displacement at which ten times its length sees the same curvature; else the steadiest."""
+        v = self.S * self.u
+        v = v / v.norm()
+        seen = [float(v @ (self.gradient(self.theta + d * v) - self.slope)) / d for d in DISPLACEMENTS]
+        gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in itertools.pairwise(seen)]
+        steady = [i for i, gap in enumerate(gaps) if gap <= AGREE]
+        return DISPLACEMENTS[steady[-1] if steady else gaps.index(min(gaps))]
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.space.flatten(risk_gradient(self.risk, self.space.unflatten(x))) + self.coupled * x

@@ -30,7 +30,7 @@ def _measured(answer: StepSize) -> Iterator[str]:
     many = f"{given['batches']} batches of " if given["batches"] > 1 else ""
     step = f", step {given['source']['step']}" if "step" in given["source"] else ""
     made = answer.record.made.dtype
-    yield f"probe {many}{shape} tokens{step}, {made}, loss {s['loss'].value:.4g}; model left untouched"
+    yield f"probe {many}{shape}{given['of']}{step}, {made}, loss {s['loss'].value:.4g}; model left untouched"
     yield f"{given['coverage']}"
     adaptive = "P^-1 H" in given["formula"]
     width = 19 if adaptive else 14
