@@ -146,7 +146,7 @@ def test_missing_run_names_what_is_there(run_folder: Path, capsys: pytest.Captur
 
 def test_folder_without_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that holds no record."""
-    assert f"there is no record at {tmp_path}/record.json" in refused(["report", str(tmp_path)], capsys)
+    assert f"`{tmp_path}` holds neither a record nor a model" in refused(["report", str(tmp_path)], capsys)
 
 
 def test_foreign_and_damaged_files(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,12 +115,20 @@ def test_same_seed_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_report_of_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No argument: measures, keeps the record in runs/default, writes the file, last line `report: PATH`."""
+    """No argument: trains, measures, keeps every stage in runs/default, writes the file, last line `report: PATH`."""
+    from quadform.applications import study
+
     monkeypatch.chdir(tmp_path)
-    assert main(["report"]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "report: runs/default/report.html"
-    assert Record.load("runs/default").kind == "attention"
+    monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "dim": 16, "heads": 2})
+    monkeypatch.setattr(study, "DEFAULT_STEPS", 20)
+    monkeypatch.setattr(study, "PROBE", {"batch": 4, "batches": 2})
+    assert main(["report", "--figures", "pictures", "--quiet"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "report: runs/default/report.html"
+    assert said[0].startswith("Learning-rate ceiling:")
+    kinds = {"attention": "attention", "lr": "step-size", "signal": "signal", "spectrum": "spectrum", "why": "why"}
+    assert all(Record.load(Path("runs/default") / n).kind == k for n, k in kinds.items())
+    assert len(list(Path("pictures").glob("*/*.svg"))) >= 10
     page = (tmp_path / "runs/default/report.html").read_bytes()
     assert page.lstrip().lower().startswith(b"<!doctype html>")
     assert len(page) <= 3_000_000

@@ -23,6 +23,7 @@ TRUTH = {
     "absolute": float(D.abs().sum()),
     "dimension": float((D.clamp(min=0) / (D.clamp(min=0) + 0.1)).sum()),
     "negative": float((D < 0).double().mean()),
+    "downwards": float(D[D < 0].abs().sum() / D.abs().sum()),
 }
 
 
@@ -33,6 +34,7 @@ def read(found: Density) -> dict[str, object]:
         "absolute": found.sum(torch.abs),
         "dimension": found.effective_dimension(0.1),
         "negative": found.negative_mass(),
+        "downwards": found.negative_curvature(),
     }
 
 

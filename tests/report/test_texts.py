@@ -54,7 +54,20 @@ def test_every_sentence_is_used() -> None:
     folder = Path(quadform.report.__file__).parent
     files = [p for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".js") and p.parent.name != "texts"]
     sources = "".join(p.read_text(encoding="utf-8") for p in files)
-    built = ("parameter", "tag", "card", "check", "status", "scalar", "row", "gloss", "part", "spectrum", "button")
+    built = (
+        "parameter",
+        "tag",
+        "card",
+        "check",
+        "status",
+        "scalar",
+        "row",
+        "gloss",
+        "part",
+        "spectrum",
+        "button",
+        "training",
+    )
     built += ("signal", "level")
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:

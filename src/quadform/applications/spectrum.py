@@ -28,6 +28,7 @@ from ..curvature.routes import Route, fastest
 from ..estimate import block_norms, density, eigenpairs, trace
 from ..estimate.lanczos import ROWS
 from .configs.spectrum import SpectrumConfig
+from .exact_parts import functional_norms
 from .journal import Deadline, Journal, TimeUp
 from .spectrum_answer import KIND, Spectrum
 from .subject import open_subject
@@ -214,6 +215,9 @@ def _in_time(
                     found.take_pairs(pairs)
     with torch.no_grad():
         found.scalars["loss"] = Estimate(float(risk.value()))
+    if wish.blocks and not found.partial:
+        for path, norms in functional_norms(risk).items():
+            found.scalars |= {f"functional/{path}/{a},{b}": e for (a, b), e in norms.items()}
     if found.pairs and found.pairs.converged and not found.partial:
         journal.forget_state()
     spent = {"products": found.products, "seconds": time.monotonic() - begun, "route": A.route, "bytes": cost["bytes"]}
@@ -265,6 +269,7 @@ def _measure(A: Any, wish: Wish, state: Path | None, clock: _Clock, found: _Foun
         d = density(A, wish.probes, wish.steps, known=pairs, progress=clock.of("density"), **common)
         found.products += d.products
         found.scalars |= {"trace": d.sum(lambda x: x), "negative_share": d.negative_mass()}
+        found.scalars["negative_curvature"] = d.negative_curvature()
         found.scalars["rms"] = _root(d.moment(2))
         curve = d.curve()
         found.tensors |= {f"density/{n}": getattr(curve, n) for n in ("x", "u", "density", "stderr")}

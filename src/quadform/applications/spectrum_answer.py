@@ -1,6 +1,7 @@
 """The answer of `quadform spectrum`: names for its numbers, the lines of the terminal, the table.
 
-Record "spectrum": scalars `top/0 ...`, `bottom/0 ...`, `trace`, `loss`, with a density `negative_share` and `rms`, with
+Record "spectrum": scalars `top/0 ...`, `bottom/0 ...`, `trace`, `loss`, with a density `negative_share`,
+`negative_curvature` and `rms`, with
 blocks `heterogeneity`; tensors `density/x, u, density, stderr` (a curve) and `blocks/value, stderr, exact, sizes`, the
 Frobenius norms of all pairs of the blocks `inputs["blocks"]`.
 """
@@ -90,6 +91,16 @@ class Spectrum(Answer):
             return self._pair(self._block(layer), self._block(row))
         return self._pair(self._block(layer, row), self._block(layer, col))
 
+    def functional(self, layer: str, row: str, col: str) -> Estimate:
+        """|H_f(row, col)|_F inside a layer, split at its attention's output: exact, where a closed form covers it."""
+        a, b = paper_name(row), paper_name(col)
+        for name, e in self.record.scalars.items():
+            kind, _, rest = name.partition("/")
+            path, _, pair = rest.rpartition("/")
+            if kind == "functional" and f".{layer}." in f".{path}." and pair in (f"{a},{b}", f"{b},{a}"):
+                return e
+        raise UnknownName(f"no closed form covers {row}, {col} in {layer!r}; `blocks` has estimates of the whole.")
+
     def _pair(self, i: int, j: int) -> Estimate:
         t = self.record.tensors
         value, error = float(t["blocks/value"][i, j]), float(t["blocks/stderr"][i, j])
@@ -128,7 +139,11 @@ class Spectrum(Answer):
         s = self.record.scalars
         named = [(f"lambda_{i + 1}" if i else "lambda_max", e) for i, e in self._series("top")]
         named += [(f"lambda_-{i + 1}" if i else "lambda_min", e) for i, e in self._series("bottom")]
-        named += [(n, s[n]) for n in ("trace", "negative_share", "rms", "heterogeneity", "loss") if n in s]
+        named += [
+            (n, s[n])
+            for n in ("trace", "negative_share", "negative_curvature", "rms", "heterogeneity", "loss")
+            if n in s
+        ]
         rows = [(n, e.value, e.stderr, e.kind, e.matvecs or None) for n, e in named]
         for i, a in enumerate(self.names):
             e = self._pair(i, i)
@@ -156,9 +171,9 @@ class Spectrum(Answer):
             first.append(_said("lambda_min", s["bottom/0"]))
         if "trace" in s:
             first.append(_said("trace", s["trace"]))
-        if "negative_share" in s:
-            e = s["negative_share"]
-            first.append(f"{100 * e.value:.0f} +-{100 * (e.stderr or 0):.0f} % negative")
+        if "negative_curvature" in s:
+            e = s["negative_curvature"]
+            first.append(f"{100 * e.value:.0f} +-{100 * (e.stderr or 0):.0f} % of the curvature negative")
         kinds = {s[n].kind for n in ("top/0", "bottom/0", "trace") if n in s}
         tag = "exact" if kinds == {"exact"} else "estimate"
         out.append(f"{'   '.join(first):<84} [{tag}]")

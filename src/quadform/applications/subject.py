@@ -24,7 +24,9 @@ from ..core.errors import FileError, InputError, MissingExtra, UnknownName, did_
 from ..core.rng import stream
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
+from ..train.corpora import is_corpus
 from ..train.datasets import DATASETS, Dataset, dataset
+from ..train.fetch.catalogue import CATALOGUE
 from ..train.runs import Run, is_run, open_run
 from .configs.shared import ModelQuestion
 from .machine import DTYPES, device_of
@@ -33,6 +35,8 @@ from .machine import DTYPES, device_of
 DEFAULT_DATA = "add"
 #: Tokens of a sequence where neither the question nor the data says.
 DEFAULT_LENGTH = 128
+#: Trained models that can be fetched.
+TRAINED = tuple(name for name, item in CATALOGUE.items() if item.kind == "model")
 _PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 
 
@@ -91,6 +95,8 @@ def open_subject(question: ModelQuestion) -> Subject:
         subject = _ours(question, question.model, model, None, None)
     elif (path / "config.json").exists():
         subject = _hugging_face(question, device, dtype)
+    elif question.model.partition(":")[0] in TRAINED and not path.exists():
+        subject = _trained(question, device, dtype)
     elif path.suffix in _PICKLES and path.exists():
         raise FileError(
             f"`{question.model}` holds Python objects and could run code, and no description of its model. Convert it"
@@ -105,6 +111,25 @@ def open_subject(question: ModelQuestion) -> Subject:
         subject = _hub(question, device, dtype)
     subject.source |= {"model": question.model, "step": subject.step, "weights": weights_hash(subject.model)}
     return subject
+
+
+# --- trained models that were fetched ---------------------------------------------------------------------------------
+def _trained(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> Subject:
+    """`sceptr:tiny`, `smollm2`: a model of `quadform data fetch NAME` with its own probe."""
+    if question.data != "auto":
+        raise InputError(f"`{question.model}` brings its own probe; leave out `--data {question.data}`.")
+    from ..train.zoo import load
+
+    name, _, variant = question.model.partition(":")
+    found = load(name, variant, dtype=dtype)
+    probes = [
+        found.probe(batch=question.batch, length=question.length, seed=question.seed + i)
+        for i in range(question.batches)
+    ]
+    batches = [{k: v.to(device) for k, v in probe.items()} for probe in probes]
+    source = {"kind": "fetched", "architecture": type(found.model).__name__, "data": "the model's own probe"}
+    notes = [found.note] if found.note else []
+    return Subject(question.model, found.model.to(device).eval(), batches, source, loss=found.loss, notes=notes)
 
 
 # --- our own models -------------------------------------------------------------------------------------------------
@@ -148,11 +173,11 @@ def _new(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> S
 def _data(question: ModelQuestion, otherwise: str) -> Dataset:
     text = otherwise if question.data == "auto" else question.data
     name, settings = parse_data(text)
-    if name not in DATASETS:
+    if name not in DATASETS and not is_corpus(name):
         raise UnknownName(
             f"`--data {text}` is neither a data set nor a file.{did_you_mean(name, DATASETS)} See `quadform ls data`."
         )
-    if question.length is not None and "seq_len" in inspect.signature(DATASETS[name]).parameters:
+    if question.length is not None and name in DATASETS and "seq_len" in inspect.signature(DATASETS[name]).parameters:
         settings |= {"seq_len": question.length}
     return dataset(name, **settings)
 

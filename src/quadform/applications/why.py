@@ -45,7 +45,16 @@ ENDS, PRECONDITIONED, PROBES, DEPTH, BLOCKS, FROBENIUS = 60, 40, 2, 15, 6, 12
 #: Products of one variant at one step, as a rule.
 TYPICAL = 125
 GROUPS = {"query": "*.attn.W_Q", "key": "*.attn.W_K", "query-key": "*.attn.W_QK", "value": "*.attn.W_V"}
-MEASURES = ("loss", "lambda_max", "lambda_min", "negative_share", "ratio", "ceiling_sgd", "ceiling_adamw", "H_f_share")
+MEASURES = (
+    "loss",
+    "lambda_max",
+    "lambda_min",
+    "negative_curvature",
+    "ratio",
+    "ceiling_sgd",
+    "ceiling_adamw",
+    "H_f_share",
+)
 HEADS = ("loss", "lambda_max", "lambda_min", "negative", "value:query", "SGD ceiling", "AdamW ceiling", "H_f share")
 
 
@@ -268,7 +277,7 @@ def _numbers(risk: Risk, run: ShortRun, bar: Progress, key: str, deadline: Deadl
     found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, told)
     if found is not None:
         yield "ceiling_adamw", found
-    yield "negative_share", density(H, probes=PROBES, steps=DEPTH, known=ends, progress=told).negative_mass()
+    yield "negative_curvature", density(H, probes=PROBES, steps=DEPTH, known=ends, progress=told).negative_curvature()
     groups = {n: (glob,) for n, glob in GROUPS.items() if _has(risk, glob)}
     if groups:
         norms = block_norms(H, groups, products=BLOCKS, progress=told)

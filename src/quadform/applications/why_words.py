@@ -63,7 +63,7 @@ def part(why: Why, name: str) -> str:
             verb = "rises" if change > 1 else "falls"
             said.append(f"{words} {verb} {_times(max(change, 1 / change))} ({a.value:.2g} to {b.value:.2g})")
     for measure, words in (
-        ("negative_share", "the negative share"),
+        ("negative_curvature", "the share of negative curvature"),
         ("H_f_share", "the share of H_f in the curvature"),
     ):
         a, b = why.get("full", measure), why.get(variant, measure)

@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = attach(
         "blocks": ".attention.figures",
         "block_map": ".spectral",
         "block_pairs": ".spectral",
+        "course": ".training",
         "ablations": ".why",
         "block_bars": ".why",
         "cards": ".attention.verdict",

@@ -226,6 +226,8 @@ def headline(found: list[Curve], texts: Texts) -> str:
     key = {"good": "signal_head_alive", "fair": "signal_head_near", "poor": "signal_head_collapsed"}[
         grade(last, COSINE)
     ]
+    if key == "signal_head_alive" and len(found) > 1:
+        key = "signal_head_alive_all"
     if grade(last, COSINE) == "poor":
         at = next(l for l, c in enumerate(worst.layers("cosine")) if c > COSINE[1])
         return texts(key, label=worst.label, cosine=number(last, 4), layer=at)

@@ -80,8 +80,8 @@ def render(studies: Study | Iterable[Study], lang: str = "en") -> str:
 
 
 def compared(sections: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
-    """Studies side by side: (title, one card or None per study) of every card that more than one study has."""
-    if len(sections) < 2:
+    """Studies of the same kind side by side: (title, one card or None per study) of every card more than one has."""
+    if len(sections) < 2 or len({section["kind"] for section in sections}) > 1:
         return []
     cards = [{card.name: card for card in section["cards"]} for section in sections]
     names = list(dict.fromkeys(name for of in cards for name in of))
@@ -120,7 +120,8 @@ def _section(study: Sequence[Record], index: int, texts: Texts) -> dict[str, Any
     return {
         "id": name,
         "number": index + 1,
-        "title": parts[0]["title"],
+        "kind": study[0].kind,
+        "title": next((p["title"] for p in parts if p["kind"] == "training"), parts[0]["title"]),
         "summary": " ".join(page.summary(record, texts) for page, record in zip(pages, study, strict=True)),
         "cards": [card for page, record in zip(pages, study, strict=True) for card in page.cards(record, texts)],
         "parts": parts,
@@ -143,9 +144,10 @@ def _part(record: Record, name: str, texts: Texts) -> dict[str, Any]:
     passed = sum(row.status == "good" for row in checks)
     return {
         "id": name,
+        "kind": record.kind,
         "title": page.title(record, texts),
         "groups": groups,
-        "checks": texts("checks_all" if passed == len(checks) else "checks_some", passed=passed, all=len(checks)),
+        "checks": _checked(passed, len(checks), texts),
         "checked": "good" if passed == len(checks) else "fair",
         "made": record.made,
         "versions": ", ".join(f"{name} {version}" for name, version in record.made.versions.items()),
@@ -154,6 +156,11 @@ def _part(record: Record, name: str, texts: Texts) -> dict[str, Any]:
         "raw": "",
         "left_out": [],
     }
+
+
+def _checked(passed: int, all_: int, texts: Texts) -> str:
+    """How many checks passed, in words; nothing where there was nothing to check."""
+    return texts("checks_all" if passed == all_ else "checks_some", passed=passed, all=all_) if all_ else ""
 
 
 def _figure(record: Record, draw: Draw, suffix: str, texts: Texts) -> dict[str, Any]:

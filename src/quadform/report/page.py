@@ -33,10 +33,11 @@ class Page:
 
 #: kind of record -> the module of this room whose PAGE shows it; the order is that of the report.
 PAGES = {
-    "attention": "attention",
-    "spectrum": "spectral",
-    "signal": "signal",
     "step-size": "step_size",
+    "spectrum": "spectral",
+    "attention": "attention",
+    "signal": "signal",
+    "training": "training",
     "why": "why",
     "compare": "compare",
 }

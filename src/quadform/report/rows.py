@@ -28,7 +28,7 @@ def tag(e: Estimate) -> str:
 
 def estimate(name: str, e: Estimate) -> str:
     """The value with its standard error, in the unit people read it in."""
-    if name in ("negative_share", "entropy") and math.isfinite(e.value):
-        return percent(e.value)
+    if name in ("negative_share", "negative_curvature", "entropy") and math.isfinite(e.value):
+        return percent(e.value) + (f" ± {percent(e.stderr)}" if e.stderr else "")
     spread = f" ± {number(e.stderr, 2)}" if e.stderr else ""
     return number(e.value, 4) + spread + (" s" if name == "seconds" else "")

@@ -16,7 +16,7 @@ from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts, language
 
-#: Share of negative eigenvalues, and ratio of block sizes: green up to the first, red above the second.
+#: Share of negative curvature, and ratio of block sizes: green up to the first, red above the second.
 NEGATIVE = (0.01, 0.25)
 UNEVEN = (3.0, 10.0)
 #: A map of all pairs has at most this many rows.
@@ -25,6 +25,7 @@ PAIRS_UP_TO = 48
 _NUMBERS = {
     "trace": "spectral_trace",
     "negative_share": "spectral_negative",
+    "negative_curvature": "spectral_downwards",
     "rms": "spectral_rms",
     "heterogeneity": "spectral_heterogeneity",
     "loss": "spectral_loss",
@@ -102,7 +103,7 @@ def _density_headline(record: Record, texts: Texts) -> str:
     largest = max((abs(e.value) for _, e in _extremes(record)), default=0.0)
     return texts(
         "density_head",
-        share=percent(s["negative_share"].value),
+        share=estimate("negative_curvature", s["negative_curvature"]),
         count=f"{record.inputs['parameters']:,}",
         ratio=times(largest / typical) if typical else "∞",
     )
@@ -293,18 +294,17 @@ def summary(record: Record, texts: Texts) -> str:
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
-    """Largest eigenvalue, negative share, sharpest against flattest block."""
+    """Largest eigenvalue, share of negative curvature, sharpest against flattest block."""
     s, out = record.scalars, []
     if "top/0" in s:
         e = s["top/0"]
         status: Any = "good" if e.converged else "fair"
         out.append(card("eigen", number(e.value), e, status, estimate("lambda_max", e), texts))
-    if "negative_share" in s:
-        e = s["negative_share"]
-        n = record.inputs["parameters"]
-        sentence = texts("card_negative", count=f"{round(e.value * n):,}", all=f"{n:,}")
+    if "negative_curvature" in s:
+        e = s["negative_curvature"]
         limits = map(percent, NEGATIVE)
-        out.append(card("negative", percent(e.value), e, grade(e.value, NEGATIVE), sentence, texts, *limits))
+        value = estimate("negative_curvature", e)
+        out.append(card("downwards", value, e, grade(e.value, NEGATIVE), texts("card_downwards"), texts, *limits))
     if "heterogeneity" in s:
         e = s["heterogeneity"]
         sharp, _, flat = e.note.partition(" over ")

@@ -27,7 +27,7 @@ _RATIOS = {
     "ratio": "why_ratio",
     "ceiling_sgd": "why_ceiling_sgd",
     "ceiling_adamw": "why_ceiling_adamw",
-    "negative_share": "why_negative_share",
+    "negative_curvature": "why_negative_curvature",
     "H_f_share": "why_H_f_share",
 }
 _BLOCKS = {"query": "W_Q", "query-key": "W_QK", "key": "W_K", "value": "W_V"}

@@ -12,12 +12,20 @@ from .shared import Numerics
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Numerics):
-    """One self-contained HTML file. With no RUN it measures the built-in default first: a seeded toy attention layer.
+    """One self-contained HTML file. With no word it trains the built-in default, two-digit addition, and studies it.
 
-    With RUN folders it redraws from what they hold and computes nothing.
+    Folders that hold saved records are redrawn and nothing is computed; several are set side by side. A MODEL (a run
+    folder, a local Hugging Face folder, `new:pre-ln,depth=6`) is measured first: learning rate, spectrum, signal, and
+    what each of its parts does.
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[RUN ...]", help_behavior_hint="")] = ()
-    """Folders that hold a saved record (made by `quadform attention --out DIR` or an earlier report)."""
+    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[MODEL|RUN ...]", help_behavior_hint="")] = ()
+    """Saved studies or single records (`--out DIR` of any verb), or models to be measured."""
+    data: str = "auto"
+    """Data of the probe when a model is measured: a data set, a text file, or `auto` (what the run was trained on)."""
+    resume: bool = False
+    """Keep the stages that are already in `--out` and go on with the rest."""
+    figures: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
+    """Write every figure there as SVG, PNG and PDF too."""
     open: bool = False
     """Show the file in the browser when it is written."""

@@ -56,7 +56,7 @@ class ModelQuestion(LongWork, Numerics):
     """A question about one model on a probe of data."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL")]
-    """A run folder, a local Hugging Face folder, or `new:pre-ln,depth=6,dim=64`."""
+    """A run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number format of the computation; half precision is refused, it underflows."""
     data: str = "auto"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ...applications.configs.attention import AttentionConfig
 from ...applications.configs.report import ReportConfig
 from ...applications.configs.shared import Output
 from ...core.progress import say
-from ..folders import choose_threads, folder_of, load_run, writable
+from ...core.record import Record
+from ..folders import choose_threads, folder_of, writable
 from ..show import print_json
 from .attention import attention_verdict
 
@@ -19,32 +19,63 @@ REPORT_NAME = "report.html"
 
 
 def answer(config: ReportConfig, output: Output) -> int:
+    from ...applications.study import measure_default, open_studies
     from ...report import write_report
 
     folder = writable(output)
-    if config.runs:
-        records = [load_run(run) for run in config.runs]
-        folder = folder or folder_of(config.runs[0])
-    else:
-        from ...applications.attention import run
-
-        folder = folder or writable(dataclasses.replace(output, out=str(DEFAULT_RUN)))
-        assert folder is not None
-        say("measuring the built-in default: one toy attention layer, 8 tokens of width 8, float64")
-        question = AttentionConfig(seed=config.seed, dtype=config.dtype, device=config.device)
-        choose_threads(question.parameters)
-        records = [run(question)]
-        records[0].save(folder)
-    path = write_report(records, folder / REPORT_NAME, lang=output.lang)
+    choose_threads(0)
+    try:
+        if config.runs:
+            studies = open_studies(config.runs, config, folder)
+            folder = folder or folder_of(config.runs[0])
+        else:
+            folder = folder or writable(dataclasses.replace(output, out=str(DEFAULT_RUN)))
+            assert folder is not None
+            studies = measure_default(config, folder)
+    except KeyboardInterrupt:
+        say("stopped; the same command with `--resume` goes on")
+        raise
+    path = write_report(studies, folder / REPORT_NAME, lang=output.lang)
+    records = [record for study in studies for record in study]
+    drawn = _export(records, config, output) if config.figures else []
     if config.open:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
     if output.json:
-        print_json({"report": str(path), "bytes": path.stat().st_size, "records": [r.kind for r in records]})
-    else:
-        for record in records:
-            if record.kind == "attention":
-                attention_verdict(record)
-        print(f"report: {path}")
+        body = {"report": str(path), "bytes": path.stat().st_size, "records": [r.kind for r in records]}
+        print_json(body | {"figures": [str(p) for p in drawn]})
+        return 0
+    _verdicts(studies, output)
+    if drawn:
+        print(f"figures: {len(drawn)} files in {config.figures}")
+    print(f"report: {path}")
     return 0
+
+
+def _export(records: list[Record], config: ReportConfig, output: Output) -> list[Path]:
+    from ...report import export_figures
+
+    assert config.figures is not None
+    into = Path(config.figures)
+    several = len(records) > 1
+    return [
+        path
+        for i, record in enumerate(records)
+        for path in export_figures(record, into / f"{i + 1}-{record.kind}" if several else into, lang=output.lang)
+    ]
+
+
+def _verdicts(studies: list[list[Record]], output: Output) -> None:
+    """One line a card: what, its value, the word."""
+    from ...report.page import page_of
+    from ...report.texts import language
+
+    texts = language(output.lang)
+    for study in studies:
+        if [record.kind for record in study] == ["attention"]:
+            attention_verdict(study[0])
+            continue
+        for record in study:
+            for card in page_of(record).cards(record, texts):
+                print(f"{card.title}: {card.value} [{texts('tag_' + card.tag)}] - {card.word}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UnknownName, did_you_mean
-from . import en, ko, panel, spectral
+from . import en, ko, panel, spectral, training
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,10 @@ class Texts:
         return "·".join(self.parameter(part) for part in name.split(","))
 
 
-EN = Texts("en", {**en.SENTENCES, **panel.EN, **spectral.EN})
-KO = Texts("ko", {**ko.SENTENCES, **panel.KO, **spectral.KO})
+#: Sentences of single pages, beside those all pages share.
+_PAGES = (panel, spectral, training)
+EN = Texts("en", {k: v for part in (en.SENTENCES, *(p.EN for p in _PAGES)) for k, v in part.items()})
+KO = Texts("ko", {k: v for part in (ko.SENTENCES, *(p.KO for p in _PAGES)) for k, v in part.items()})
 LANGUAGES = {texts.lang: texts for texts in (EN, KO)}
 
 

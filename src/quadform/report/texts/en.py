@@ -277,6 +277,8 @@ SENTENCES = {
     "record_signal": "Signal through depth: {names}",
     "signal_title": "Signal through depth",
     "signal_head_alive": "The signal survives: after the last block of {label} the mean token cosine is {cosine}"
+    " (limit {limit}).",
+    "signal_head_alive_all": "The signal survives: after the last block of {label} the mean token cosine is {cosine}"
     " (limit {limit}), and no other curve ends higher.",
     "signal_head_near": "Tokens are nearly alike after the last block of {label}: mean cosine {cosine}, above {limit}.",
     "signal_head_collapsed": "Rank collapse: after block {layer} of {label} all tokens point one way (mean cosine"

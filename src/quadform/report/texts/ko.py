@@ -276,7 +276,8 @@ SENTENCES = {
     # 깊이에 따른 신호
     "record_signal": "깊이에 따른 신호: {names}",
     "signal_title": "깊이에 따른 신호",
-    "signal_head_alive": "신호가 살아 있습니다. {label}: 마지막 블록 뒤의 평균 토큰 코사인 {cosine} (한계 {limit}),"
+    "signal_head_alive": "신호가 살아 있습니다. {label}: 마지막 블록 뒤의 평균 토큰 코사인 {cosine} (한계 {limit}).",
+    "signal_head_alive_all": "신호가 살아 있습니다. {label}: 마지막 블록 뒤의 평균 토큰 코사인 {cosine} (한계 {limit}),"
     " 다른 곡선은 모두 이보다 낮거나 같습니다.",
     "signal_head_near": "마지막 블록 뒤의 토큰이 거의 같아졌습니다. {label}: 평균 코사인 {cosine}, 한계 {limit} 초과.",
     "signal_head_collapsed": "랭크 붕괴: {label}, 블록 {layer} 뒤에서 모든 토큰이 한 방향을 향합니다 (마지막 블록 뒤의"

@@ -7,8 +7,8 @@ EN = {
     "spectral_even": "All blocks are curved alike within a factor of {ratio}.",
     "spectral_partial": "The time was up before everything was measured.",
     "density_title": "The density of all eigenvalues",
-    "density_head": "{share} of the {count} eigenvalues are negative; the largest stands {ratio} times above the"
-    " typical size of one.",
+    "density_head": "{share} of the curvature bends down; the largest of the {count} eigenvalues stands {ratio} times"
+    " above the typical size of one.",
     "density_reading": "The area over a stretch of the axis is the share of eigenvalues there; the band is one standard"
     " error. Ticks are single extreme eigenvalues. Left of 0 the loss curves down. How far the ticks stand from the"
     " mass is how much sharper a few directions are than all others.",
@@ -38,6 +38,13 @@ EN = {
     "pairs_column": "column",
     "spectral_trace": "trace",
     "spectral_negative": "share of negative eigenvalues",
+    "spectral_downwards": "share of negative curvature (sum of |λ|)",
+    "card_downwards_title": "Negative curvature",
+    "card_downwards": "Share of all bending, the sum of |λ|, that is downwards: what Gauss-Newton cannot see.",
+    "card_downwards_good": "bowl",
+    "card_downwards_fair": "mixed",
+    "card_downwards_poor": "saddle",
+    "card_downwards_rule": "green up to {limit0}, red above {limit1}",
     "spectral_rms": "root mean square eigenvalue",
     "spectral_heterogeneity": "sharpest : flattest block (root mean square eigenvalue)",
     "spectral_loss": "loss",
@@ -60,7 +67,8 @@ KO = {
     "spectral_even": "모든 블록의 곡률이 {ratio}배 안에서 비슷합니다.",
     "spectral_partial": "모두 재기 전에 시간이 끝났습니다.",
     "density_title": "모든 고유값의 밀도",
-    "density_head": "고유값 {count}개 중 {share} 비율이 음수입니다. 가장 큰 값은 보통 크기의 {ratio}배입니다.",
+    "density_head": "곡률 가운데 {share} 비율이 아래로 굽습니다. 고유값 {count}개 중 가장 큰 값은"
+    " 보통 크기의 {ratio}배입니다.",
     "density_reading": "축의 한 구간 위 넓이가 그곳에 있는 고유값의 비율이고, 띠는 표준 오차 하나입니다. 눈금은 양 끝의"
     " 고유값 하나하나입니다. 0의 왼쪽에서는 손실이 아래로 굽습니다. 눈금이 덩어리에서 멀수록 몇몇 방향이 나머지보다"
     " 날카롭습니다.",
@@ -89,6 +97,13 @@ KO = {
     "pairs_column": "열",
     "spectral_trace": "대각합",
     "spectral_negative": "음수 고유값의 비율",
+    "spectral_downwards": "음의 곡률의 비율 (|λ|의 합)",
+    "card_downwards_title": "음의 곡률",
+    "card_downwards": "전체 굽음, 곧 |λ|의 합 가운데 아래로 굽은 비율입니다. 가우스-뉴턴 근사로는 볼 수 없습니다.",
+    "card_downwards_good": "그릇",
+    "card_downwards_fair": "섞임",
+    "card_downwards_poor": "안장",
+    "card_downwards_rule": "{limit0}까지 초록, {limit1} 초과면 빨강",
     "spectral_rms": "고유값의 제곱평균제곱근",
     "spectral_heterogeneity": "가장 날카로운 블록 : 가장 평평한 블록 (고유값의 제곱평균제곱근)",
     "spectral_loss": "손실",
