@@ -16,7 +16,7 @@ from quadform.core.record import Estimate, Record
 from quadform.experiments.catalog import CATALOG, committed, expected_verdicts, experiment
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
-from quadform.experiments.experiment import Experiment, OutOfTime, Units
+from quadform.experiments.experiment import Experiment, Lines, OutOfTime, Units
 from quadform.experiments.gallery import committed_entries, markdown
 from quadform.experiments.runner import reproduce
 from quadform.report.figure import Rows
@@ -210,3 +210,24 @@ def test_the_gallery_is_drawn_from_the_committed_records() -> None:
     for e in entries:
         assert (ROOT / "docs" / "gallery" / f"{e.experiment.id}.svg").exists()
     assert (ROOT / "docs" / "gallery.html").exists()
+
+
+# --- the protocol of machines with torch alone ------------------------------------------------------------------------
+def test_lines_keep_parts_and_go_on(tmp_path: Path) -> None:
+    """Parts written as lines of JSON come back equal, a line cut off by a kill is computed again."""
+    path = tmp_path / "parts.jsonl"
+    first = Lines(path, "toy")
+    assert float(first("a", lambda: {"v": torch.tensor([1.5, 2.0])})["v"].sum()) == 3.5
+    path.write_text(path.read_text() + '{"part": "b", "val')
+    second = Lines(path, "toy")
+    assert second("a", lambda: pytest.fail("computed again"))["v"].tolist() == [1.5, 2.0]
+    assert float(second("b", lambda: {"v": torch.tensor(7.0)})["v"]) == 7.0
+
+
+def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, planted, capsys) -> None:
+    """`all` runs what can be run and says what it left out and how to get it."""
+    planted(dataclasses.replace(_Toy().experiment(6), needs=("sceptr",)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quadform.train.fetch.store.fetched", lambda name: None)
+        assert reproduce(["all"], out=tmp_path, progress=False) == []
+    assert "quadform data fetch sceptr" in capsys.readouterr().err

@@ -27,8 +27,12 @@ CATALOG: dict[str, str] = {
     "scalar-sinks": ".scalar_sinks",
     "rank-collapse": ".rank_collapse",
     "signal-preserving": ".signal_preserving",
+    "projections": ".projections",
     "blocks": ".blocks",
     "training": ".training",
+    "gpt-sinks": ".gpt_sinks",
+    "real-sinks": ".real_sinks",
+    "trained-hessian": ".trained_hessian",
 }
 
 HERE = Path(__file__).parent

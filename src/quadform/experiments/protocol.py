@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.designs import design
 from ..core.progress import say
-from ..core.spec import Gain, ModelConfig
+from ..core.spec import Gain, ModelConfig, Projection
 from ..nn.transformer import Transformer
 from ..train.datasets import Batch, Dataset
 from ..train.schedule import Schedule
@@ -31,6 +31,7 @@ class Recipe:
     """A design and how it is trained. `warmup` below 1 is a share of the steps. AdamW, decay on matrices, clip 1.
 
     `queries` other than "" replaces the start of W_Q; `mlp_skip=False` takes the skip around the MLP away.
+    `projections=(init, beta)` makes W_V and W_O = W_init + beta dW with beta fixed.
     """
 
     design: str
@@ -46,12 +47,16 @@ class Recipe:
     init: str = "fan-in"
     queries: str = ""
     mlp_skip: bool = True
+    projections: tuple[str, float] | None = None
 
     def model_config(self, data: Dataset) -> ModelConfig:
         """The model of this recipe for some data."""
         config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm="rms",
                         init=self.init, **data.settings)  # fmt: skip
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
+        if self.projections is not None:
+            start, beta = self.projections
+            change |= dict.fromkeys(("value", "proj"), Projection(init=start, skip=1.0, branch=beta))  # type: ignore[arg-type]
 
         def changed(block: Any) -> Any:
             if not self.mlp_skip:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FileError
-from ..core.progress import Report
+from ..core.progress import Report, say
 from ..core.record import JSON_NAME, Record, write_atomically
 from .catalog import CATALOG, experiment
 from .claims import Verdict
@@ -56,6 +56,13 @@ def reproduce(
     """
     chosen = list(CATALOG) if "all" in names else list(dict.fromkeys(names))
     found = [experiment(name) for name in chosen]
+    if "all" in names:  # one asked for by name says itself what it needs
+        for e in found:
+            if missing(e):
+                say(
+                    f"{e.id}: left out, needs fetched data: {', '.join(f'`quadform data fetch {n}`' for n in missing(e))}"
+                )
+        found = [e for e in found if not missing(e)]
     folder = None if out is None else Path(out)
     outcomes = []
     for e in found:
@@ -67,6 +74,13 @@ def reproduce(
         entries = [Entry(o.experiment, o.record, o.verdicts) for o in outcomes]
         write(folder / "index.html", page(entries, f"quadform reproduce {' '.join(names)} --preset {preset}").encode())
     return outcomes
+
+
+def missing(e: Experiment) -> list[str]:
+    """The fetched data an experiment needs that are not here."""
+    from ..train.fetch.store import fetched
+
+    return [name for name in e.needs if fetched(name) is None]
 
 
 def _one(

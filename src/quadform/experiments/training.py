@@ -64,8 +64,18 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     data = Addition(digits=config.digits)
 
     def one(name: str, seed: int) -> dict[str, Tensor]:
-        recipe = Recipe(design=name, depth=config.depth, dim=config.dim, heads=config.heads, d_ff=4 * config.dim,
-                        steps=config.steps, batch=config.batch, lr=config.lr, warmup=0.1, seed=seed)  # fmt: skip
+        recipe = Recipe(
+            design=name,
+            depth=config.depth,
+            dim=config.dim,
+            heads=config.heads,
+            d_ff=4 * config.dim,
+            steps=config.steps,
+            batch=config.batch,
+            lr=config.lr,
+            warmup=0.1,
+            seed=seed,
+        )
         look = lambda step, model, batch: measure(config, model, batch)  # noqa: E731
         return train_run(recipe, data, valid_batches=4, at=config.at, look=look)
 
@@ -126,24 +136,51 @@ def measure(config: Config, model: Transformer, batch: Batch) -> dict[str, float
 
 
 CLAIMS = (
-    at_least("one step size never fits: sharpest : flattest weight of a block stays above 3 in Pre-LN",
-             "least_heterogeneity/pre-ln", 3, "[Zhang24]", presets=("cpu", "paper"), page="0805-red-claims-of-the-records.md"),
-    at_most("what Gauss-Newton misses shrinks as the model fits: share of H_f below 0.9 of its start (Pre-LN)",
-            "share_kept/pre-ln", 0.9, "[ODS25]", presets=("cpu", "paper"), why="H_f carries the residual"),
-    at_least("the loss sharpens in training: lambda_max at least doubles somewhere (Pre-LN)", "sharpening/pre-ln", 2,
-             "[Coh22]", presets=("cpu", "paper")),
+    at_least(
+        "one step size never fits: sharpest : flattest weight of a block stays above 3 in Pre-LN",
+        "least_heterogeneity/pre-ln",
+        3,
+        "[Zhang24]",
+        presets=("cpu", "paper"),
+        page="0805-red-claims-of-the-records.md",
+    ),
+    at_most(
+        "what Gauss-Newton misses shrinks as the model fits: share of H_f below 0.9 of its start (Pre-LN)",
+        "share_kept/pre-ln",
+        0.9,
+        "[ODS25]",
+        presets=("cpu", "paper"),
+        why="H_f carries the residual",
+    ),
+    at_least(
+        "the loss sharpens in training: lambda_max at least doubles somewhere (Pre-LN)",
+        "sharpening/pre-ln",
+        2,
+        "[Coh22]",
+        presets=("cpu", "paper"),
+    ),
     at_least("SAS-P starts with its tokens further apart than Pre-LN", "apart_at_start", 0.1, "[HH24]"),
-    at_least("Post-LN starts closer to collapse than Pre-LN ends up", "cosine/post-ln/start", 0.5, "[NAB22]",
-             presets=("paper",), why="0.68 predicted for six blocks of pre-ln, 0.95 for post-ln"),
-)  # fmt: skip
+    at_least(
+        "Post-LN starts closer to collapse than Pre-LN ends up",
+        "cosine/post-ln/start",
+        0.5,
+        "[NAB22]",
+        presets=("paper",),
+        why="0.68 predicted for six blocks of pre-ln, 0.95 for post-ln",
+    ),
+)
 
 
 def figure(record: Record) -> Figure:
     over, t, s = Rows(), record.tensors, record.scalars
     at = t["at"].tolist()
-    titles = {"sharpness": ("lambda_max of H", True), "heterogeneity": ("sharpest : flattest weight", True),
-              "functional_share": ("share of H_f", False), "cosine": ("token cosine, last block", False),
-              "loss": ("loss (nats)", False)}  # fmt: skip
+    titles = {
+        "sharpness": ("lambda_max of H", True),
+        "heterogeneity": ("sharpest : flattest weight", True),
+        "functional_share": ("share of H_f", False),
+        "cosine": ("token cosine, last block", False),
+        "loss": ("loss (nats)", False),
+    }
     panels = []
     for metric, (title, log) in titles.items():
         rows = [
@@ -164,13 +201,11 @@ def figure(record: Record) -> Figure:
         reading="Read the panels down one step: what the tokens do, and what the loss looks like from there.",
         not_meaning="One small task; the numbers depend on the learning rate, which was the same for all three.",
         columns=("design", "step", *METRICS),
-        rows=[
-            (name, x, *(float(t[f"{m}/{name}"][i]) for m in METRICS)) for name in DESIGNS for i, x in enumerate(at)
-        ],
+        rows=[(name, x, *(float(t[f"{m}/{name}"][i]) for m in METRICS)) for name in DESIGNS for i, x in enumerate(at)],
         tags=("estimate",),
         caption=f"{record.inputs['config']['seeds']} seeds, {record.inputs['config']['digits']}-digit addition; norms "
         "and lambda_max are estimates from Hessian products.",
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT = Experiment(

@@ -1,0 +1,82 @@
+"""One training run as a part of an experiment: recipes are what they say, curves are reproducible."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from quadform.experiments import blocks
+from quadform.experiments.packed import Packed
+from quadform.experiments.protocol import Recipe, train_run
+from quadform.nn.transformer import Transformer
+from quadform.train.datasets import Addition
+
+RECIPE = Recipe(design="sas-p", depth=2, dim=8, heads=2, d_ff=16, steps=12, batch=8, lr=1e-2, warmup=0.3, seed=0)
+
+
+def test_a_run_depends_on_its_recipe_alone() -> None:
+    """The same recipe twice gives the same losses; another seed gives others."""
+    data = Addition(digits=1)
+    a, b = train_run(RECIPE, data, valid_batches=1), train_run(RECIPE, data, valid_batches=1)
+    assert torch.equal(a["loss"], b["loss"])
+    assert not torch.equal(a["loss"], train_run(dataclasses.replace(RECIPE, seed=1), data, valid_batches=1)["loss"])
+    assert float(a["loss"][-1]) < float(a["loss"][0])
+
+
+def test_looking_changes_nothing() -> None:
+    """Measuring along the way leaves the run as it was, and comes back by name."""
+    data, seen = Addition(digits=1), []
+
+    def look(step: int, model: Transformer, batch: dict) -> dict[str, float]:
+        seen.append(step)
+        return {"loss": float(model.loss(batch).detach())}
+
+    looked = train_run(RECIPE, data, valid_batches=1, at=(0, 5, 12), look=look)
+    assert seen == [0, 5, 12]
+    assert looked["look/loss"].shape == (3,)
+    assert torch.equal(looked["loss"], train_run(RECIPE, data, valid_batches=1)["loss"])
+
+
+def test_recipes_change_what_they_name() -> None:
+    """Queries, MLP skip and projections of the model follow the recipe."""
+    settings = Addition(digits=1)
+    plain = RECIPE.model_config(settings).blocks[-1]
+    assert plain.query_init == "zero"
+    assert (
+        dataclasses.replace(RECIPE, queries="orthogonal").model_config(settings).blocks[-1].query_init == "orthogonal"
+    )
+    sequential = dataclasses.replace(RECIPE, design="sas", mlp_skip=False).model_config(settings).blocks[-1]
+    assert sequential.mlp is not None
+    assert sequential.mlp.skip == 0
+    moved = (
+        dataclasses.replace(RECIPE, design="shaped", projections=("identity", 0.2)).model_config(settings).blocks[-1]
+    )
+    assert moved.value is not None
+    assert (moved.value.init, moved.value.branch) == ("identity", 0.2)
+
+
+def test_the_protocol_names_every_run_once() -> None:
+    """The deciding runs come first, three seeds each; every name is a recipe."""
+    config = blocks.PRESETS["paper"]
+    runs = blocks.plan(config)
+    assert len(set(runs)) == len(runs)
+    assert [name for name, _ in runs[:9]] == list(blocks.MAIN) * 3
+    assert all(blocks.recipe(config, name, seed).steps >= 1000 for name, seed in runs)
+
+
+def test_a_packed_corpus_is_windows_of_its_tokens(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are windows of the file's tokens; held-out tokens never appear in training batches."""
+    path = tmp_path / "c.npz"
+    np.savez_compressed(
+        path, vocab=np.array(60), train=np.arange(50, dtype=np.uint16), valid=np.full(20, 55, dtype=np.uint16)
+    )
+    monkeypatch.setenv("QUADFORM_CORPUS", str(path))
+    data = Packed(seq_len=8)
+    assert data.settings["vocab"] == 60
+    tokens = next(data.batches("train", 16, seed=1))["tokens"]
+    assert torch.equal(tokens - tokens[:, :1], torch.arange(8).expand(16, 8))
+    assert int(tokens.max()) < 50
+    assert set(next(data.batches("valid", 4))["tokens"].flatten().tolist()) == {55}
