@@ -16,7 +16,7 @@ import quadform as qf
 from quadform.applications.spectrum_answer import Spectrum
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
-from quadform.curvature import Risk, hessian
+from quadform.curvature import Risk, functional, hessian
 from quadform.nn import Transformer
 from quadform.report.spectral import drawn, figures, summary
 from quadform.report.texts import EN, KO
@@ -79,6 +79,36 @@ def test_heterogeneity_is_the_ratio_it_says(subject: Any, dense: Any) -> None:
     assert s.heterogeneity.kind == "exact"
     assert s.heterogeneity.value == pytest.approx(max(sizes) / min(sizes))
     assert s.blocks(*names).kind == "exact"
+
+
+def test_functional_parts_are_exact_where_theory_covers_the_layer(found: Spectrum, subject: Any) -> None:
+    """|H_f| of attention blocks inside a whole model, split at the layer's output, equals that from autograd."""
+    risk = Risk(subject[0], data=subject[1], quiet=True)
+    for layer in ("layers.0", "layers.1"):
+        H_f = functional(risk, split=f"{layer}.attn")
+        for a, b in (("W_Q", "W_K"), ("W_V", "W_Q"), ("W_V", "W_V"), ("W_Q", "W_Q")):
+            e = found.functional(layer, a, b)
+            want = float(H_f.block(f"{layer}.attn.{a}", f"{layer}.attn.{b}").dense().norm())
+            assert e.kind == "exact"
+            assert e.value == pytest.approx(want, rel=1e-8, abs=1e-12)
+    with pytest.raises(UnknownName, match="no closed form covers"):
+        found.functional("layers.5", "W_Q", "W_K")
+
+
+def test_a_layer_that_is_another_function_is_not_covered() -> None:
+    """With biases in Q and K the closed form gives another output, so nothing is claimed."""
+    from quadform.applications.exact_parts import functional_norms
+
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=2, n_embd=8, vocab_size=11, n_positions=8, bos_token_id=0, eos_token_id=0
+    )
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.randint(0, 11, (2, 6))
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_attn.bias.normal_()
+    risk = Risk(model, data={"input_ids": ids, "labels": ids}, quiet=True)
+    assert list(functional_norms(risk)) == ["transformer.h.0.attn"]
 
 
 def test_an_answer_is_saved_loaded_and_shown(found: Spectrum, tmp_path: Path) -> None:

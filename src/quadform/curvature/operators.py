@@ -60,12 +60,15 @@ def functional(
     that of the module named by `split` (then over the parameters inside it)."""
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
-        g = _output_gradient(risk, theta, batch, split)
+        g = output_gradient(risk, theta, batch, split)
         return _derivative_of_gradient(lambda p: (g * risk.output(p, batch, split)).sum(), theta, v, rows)
 
     def scalar(theta: Vector, batch: Any) -> Tensor:
-        g = _output_gradient(risk, {n: t.detach() for n, t in theta.items()}, batch, split)
-        return (g * risk.output(theta, batch, split)).sum()
+        F = risk.output(theta, batch, split)
+        shift = torch.zeros_like(F, requires_grad=True)
+        fixed = {n: t.detach() for n, t in theta.items()}
+        (g,) = torch.autograd.grad(risk.run(fixed, batch, split, shift)[0], shift)
+        return (g * F).sum()
 
     A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products, scalar=scalar)
     return _select(A, rows, cols)
@@ -129,7 +132,7 @@ def _derivative_of_gradient(
     return jvp(gradient, ({n: theta[n] for n in v},), (dict(v),))[1]
 
 
-def _output_gradient(risk: Risk, theta: Vector, batch: Any, split: str | None) -> Tensor:
+def output_gradient(risk: Risk, theta: Vector, batch: Any, split: str | None) -> Tensor:
     """g = dl/dF: the derivative of the loss with respect to a shift of the output."""
     with torch.no_grad():
         F = risk.output(theta, batch, split)
