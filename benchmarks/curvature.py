@@ -272,7 +272,40 @@ def growth(options: argparse.Namespace) -> list[dict]:
             ratio = took["hessian"] / took["gradient"]
             ms, mib = 1e3 * took["gradient"], kept / 2**20
             print(f"  {name} {sizes[name]:>5}: gradient {ms:8.1f} ms, product {ratio:5.2f}x, kept {mib:.0f} MiB")
+    if options.out:
+        draw_growth(rows, options.out.with_name(options.out.stem + "-growth.svg"))
     return rows
+
+
+def draw_growth(rows: list[dict], path: Path) -> None:
+    """Seconds of a gradient and of a product against what was varied, log-log, in the house style."""
+    import altair as alt
+
+    from quadform.report import LIGHT
+
+    points = [
+        {"varied": r["varied"], "size": r[r["varied"]], "work": work, "seconds": r[work]}
+        for r in rows
+        for work in ("gradient", "hessian")
+    ]
+    scale = alt.Scale(type="log", nice=False, padding=8)
+    panels = []
+    for name in dict.fromkeys(r["varied"] for r in rows):
+        own = [p for p in points if p["varied"] == name]
+        axis = alt.Axis(title=name, values=sorted({p["size"] for p in own}), format="d", grid=False)
+        panels.append(
+            alt.Chart(alt.Data(values=own))
+            .mark_line(point=True)
+            .encode(
+                x=alt.X("size:Q", scale=scale, axis=axis),
+                y=alt.Y("seconds:Q", scale=alt.Scale(type="log", nice=False, padding=8), title="seconds"),
+                color=alt.Color("work:N", scale=alt.Scale(range=[LIGHT.query, LIGHT.key]), title="one"),
+                strokeDash=alt.StrokeDash("work:N", title="one"),
+            )
+            .properties(width=150, height=170)
+        )
+    alt.hconcat(*panels).configure(**LIGHT.config()).save(str(path))
+    print(f"  figure: {path}")
 
 
 def peers(options: argparse.Namespace) -> list[dict]:

@@ -3,8 +3,9 @@
     H_f(a, b) = <g, d2F/da db>,   F the output of the attention module, g = dl/dF at the model's own weights and data
 
 A layer is covered when `theory.MultiHeadAttentionLayer`, fed with the module's own input and weights, gives the
-module's own output; this is measured, not assumed from names. Biases, rotary positions or shaped mixing make the outputs
-differ, and the layer is then left to the estimators. Source of the norms: [ODS25, Thm 3.2], without the blocks [own].
+module's own output; this is measured, not assumed from names. Biases, rotary positions or shaped mixing make the
+outputs differ, and the layer is then left to the estimators. Source of the norms: [ODS25, Thm 3.2], without the blocks
+[own].
 """
 
 from __future__ import annotations
