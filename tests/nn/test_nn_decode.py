@@ -229,6 +229,7 @@ def test_cached_decoding_of_variants(variant):
 def test_static_steps_move_and_serve_again(how, kind, monkeypatch):
     """Sentences that end move the rest to smaller steps, later batches reuse the steps: the same answers."""
     monkeypatch.setattr(static, "STEP", 1)
+    monkeypatch.setattr(static, "WINDOW", 2)
     made, moved = [], []
     init, take = static.Step.__init__, static.Step.take
     monkeypatch.setattr(static.Step, "__init__", lambda self, *a: (made.append(a[1]), init(self, *a))[1])

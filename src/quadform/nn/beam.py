@@ -89,9 +89,7 @@ def _candidates(run: Run, logits: Tensor, score: Tensor, made: Tensor):
     """
     K, V = logits.shape[1:]
     lse = logits.logsumexp(-1, keepdim=True)
-    if run.eos is not None and run.how.min_length > 0:
-        early = (made + 1 < run.how.min_length)[:, None, None] & one_hot(run.eos, logits)
-        logits = logits.masked_fill(early, -math.inf)
+    logits = run.without_early_end(logits, made)
     most = min(V, K + 1 if run.eos is not None else K)
     top, index = logits.topk(most, dim=-1)
     total = (score[:, :, None] + (top - lse).double()).flatten(1)
@@ -166,7 +164,3 @@ class Pool:
     def select(self, keep: Tensor) -> None:
         for name in ("score", "log_prob", "length", "finished", "tokens", "count"):
             setattr(self, name, getattr(self, name)[keep])
-
-
-def one_hot(token: int, logits: Tensor) -> Tensor:
-    return torch.arange(logits.shape[-1], device=logits.device) == token

@@ -33,7 +33,7 @@ from quadform.core.errors import InputError
 from quadform.core.rng import stream
 
 from .attention import joined_weights
-from .beam import beam_search, one_hot
+from .beam import beam_search
 from .frame import LayerCache, Memory
 from .static import StaticDecoder
 from .transformer import Transformer
@@ -201,6 +201,13 @@ def _device(model: Transformer) -> torch.device:
     return model.embed.W_E.device
 
 
+def _argmax(logits: Tensor) -> Tensor:
+    """argmax(-1), the first of equals; numpy's is ten times faster than torch's on a CPU."""
+    if logits.device.type != "cpu":
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
+
+
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -268,6 +275,15 @@ class Run:
             out = self.model.logits(self.model.hidden(new, None, self.memory, self.cache)[:, -1])
         return out.float() if out.dtype in (torch.bfloat16, torch.float16) else out
 
+    def without_early_end(self, logits: Tensor, made: Tensor) -> Tensor:
+        """The logits (rows, ..., vocab) with the end token ruled out (in place) where the text would be too short."""
+        if self.eos is not None and self.how.min_length > 1:
+            early = made + 1 < self.how.min_length
+            logits = logits.contiguous()  # the first step of a beam is one row seen K times
+            ends = logits[..., self.eos]
+            ends.masked_fill_(early.view(-1, *[1] * (ends.ndim - 1)), -math.inf)
+        return logits
+
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Keep these rows of the caches, and these sentences of the memory."""
         if self.started:
@@ -294,12 +310,10 @@ class Run:
         while True:
             logits = self.logits(tokens[:, :t])
             made = t - self.lengths  # generated so far
-            allowed = logits
-            if self.eos is not None and how.min_length > 0:
-                early = (made + 1 < how.min_length)[:, None] & one_hot(self.eos, logits)
-                allowed = logits.masked_fill(early, -math.inf)
-            choice = allowed.argmax(-1) if draw is None else draw(allowed, sentences, made)
-            gained = (logits.gather(-1, choice[:, None])[:, 0] - logits.logsumexp(-1)).double()
+            logs = F.log_softmax(logits, -1)
+            allowed = self.without_early_end(logits, made)
+            choice = _argmax(allowed) if draw is None else draw(allowed, sentences, made)
+            gained = logs.gather(-1, choice[:, None])[:, 0].double()
             if t < self.longest:  # some rows are still inside their prefix
                 forced = made < 0
                 choice = torch.where(forced, self.given[:, min(t, self.given.shape[1] - 1)], choice)

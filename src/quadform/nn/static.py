@@ -3,8 +3,9 @@
 A step of a small model is many small kernels; launched one by one they take longer to launch than to run. Here all
 tensors of a step keep their place: caches have their full capacity, the position is a number on the device, tokens that
 are not there yet are masked. So the step can be recorded once (a CUDA graph) and replayed, for this batch and for later
-ones of the same shape. Sentences that have ended leave the search, not the shape; when half have left, the rest moves
-to a smaller step. Without CUDA the same step runs unrecorded.
+ones of the same shape. A recording looks at the first so many places of the caches (`WINDOW`, twice that, ...); the
+next larger one takes over when they are full. Sentences that have ended leave the search, not the shape; when three
+quarters have left, the rest moves to a smaller step. Without CUDA the same step runs unrecorded.
 """
 
 from __future__ import annotations
@@ -21,21 +22,26 @@ STEP = 16
 """Sentences, source lengths and capacities are rounded up to multiples of this, so that few steps are recorded."""
 
 
+WINDOW = 32
+"""Places of the caches that the first recording of a step looks at."""
+
+
 def rounded(n: int) -> int:
     return -(-n // STEP) * STEP
 
 
 @dataclass
 class StaticCache(LayerCache):
-    """A cache that writes at the position `at` (1,) on the device, and shows all its capacity."""
+    """A cache that writes at the position `at` (1,) on the device, and shows its first `window` places."""
 
     at: Tensor | None = None
+    window: int = 0
 
     def append(self, *new: Tensor) -> list[Tensor]:
-        """Put the newest token's tensors (rows, heads, 1, width) in their place; return the whole stores."""
+        """Put the newest token's tensors (rows, heads, 1, width) in their place; return all places in the window."""
         for store, x in zip(self.kept, new, strict=True):
             store.index_copy_(2, self.at, x.to(store.dtype))
-        return self.kept
+        return [store[:, :, : self.window] for store in self.kept]
 
     def running_total(self, v: Tensor) -> Tensor:
         self.total.add_(v)
@@ -44,7 +50,7 @@ class StaticCache(LayerCache):
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row rows[i] was."""
         for store in self.kept:
-            store.copy_(store.index_select(0, rows))
+            store[:, :, : self.window] = store[:, :, : self.window].index_select(0, rows)
         if self.total is not None:
             self.total.copy_(self.total.index_select(0, rows))
 
@@ -86,7 +92,7 @@ class Step:
             kept = {i: (empty(k, sentences, m), empty(v, sentences, m)) for i, (k, v) in memory.keys_values.items()}
             mask = torch.zeros(sentences, m, dtype=torch.bool, device=device)
             self.memory = Memory(memory.X.new_zeros(sentences, m, 1), mask, kept)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.logits: Tensor | None = None
 
     def take(self, cache: list[LayerCache], memory: Memory | None, slots: Tensor, rows: Tensor, places: Tensor) -> None:
@@ -109,10 +115,12 @@ class Step:
             for mine, theirs in zip(kept, memory.keys_values[i], strict=True):
                 mine[places, :, :m] = theirs[:, :, :m]
 
-    def _once(self) -> None:
-        for layer in self.cache if self.beams > 1 else ():
-            layer.reorder(self.parents)
-        visible = (self.places <= self.at)[None, None, None]
+    def _once(self, window: int) -> None:
+        for layer in self.cache:
+            layer.window = window
+            if self.beams > 1:
+                layer.reorder(self.parents)
+        visible = (self.places[:window] <= self.at)[None, None, None]
         frame = self.model.placed(Frame(True, 1, None, visible, self.at, start=1, static=True))
         out = self.model.logits(self.model.hidden(self.tokens, None, self.memory, self.cache, frame)[:, -1])
         self.logits = out if self.logits is None else self.logits.copy_(out)
@@ -121,29 +129,34 @@ class Step:
         """Logits (rows, vocab) of the rows `slots`, whose newest tokens (rows,) stand at `position`."""
         self.tokens[slots, 0] = tokens
         self.at.fill_(position)
+        window = WINDOW
+        while window <= position:
+            window *= 2
+        window = min(window, self.capacity)
         if self.tokens.device.type != "cuda":
-            self._once()
+            self._once(window)
         else:
-            if self.graph is None:
-                self._record()
-            self.graph.replay()
-        self.parents.copy_(torch.arange(len(self.parents), device=self.parents.device))
+            if window not in self.graphs:
+                self._record(window)
+            self.graphs[window].replay()
+        if self.beams > 1:
+            self.parents.copy_(torch.arange(len(self.parents), device=self.parents.device))
         return self.logits[slots]
 
-    def _record(self) -> None:
-        """Record the step. The rehearsal changes caches only in ways that the true step does again."""
+    def _record(self, window: int) -> None:
+        """Record the step. A rehearsal changes caches only in ways that the true step does again."""
         order = self.parents.clone()
         self.parents.copy_(torch.arange(len(order), device=order.device))
         totals = [None if layer.total is None else layer.total.clone() for layer in self.cache]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self._once()
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._once()
+        if self.logits is None:  # libraries make their workspaces in the first run
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._once(window)
+            torch.cuda.current_stream().wait_stream(side)
+        self.graphs[window] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graphs[window]):
+            self._once(window)
         self.parents.copy_(order)
         for layer, total in zip(self.cache, totals, strict=True):
             if total is not None:
@@ -185,7 +198,7 @@ class StaticDecoder:
         self.slots = self._slots(self.places, step.beams)
         step.parents[self.slots] = source
         live = len(self.places)
-        if 2 * rounded(live) <= step.sentences:
+        if 4 * rounded(live) <= step.sentences:
             m = step.memory.X.shape[1] if step.memory is not None else 0
             smaller = self._step(live, step.beams, step.capacity, step.cache, step.memory, m)
             places = torch.arange(live, device=self.places.device)
