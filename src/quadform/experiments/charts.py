@@ -204,7 +204,7 @@ def _axis(
     import altair as alt
 
     if not log:
-        scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=False, nice=True, padding=8)
+        scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=False, nice=False, padding=8)
         return {"scale": scale, "title": title}
     low, high = domain or (min(values, default=0.1), max(values, default=1.0))
     if domain is None:

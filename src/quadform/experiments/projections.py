@@ -123,7 +123,8 @@ CLAIMS = (
     at_least("without an attention skip identity W_V, W_P beat orthogonal ones (beta = 0)", "identity_gain", 0.0,
              _HH, presets=("cpu", "paper")),
     at_least("from the identity, smaller beta is not worse: beta = 0 against 1", "small_beta_gain", -0.05, _HH,
-             presets=("cpu", "paper")),
+             presets=("cpu", "paper"),
+             page="0806-blocks-on-a-cpu.md"),
 )  # fmt: skip
 
 

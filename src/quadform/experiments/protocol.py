@@ -113,7 +113,9 @@ def train_run(
     cosine = list(token_cosines(model, held[0]).values())
     return {
         "loss": out,
-        "valid": torch.tensor([float(each.mean()), float(each.std() / len(each) ** 0.5)]),
+        "valid": torch.tensor(
+            [float(each.mean()), float(each.std(correction=min(1, len(each) - 1)) / len(each) ** 0.5)]
+        ),
         "cosine": torch.tensor([c.value for c in cosine]),
         "seconds": torch.tensor(seconds),
         "parameters": torch.tensor(sum(p.numel() for p in model.parameters())),

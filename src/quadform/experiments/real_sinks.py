@@ -128,7 +128,7 @@ def figure(record: Record) -> Figure:
         y="mean cosine, token 0 left out",
         log=(False, False),
         legend=None,
-        title="the other tokens stay apart",
+        title="cosine of the other tokens",
         domain=(None, [0, 1]),
     )
     return figure_of(

@@ -59,9 +59,8 @@ def reproduce(
     if "all" in names:  # one asked for by name says itself what it needs
         for e in found:
             if missing(e):
-                say(
-                    f"{e.id}: left out, needs fetched data: {', '.join(f'`quadform data fetch {n}`' for n in missing(e))}"
-                )
+                how = ", ".join(f"`quadform data fetch {name}`" for name in missing(e))
+                say(f"{e.id}: left out, needs fetched data: {how}")
         found = [e for e in found if not missing(e)]
     folder = None if out is None else Path(out)
     outcomes = []
