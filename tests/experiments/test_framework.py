@@ -208,7 +208,7 @@ def test_the_gallery_is_drawn_from_the_committed_records() -> None:
     assert entries
     assert (ROOT / "docs" / "gallery.md").read_text() == markdown(entries)
     for e in entries:
-        assert (ROOT / "docs" / "gallery" / f"{e.experiment.id}.svg").exists()
+        assert (ROOT / "docs" / "gallery" / f"{e.experiment.id}.{e.picture[0]}").exists()
     assert (ROOT / "docs" / "gallery.html").exists()
 
 

@@ -18,6 +18,8 @@ from .catalog import CATALOG, committed, experiment
 from .claims import Verdict
 from .experiment import Experiment
 
+#: Bytes of the largest figure that the gallery keeps as SVG.
+SVG_MOST = 150_000
 MARKS = {"met": "✓", "not met": "✗", "not tested": "–"}
 
 
@@ -45,6 +47,16 @@ class Entry:
     def figure(self) -> Figure:
         return self.experiment.figure(self.record)
 
+    @cached_property
+    def picture(self) -> tuple[str, bytes]:
+        """("svg" or "png", the bytes): a figure of many cells is smaller as pixels."""
+        svg = self.figure.svg().encode()
+        if len(svg) <= SVG_MOST:
+            return "svg", svg
+        import vl_convert
+
+        return "png", vl_convert.vegalite_to_png(self.figure.spec, scale=1, allowed_base_urls=[])
+
     def count(self, status: str) -> int:
         return sum(v.status == status for v in self.verdicts)
 
@@ -61,14 +73,19 @@ def committed_entries() -> list[Entry]:
 
 
 def write_gallery(folder: str | Path) -> list[Path]:
-    """`gallery.md`, `gallery.html` and `gallery/ID.svg` from the committed Records."""
+    """`gallery.md`, `gallery.html` and the pictures in `gallery/` from the committed Records."""
     folder = Path(folder)
     entries = committed_entries()
     (folder / "gallery").mkdir(parents=True, exist_ok=True)
-    files = {folder / "gallery.md": markdown(entries), folder / "gallery.html": page(entries, "the committed records")}
-    files |= {folder / "gallery" / f"{e.experiment.id}.svg": e.figure.svg() for e in entries}
-    for path, text in files.items():
-        write_atomically(path, text.encode())
+    files = {
+        folder / "gallery.md": markdown(entries).encode(),
+        folder / "gallery.html": page(entries, "the committed records").encode(),
+    }
+    for e in entries:
+        kind, blob = e.picture
+        files[folder / "gallery" / f"{e.experiment.id}.{kind}"] = blob
+    for path, blob in files.items():
+        write_atomically(path, blob)
     return list(files)
 
 
@@ -104,7 +121,7 @@ def markdown(entries: Sequence[Entry]) -> str:
             "",
             f'## <a id="{name}"></a>{e.experiment.title}',
             "",
-            f"![{e.experiment.title}](gallery/{name}.svg)",
+            f"![{e.experiment.title}](gallery/{name}.{e.picture[0]})",
             "",
             f"**{f.headline}**",
             "",
@@ -172,7 +189,8 @@ def page(entries: Sequence[Entry], made_by: str) -> str:
 
 def _section(e: Entry) -> str:
     t, f = html.escape, e.figure
-    picture = base64.b64encode(f.svg().encode()).decode()
+    kind, blob = e.picture
+    source = f"data:image/{'svg+xml' if kind == 'svg' else 'png'};base64,{base64.b64encode(blob).decode()}"
     made = e.record.made
     rows = "".join(
         f'<tr><td class="{v.status.replace(" ", "-")}">{MARKS[v.status]} {v.status}</td><td>{t(v.claim.text)}</td>'
@@ -181,7 +199,7 @@ def _section(e: Entry) -> str:
     )
     return (
         f'<section id="{e.experiment.id}"><h2>{t(e.experiment.title)}</h2><p><b>{t(f.headline)}</b></p>'
-        f'<img alt="{t(f.headline, quote=True)}" src="data:image/svg+xml;base64,{picture}">'
+        f'<img alt="{t(f.headline, quote=True)}" src="{source}">'
         f"<p>Read it like this: {t(f.reading)}</p><p>It does not mean: {t(f.not_meaning)}</p><p>{t(f.caption)}</p>"
         f'<div class="scroll"><table><thead><tr><th scope="col">verdict</th><th scope="col">claim</th>'
         f'<th scope="col">found</th><th scope="col">wanted</th><th scope="col">source</th></tr></thead>'
