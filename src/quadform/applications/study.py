@@ -97,7 +97,7 @@ def measure_default(config: ReportConfig, folder: Path, progress: bool | Report 
     model = str(folder / RUN)
     trained = Stage("training", "training the built-in default: Pre-LN, 2 layers, two-digit addition", _train(config))
     exact = Stage(EXACT, "the exact Hessian of one attention layer", _attention(config))
-    stages = [trained, *(s for s in _stages(model, config, own=True) if s.name != "training"), exact]
+    stages = [trained, *(s for s in _stages(model, config, own=True, fresh=_fresh()) if s.name != "training"), exact]
     found = dict(_go(stages, folder, config.resume))
     return [[found[name] for name in STAGES if name in found], [found[EXACT]]]
 
@@ -123,8 +123,16 @@ def _go(stages: list[Stage], folder: Path, resume: bool) -> Iterator[tuple[str, 
         yield stage.name, record
 
 
-def _stages(model: str, config: ReportConfig, *, own: bool) -> Iterator[Stage]:
-    """The stages of one model; taking parts out (`why`) and logs are for models of ours."""
+def _fresh() -> dict[str, str]:
+    """The default before training, as a question: parts are taken out there, where every variant starts alike."""
+    data, model = dict(DEFAULT_DATA), dict(DEFAULT_MODEL)
+    settings = ",".join(f"{k}={v}" for k, v in model.items() if k != "design")
+    given = ",".join(f"{k}={v}" for k, v in data.items() if k != "name")
+    return {"model": f"new:{model['design']},{settings}", "data": f"{data['name']}:{given}"}
+
+
+def _stages(model: str, config: ReportConfig, *, own: bool, fresh: dict[str, str] | None = None) -> Iterator[Stage]:
+    """The stages of one model; taking parts out (`why`, of the `fresh` model if one is named) is for models of ours."""
     common: dict[str, Any] = {
         "seed": config.seed,
         "device": config.device,
@@ -151,7 +159,7 @@ def _stages(model: str, config: ReportConfig, *, own: bool) -> Iterator[Stage]:
     def why(into: Path) -> Record:
         from .why import run
 
-        return run(WhyConfig(**asked), into)
+        return run(WhyConfig(**(asked | (fresh or {}))), into)
 
     def training(into: Path) -> Record:
         from .training import record_of_run

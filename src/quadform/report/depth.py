@@ -184,6 +184,10 @@ def _y_scale(measure: str, log: bool, values: list[float]) -> tuple[Any, dict[st
     return alt.Scale(type="log", domain=domain, nice=False), decades(*domain)
 
 
+#: Width of the key: it fits a phone.
+_KEY = 320
+
+
 def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool = True) -> Any:
     """Which line and symbol belongs to which curve; in two columns from the fifth on."""
     import altair as alt
@@ -191,7 +195,7 @@ def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool
     half = -(-len(found) // 2) if len(found) > 4 else len(found)
     rows = []
     for i, curve in enumerate(found):
-        at = 380 * (i // half)
+        at = _KEY // 2 * (i // half)
         rows.append(
             {
                 "row": i % half,
@@ -204,7 +208,7 @@ def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool
             }
         )
     key = over(rows).encode(y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[half - 0.5, -0.5], nice=False)))
-    at_x = alt.Scale(domain=[0, 760], nice=False, zero=False)
+    at_x = alt.Scale(domain=[0, _KEY], nice=False, zero=False)
     dashes = alt.Scale(domain=[str(i) for i in range(len(_DASHES))], range=list(_DASHES))
     colour, shown = alt.Color("colour:N", scale=None), alt.X("a:Q", axis=None, scale=at_x)
     predicted = lines and any(c.predicted("cosine") for c in found)
@@ -217,7 +221,7 @@ def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool
             x=alt.X("m:Q", scale=at_x), color=colour, shape=alt.Shape("shape:N", scale=None)
         ),
         key.mark_text(align="left").encode(x=alt.X("t:Q", scale=at_x), text="text:N"),
-    ).properties(width=760, height=20 * half, title=alt.TitleParams(said, fontSize=12, fontWeight="normal"))
+    ).properties(width=_KEY, height=20 * half, title=alt.TitleParams(said, fontSize=12, fontWeight="normal"))
 
 
 def headline(found: list[Curve], texts: Texts) -> str:

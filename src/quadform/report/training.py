@@ -115,7 +115,7 @@ def course(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         .encode(x=x, y=alt.Y("lr:Q", axis=alt.Axis(title=texts("training_lr"), format=".0e", tickCount=3)))
         .properties(name="fluid_lr", width=560, height=70)
     )
-    chart = over.finish(alt.vconcat(view, rate), style, chrome=80, columns=1)
+    chart = over.finish(alt.vconcat(view, rate), style, chrome=80)
     columns = tuple(texts(f"training_{n}") for n in ("step", "loss", "valid", "stderr", "lr"))
     return Figure(
         name="training",
