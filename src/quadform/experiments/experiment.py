@@ -30,8 +30,7 @@ class Experiment:
     """What is measured (`run`), with which settings (`presets`), how it is drawn (`figure`), what it decides.
 
     A config is a frozen dataclass with a `seed`. `run(config, units)` returns scalars and tensors; it neither draws nor
-    prints nor writes. `needs` names fetched data without which it cannot run. `cost` is the processor seconds of one
-    thread that each preset took when it was written down.
+    prints nor writes. `needs` names fetched data without which it cannot run.
     """
 
     id: str
@@ -41,7 +40,6 @@ class Experiment:
     run: Callable[[Any, Units], tuple[dict[str, Estimate], dict[str, Tensor]]]
     figure: Callable[[Record], Figure]
     claims: tuple[Claim, ...]
-    cost: Mapping[str, float] = dataclasses.field(default_factory=dict)
     needs: tuple[str, ...] = ()
 
     def config(self, preset: str, seed: int | None = None) -> Any:

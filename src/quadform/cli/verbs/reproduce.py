@@ -70,15 +70,17 @@ def _tell(outcome: Outcome) -> None:
 
 
 def _plan(names: list[str], preset: str) -> int:
-    from ...experiments.catalog import experiment
+    from ...experiments.catalog import committed, experiment
 
     found = table("experiment")
     for name in ("claims", "processor seconds", "needs"):
         found.add_column(name, justify="right" if name != "needs" else "left")
     for e in map(experiment, names):
-        cost = e.cost.get(preset)
-        found.add_row(
-            e.id, str(len(e.claims)), "not recorded" if cost is None else f"{cost:.0f}", ", ".join(e.needs) or "-"
-        )
+        record = committed(e.id)
+        cost = "not recorded"
+        if record is not None:
+            other = "" if record.inputs["preset"] == preset else f" ({record.inputs['preset']})"
+            cost = f"{record.scalars['cpu_seconds'].value:.0f}{other}"
+        found.add_row(e.id, str(len(e.claims)), cost, ", ".join(e.needs) or "-")
     print_table(found)
     return 0
