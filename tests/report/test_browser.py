@@ -123,6 +123,35 @@ def test_every_figure_is_drawn_and_fits(browser, files, lang, theme, width) -> N
         assert page.get_by_role("heading", level=1).inner_text() == LANGUAGES[lang]("page_heading")
 
 
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> Path:
+    """A small model studied whole: learning rate, spectrum, signal, its parts; and a layer beside it."""
+    from quadform.applications import study as studies
+    from quadform.applications.configs.report import ReportConfig
+
+    folder = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(studies, "PROBE", {"batch": 4, "batches": 2})
+        word = "new:pre-ln,depth=1,dim=16,heads=2"
+        (found,) = studies.open_studies((word,), ReportConfig(data="add:digits=2"), folder)
+    return write_report([found, make_record(tokens=3, dim=3)], folder / "study.html")
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_study_is_drawn_and_fits(browser, study, theme, width) -> None:
+    """Every figure of every kind of record has marks and room on a desk and on a phone; axe objects to nothing."""
+    with opened(browser, study, theme=theme, width=width) as page:
+        figures = page.evaluate("[...document.querySelectorAll('article.figure')].map((a) => a.id)")
+        assert len(figures) >= 11
+        for figure in figures:
+            seen = marks(page, figure)
+            assert seen["paths"] + seen["images"] > 2, figure
+            assert 150 < seen["width"] <= width, figure
+            assert seen["scale"] > 0.7, figure
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert violations(browser, study, theme=theme, width=width) == []
+
+
 @pytest.mark.parametrize(("lang", "theme", "width"), [("en", "light", 1280), ("ko", "dark", 390)])
 def test_axe_finds_nothing(browser, files, lang, theme, width) -> None:
     """No WCAG A or AA violation, tables opened, in both languages, themes and widths."""
