@@ -365,7 +365,7 @@ def debian(device: str, folder: Path, seconds: float, size: dict | None = None) 
         "beam 5": Search(beam=5, max_length=data.longest + 1, alpha=1.0),
     }
     for name, how in ways.items():
-        for cache, batch in (("kv", 512), ("auto", 512)) if cuda else (("auto", 64),):
+        for cache, batch in (("kv", 512), ("static", 512)) if cuda else (("kv", 64),):
             few = inputs if cache == "kv" or not cuda else inputs[:1024]
             how = dataclasses.replace(how, cache=cache)
             if cuda:

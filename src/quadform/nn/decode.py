@@ -38,9 +38,8 @@ from .frame import LayerCache, Memory
 from .static import StaticDecoder
 from .transformer import Transformer
 
-Cache = Literal["auto", "kv", "x", "static", "none"]
-"""Keys and values; inputs, where a layer allows it; keys and values at fixed places; nothing. "auto": "static" on CUDA
-and "kv" elsewhere."""
+Cache = Literal["kv", "x", "static", "none"]
+"""Keys and values; inputs, where a layer allows it; keys and values at fixed places (`quadform.nn.static`); nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +53,7 @@ class Search:
     alpha: float = 1.0
     penalty: Literal["power", "gnmt"] = "power"
     stop: Literal["count", "bound"] = "count"
-    cache: Cache = "auto"
+    cache: Cache = "kv"
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_length, self.min_length, self.cache)
@@ -78,7 +77,7 @@ class Sampling:
     seed: int = 0
     max_length: int = 128
     min_length: int = 0
-    cache: Cache = "auto"
+    cache: Cache = "kv"
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_length, self.min_length, self.cache)
@@ -139,8 +138,7 @@ def generate(
     order = sorted(range(len(inputs)), key=lambda i: (len(starts[i]), len(inputs[i])))
     training = model.training
     model.eval()
-    fixed = how.cache == "static" or (how.cache == "auto" and _device(model).type == "cuda")
-    static = StaticDecoder(model) if fixed else None
+    static = StaticDecoder(model) if how.cache == "static" else None
     weights = contextlib.ExitStack()
     try:
         weights.enter_context(joined_weights(model))
