@@ -101,7 +101,16 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # --help was answered
         return 0
     progress.quiet = output.quiet
+    _share_the_machine()
     return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
+
+
+def _share_the_machine() -> None:
+    """As many threads as cores are idle now, unless the user has said: threads that wait for busy cores are slower."""
+    if "torch" not in sys.modules and hasattr(os, "getloadavg"):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        idle = cores - round(os.getloadavg()[0])
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, idle)))
 
 
 def _told(text: str, code: int, words: Sequence[str]) -> int:
