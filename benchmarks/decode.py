@@ -5,8 +5,8 @@
 Encoder-decoder, 2 + 2 layers, d 128, 4 heads, d_ff 512, 4,000 tokens, untrained weights with room for variety, 200
 sources of 5 to 30 tokens, at most 30 tokens out, batches of 64. Sides alternate; the best of several rounds counts.
     ct2      CTranslate2, the same weights: speed, and how many outputs are equal (greedy and beam 5)
-    hf       Hugging Face `generate` of a model of the same shape; every output exactly 30 tokens on both sides
-    joey     JoeyNMT's greedy search with a model of the same shape; every output exactly 30 tokens on both sides
+    hf       Hugging Face `generate` of a model of the same shape, batches of 64 and 8; every output exactly 30 tokens
+    joey     JoeyNMT's greedy search with a model of the same shape; every output exactly 30, then 60 tokens
     cuda     (on CUDA) growing and static caches, batches of 1 to 512, 6 + 6 layers, d 512, 8,000 tokens
 Peers that are not installed are named and left out.
 """
@@ -54,7 +54,7 @@ def sources(vocab: int, count: int = SENTENCES) -> list[list[int]]:
     return [[draw.randrange(5, vocab) for _ in range(draw.randint(5, 30))] for _ in range(count)]
 
 
-def alternate(sides: dict, rounds: int = 5) -> dict[str, float]:
+def alternate(sides: dict, rounds: int = 3) -> dict[str, float]:
     """Least CPU seconds of every side; the sides take turns."""
     best: dict[str, float] = {}
     for _ in range(rounds):
@@ -178,16 +178,16 @@ def hf() -> dict:
     inputs = sorted(sources(SIZE["vocab"]), key=len)
     from quadform.nn.decode import pad_rows
 
-    batches = [pad_rows(inputs[i : i + BATCH], 0) for i in range(0, len(inputs), BATCH)]
     found = {}
-    for beam in (1, 5):
+    for beam, size in ((1, BATCH), (5, BATCH), (1, 8), (5, 8)):
         how = Search(beam=beam, max_length=LONGEST, min_length=LONGEST)
+        batches = [pad_rows(inputs[i : i + size], 0) for i in range(0, len(inputs), size)]
 
-        def ours(how=how):
-            return generate(model, inputs, how, batch_size=BATCH)
+        def ours(how=how, size=size):
+            return generate(model, inputs, how, batch_size=size)
 
         @torch.inference_mode()
-        def theirs(beam=beam):
+        def theirs(beam=beam, batches=batches):
             return [
                 other.generate(
                     input_ids=x,
@@ -201,7 +201,7 @@ def hf() -> dict:
             ]
 
         assert theirs()[0].shape[1] == LONGEST + 1
-        found["greedy" if beam == 1 else f"beam {beam}"] = compare({"ours": ours, "hf generate": theirs})
+        found[f"beam {beam}, batch {size}"] = compare({"ours": ours, "hf generate": theirs})
     return found
 
 
@@ -215,31 +215,27 @@ def joey() -> dict:
 
     inputs = sorted(sources(SIZE["vocab"]), key=len)
     batches = [pad_rows(inputs[i : i + BATCH], 1) for i in range(0, len(inputs), BATCH)]
-    how = Search(max_length=LONGEST, min_length=LONGEST)
+    found = {}
+    for length in (LONGEST, 2 * LONGEST):
+        how = Search(max_length=length, min_length=length)
 
-    def ours():
-        return generate(model, inputs, how, batch_size=BATCH)
+        def ours(how=how):
+            return generate(model, inputs, how, batch_size=BATCH)
 
-    @torch.inference_mode()
-    def theirs():
-        out = []
-        for x, m in batches:
-            mask = m[:, None]
-            states, hidden, *_ = other(return_type="encode", src=x, src_length=m.sum(1), src_mask=mask)
-            out.append(
-                greedy(
-                    src_mask=mask,
-                    max_output_length=LONGEST,
-                    model=other,
-                    encoder_output=states,
-                    encoder_hidden=hidden,
-                    min_output_length=LONGEST,
-                )[0]
-            )
-        return out
+        @torch.inference_mode()
+        def theirs(length=length):
+            out = []
+            for x, m in batches:
+                states, hidden, *_ = other(return_type="encode", src=x, src_length=m.sum(1), src_mask=m[:, None])
+                lengths = {"max_output_length": length, "min_output_length": length}
+                out.append(
+                    greedy(src_mask=m[:, None], model=other, encoder_output=states, encoder_hidden=hidden, **lengths)
+                )
+            return out
 
-    assert theirs()[0].shape[1] == LONGEST
-    return {"greedy": compare({"ours": ours, "joeynmt": theirs})}
+        assert theirs()[0][0].shape[1] == length
+        found[f"greedy, {length} tokens"] = compare({"ours": ours, "joeynmt": theirs})
+    return found
 
 
 # --------------------------------------------------------------------------------------------------------------- CUDA

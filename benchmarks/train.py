@@ -34,6 +34,7 @@ import torch
 
 from peers import Missing, hf_gpt2, joey_pairs, ours, plain_gpt, torch_pairs
 from quadform.core.designs import CODEPARROT
+from quadform.core.errors import FileError
 
 GPT_CPU = {"depth": 4, "dim": 128, "heads": 4, "vocab": 1000, "seq_len": 64}
 GPT_CUDA = {"depth": 18, "dim": 768, "heads": 12, "vocab": 50_000, "seq_len": 128}
@@ -190,16 +191,19 @@ def gpt_cuda(meanwhile) -> dict:
 
 # -------------------------------------------------------------------------------------------------------------- pairs
 def pairs_cpu() -> dict:
-    """Sentences of number words in their lengths: target tokens a CPU second, each side with its own way of batching.
+    """Real sentences (Debian en-it where fetched, else number words): target tokens a CPU second, own ways of batching.
 
     Ours and torch's get batches of equal length (ours); JoeyNMT's gets sentences in random order, cut where rows x
     longest target reaches the same number of tokens, as its sampler does.
     """
     from quadform.train import dataset
 
-    size = {"depth": 2, "dim": 128, "heads": 4, "d_ff": 512, "vocab": 4000}
-    data = dataset("numbers-de")
-    mine = list(itertools.islice(data.batches("train", 48), 16))
+    try:
+        data = dataset(".cache/ddtp-it" if Path(".cache/ddtp-it").exists() else "ddtp-it")
+    except FileError:
+        data = dataset("numbers-de")
+    size = {"depth": 2, "dim": 128, "heads": 4, "d_ff": 512, "vocab": data.settings["vocab"]}
+    mine = list(itertools.islice(data.batches("valid", 80), 16))
     budget = statistics.mean(b["target"].numel() for b in mine)
     loose = shuffled_batches(mine, budget)
     settings = {"kind": "encoder-decoder", "pad": 0, "bos": 1, "eos": 2, "positions": "sinusoidal", "seq_len": 512}
@@ -246,7 +250,7 @@ def pairs_cpu() -> dict:
         )
         if a in rate and b in rate
     }
-    return {"shape": size, "target_tokens_per_cpu_second": rate, "ratio": ratio, "missing": missing}
+    return {"data": str(data), "shape": size, "target_tokens_per_cpu_second": rate, "ratio": ratio, "missing": missing}
 
 
 def shuffled_batches(batches: list[dict], budget: float) -> list[dict]:
@@ -443,6 +447,8 @@ def main() -> None:
             "gpt": lambda: gpt_cuda(add_meanwhile),
             "debian": lambda: debian("cuda", args.folder, args.seconds),
         }
+    if args.out and args.out.exists():  # parts measured before stay
+        told = json.loads(args.out.read_text()) | told
     for name in args.parts or parts:
         start = time.monotonic()
         print(f"== {name}", flush=True)

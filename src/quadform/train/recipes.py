@@ -56,7 +56,7 @@ def recipe_for(data: Dataset) -> Recipe:
         small = data.source.manifest["counts"]["pairs"] < 10_000
         if small:
             model = _SMALL | {"dropout": 0.2, "positions": "sinusoidal"}
-            return Recipe(model, _BRISK | {"steps": 500, "smoothing": 0.1, "batch_size": 48, "valid_every": 100})
+            return Recipe(model, _BRISK | {"steps": 850, "lr": 3e-3, "smoothing": 0.1, "batch_size": 32})
         model = {"depth": 6, "dim": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "positions": "sinusoidal"}
         large = {"lr": 1e-3, "batch_size": 640, "steps": 9000, "smoothing": 0.1, "weight_decay": 0.05}
         return Recipe(model, _BRISK | large | {"valid_every": 1000, "log_every": 100})
