@@ -1,0 +1,49 @@
+"""Verbs that take minutes: plan, run, keep, show, and the way back after an interruption, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..applications.configs.shared import Output
+from ..core.progress import say
+from ..core.record import Record
+from .folders import writable
+from .show import print_json, record_json
+
+
+def answer_with(
+    config: Any,
+    output: Output,
+    *,
+    plan: Callable[[Any], dict[str, Any]],
+    run: Callable[..., Record],
+    result: Callable[[Record], Any],
+) -> int:
+    """`--dry-run` tells the plan; else the record is made, kept and shown. 3 where a check failed or time was up."""
+    if config.dry_run:
+        body = plan(config)
+        if output.json:
+            print_json(body)
+        else:
+            print(body["text"])
+        return 0
+    folder = writable(output)
+    try:
+        record = run(config, folder)
+    except KeyboardInterrupt:
+        if folder:
+            say(f"stopped; go on with the same command and `--resume` (`--out {folder}`)")
+        raise
+    if folder:
+        record.save(folder)
+    found = result(record)
+    if output.json:
+        print_json(record_json(record) | {"ok": found.ok, "saved": str(folder) if folder else None})
+    else:
+        print(found)
+        if folder:
+            print(f"saved {folder}; next: `quadform report {folder}`")
+        else:
+            say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run go on with `--resume`")
+    return 0 if found.ok else 3
