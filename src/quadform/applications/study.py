@@ -55,6 +55,11 @@ def records_in(folder: str | Path) -> list[list[Record]]:
     return [study for study in (found, exact) if study]
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a record, the records of a study, or a training run; nothing is read."""
+    return is_run(folder) or any((folder / name / JSON_NAME).exists() for name in ("", *STAGES, EXACT))
+
+
 def open_studies(words: tuple[str, ...], config: ReportConfig, folder: Path | None) -> list[list[Record]]:
     """The studies the words name: saved ones are read, models are measured (into `folder`, or beside a run)."""
     studies = []
@@ -82,7 +87,7 @@ def _holds_model(path: Path) -> bool:
 def _missing(word: str) -> FileError:
     path = Path(word)
     try:
-        beside = [str(path.parent / p.name) for p in sorted(path.parent.iterdir()) if records_in(p) or is_run(p)]
+        beside = [str(path.parent / p.name) for p in sorted(path.parent.iterdir()) if holds_run(p)]
     except OSError:
         beside = []
     there = f" Runs here: {', '.join(f'`{p}`' for p in beside[:5])}." if beside else ""

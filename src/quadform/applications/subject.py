@@ -250,8 +250,14 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
         raise MissingExtra("Reading Hugging Face models", "hf") from error
     where, local = question.model, not question.allow_download
     config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)
-    if getattr(config, "quantization_config", None) is not None:
-        raise InputError("4-bit weights cannot be differentiated twice. Load in float32 or bfloat16 and save that.")
+    packed = getattr(config, "quantization_config", None)
+    if packed is not None:
+        told = packed if isinstance(packed, dict) else packed.to_dict()
+        bits = told.get("bits") or (4 if told.get("load_in_4bit") else 8 if told.get("load_in_8bit") else None)
+        raise InputError(
+            f"{f'{bits}-bit' if bits else 'quantized'} weights cannot be differentiated twice. Load `{where}` in"
+            " float32, save that, and measure it."
+        )
     names = [n for n in config.architectures or [] if hasattr(transformers, n)]
     cls: Any = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
     with _quiet(transformers):

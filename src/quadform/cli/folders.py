@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..applications.configs.shared import Output
-from ..core.errors import FileError, did_you_mean
-from ..core.record import JSON_NAME, Record
+from ..core.errors import FileError
+from ..core.record import JSON_NAME
 
 #: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
 #: threads that wait for each other make the work ten times longer.
@@ -39,22 +39,3 @@ def writable(output: Output) -> Path | None:
 def folder_of(run: str) -> Path:
     path = Path(run)
     return path.parent if path.name == JSON_NAME else path
-
-
-def load_run(run: str) -> Record:
-    path = Path(run)
-    if not path.exists():
-        beside = [str(path.parent / p.name) for p in _children(path.parent) if (p / JSON_NAME).exists()]
-        there = f" Runs here: {', '.join(f'`{p}`' for p in beside[:5])}." if beside else ""
-        raise FileError(
-            f"there is no run at `{run}`.{did_you_mean(run, beside)}{there}"
-            " `quadform attention --out DIR` makes one; `quadform report` alone measures a default."
-        )
-    return Record.load(path)
-
-
-def _children(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []

@@ -36,7 +36,7 @@ VERBS = {
     "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),
     "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
     "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
-    "ls": Verb("what designs, data and experiments there are", "ls:LsConfig"),
+    "ls": Verb("what designs, data, experiments and runs there are", "ls:LsConfig"),
     "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),
 }
 

@@ -6,11 +6,14 @@ flags and their types are read from the config dataclasses, so there is no secon
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Sequence
@@ -22,6 +25,11 @@ from ..core.errors import InputError, QuadformError, UnknownName, did_you_mean
 Config = TypeVar("Config")
 
 _WORDS = {int: "a whole number", float: "a number", str: "a word"}
+#: Values people ask for with good reason, and why they are refused.
+_REASONS = {
+    "float16": "second derivatives underflow in float16",
+    "bfloat16": "second derivatives in bfloat16 are good to about 1 % only",
+}
 
 
 def parse(verb: str, config: type[Config], words: Sequence[str]) -> tuple[Config, Output]:
@@ -54,7 +62,8 @@ def _part(cls: Any, whole: Any) -> Any:
 def check_words(verb: str, config: type, words: Sequence[str]) -> None:
     """Refuse what tyro would refuse, in one line: unknown flags, flags without a value, values of the wrong kind."""
     flags = {**_flags(config), **_flags(Output)}
-    places = [_bare(hint) for hint in _hints(config).values() if _is_positional(hint)]
+    named = {name: _bare(hint) for name, hint in _hints(config).items() if _is_positional(hint)}
+    places = list(named.values())
     help_line = f"See `quadform {verb} --help`."
     queue = list(words)
     while queue:
@@ -85,12 +94,19 @@ def check_words(verb: str, config: type, words: Sequence[str]) -> None:
                     raise InputError(f"`{flag}` needs a value: {_wanted(flags[flag])}. {help_line}")
                 value = queue.pop(0)
             _check_value(f"{flag} ", value, flags[flag], help_line)
+    for name in list(named)[len(named) - len(places) :]:
+        if _needed(config, name):
+            what = _docstring(config, name)
+            raise InputError(f"`quadform {verb}` needs a {name.upper()}: {what[0].lower()}{what[1:]} {help_line}")
 
 
 def _check_value(flag: str, value: str, hint: Any, help_line: str) -> None:
     if typing.get_origin(hint) is Literal:
         choices = [str(c) for c in typing.get_args(hint)]
         if value not in choices:
+            if value in _REASONS:
+                good = " or ".join(f"`{flag}{c}`" for c in choices)
+                raise InputError(f"`{flag}{value}` is refused: {_REASONS[value]}. Use {good}.")
             listed = ", ".join(f"`{c}`" for c in choices)
             raise UnknownName(f"`{flag}{value}` is not one of {listed}.{did_you_mean(value, choices)} {help_line}")
     elif hint in (int, float):
@@ -129,6 +145,22 @@ def _bare(hint: Any) -> Any:
     if isinstance(hint, types.UnionType):
         (hint,) = (h for h in typing.get_args(hint) if h is not type(None))
     return hint
+
+
+def _needed(config: Any, name: str) -> bool:
+    (field,) = (f for f in dataclasses.fields(config) if f.name == name)
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _docstring(config: type, name: str) -> str:
+    """The text below a field of a config: the one `--help` shows."""
+    for cls in filter(dataclasses.is_dataclass, config.__mro__):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for field, text in itertools.pairwise(statements):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id == name:
+                return " ".join(ast.literal_eval(text.value).split()) if isinstance(text, ast.Expr) else "a value."
+    return "a value."
 
 
 def _is_number(word: str) -> bool:

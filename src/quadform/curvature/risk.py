@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,6 +20,7 @@ from torch.func import functional_call
 from ..core.errors import InputError, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
+from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_unusable
 from .views import attention_views
 
 Loss = Callable[[Any, Any], Tensor]
@@ -76,10 +79,12 @@ class Risk:
             )
             self._runner = _FunctionRunner(model, loss)
         self.params = {name: t.detach() for name, t in chosen.items()}
-        _usable(self.params)
+        refuse_unusable(self.params)
         self.space = Space.of(self.params, views)
         first = next(iter(self.params.values()))
         self.dtype, self.device = first.dtype, first.device
+        if self.dtype == torch.bfloat16:
+            self.notes.append("bfloat16: products are accurate to about 1 %, use float32 for firm values")
         if attention not in ("auto", "math", "fused"):
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
         on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
@@ -161,20 +166,22 @@ class Risk:
                         a = self.run(self.params, batch)[0]
                     b = self.run(self.params, batch)[0]
                 if calls and not i:
-                    self.notes.append(f"fused attention -> {'quadform kernel' if self.fused else 'math path'}")
+                    path = "quadform kernel" if self.fused else "math path"
+                    self.notes.append(f"fused attention -> {path} while measuring, as it has no second derivative")
                 if a.dim() != 0:
                     raise InputError(
                         f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean."
                     )
                 if not bool(torch.isfinite(a)):
-                    raise InputError(
-                        f"Loss is {float(a)} on probe batch {i + 1} of {len(self.batches)}. Nothing was measured."
-                    )
+                    with self.context():
+                        where = first_not_finite(self.model, partial(self.run, self.params, batch), batch)
+                    of = f"{i + 1} of {len(self.batches)}"
+                    raise InputError(f"Loss is {float(a)} on probe batch {of} ({where}). Nothing was measured.")
                 if not torch.equal(a, b):
                     gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
                     raise InputError(
                         f"The loss is random: two evaluations differ by {100 * gap:.2g} %, so every product would see"
-                        " another matrix. Switch dropout off (train_mode=False) or fix the randomness."
+                        " another matrix. Measure in eval mode (leave out `--train-mode`) or fix the randomness."
                     )
 
     def _terms(self, batch: Any) -> float:
@@ -184,7 +191,8 @@ class Risk:
             if callable(own) and "reduction" in inspect.signature(own).parameters:
                 with torch.no_grad(), self.context():
                     total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
-                return float(total / mean) if float(mean) else _targets(batch, shifted=False)
+                counted = float(total / mean) if float(mean) else math.nan
+                return counted if math.isfinite(counted) else _targets(batch, shifted=False)
             family = getattr(getattr(self.model, "loss_function", None), "__name__", "")
             return _targets(batch, shifted=family == "ForCausalLMLoss")
         return _targets(batch, shifted=False)
@@ -197,23 +205,17 @@ class Risk:
         frozen = [n for n, p in named.items() if p.is_floating_point() and not p.requires_grad]
         integer = [n for n, p in named.items() if not p.is_floating_point()]
         if not usable:
-            if integer and not frozen:
-                raise InputError(
-                    "4-bit or integer weights cannot be differentiated twice. Load in float32 or bfloat16; for adapters"
-                    " choose params='*lora*'."
-                )
-            raise InputError(
-                "All parameters are frozen (requires_grad=False); the Hessian is taken over trainable ones. Pass"
-                " include_frozen=True."
-            )
+            raise nothing_to_measure(named)
         views = attention_views(model, set(usable))
         whole = Space.of(usable, views)
         globs = (params,) if isinstance(params, str) else tuple(params)
         try:
             names = [_owner(whole, n) for n in whole.select(*globs).names]
         except KeyError:
-            near = ", ".join(closest(globs[0], [*whole.names, *(v.name for v in views)])) or ", ".join(whole.names[:3])
-            raise InputError(f"params {globs} match 0 of {len(usable)} tensors. Closest names: {near}") from None
+            near = closest(globs[0], [*whole.names, *(v.name for v in views)]) or whole.names[:3]
+            asked, there = (", ".join(f"`{n}`" for n in names) for names in (globs, near))
+            text = f"`--params`: {asked} match 0 of {len(usable)} tensors. Closest names: {there}."
+            raise InputError(text) from None
         chosen: dict[str, Tensor] = {n: usable[n] for n in usable if n in set(names)}
         size = sum(p.numel() for p in chosen.values())
         text = f"{len(chosen)} of {len(named)} tensors, {size:,} parameters"
@@ -223,7 +225,7 @@ class Risk:
         if fused:
             stored = sorted({n.removesuffix(".weight").rpartition(".")[2] for n in fused})
             text += f"; {', '.join(stored)} split into query/key/value"
-        self.notes += _mode_notes(model, self.train_mode)
+        self.notes += mode_notes(model, self.train_mode)
         return dict(chosen), text, [v for v in views if v.of in chosen]
 
 
@@ -267,7 +269,8 @@ class _Call(nn.Module):
         value = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
         if value is None:
             raise InputError(
-                "The model returned no loss. Pass `labels` in the batch or `loss=` (a function of output and batch)."
+                "The model returned no loss. Pass `labels` in the batch or `loss=` (a function of output and batch);"
+                " Hugging Face folders need a model with a head (GPT2LMHeadModel, not GPT2Model)."
             )
         return value
 
@@ -371,21 +374,6 @@ def _targets(batch: Any, shifted: bool) -> float:
     if target.is_floating_point():
         return float(target.numel())
     return float(((target[..., 1:] if shifted else target) != IGNORED).sum())
-
-
-def _usable(params: Mapping[str, Tensor]) -> None:
-    kinds = {t.dtype for t in params.values()}
-    if torch.float16 in kinds:
-        raise InputError("float16 underflows in second derivatives. Load the model in float32 or bfloat16.")
-    if len(kinds) > 1 or len({t.device for t in params.values()}) > 1:
-        raise InputError(f"parameters are of several kinds ({', '.join(map(str, kinds))}); choose some with params=.")
-
-
-def _mode_notes(model: nn.Module, train_mode: bool) -> list[str]:
-    active = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 and m.training]
-    if active and not train_mode:
-        return ["dropout switched off while measuring"]
-    return []
 
 
 def _owner(space: Space, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from ...applications.configs.ls import LsConfig
@@ -127,4 +128,18 @@ def experiments(config: LsConfig) -> List:
     return columns, rows, "`quadform reproduce NAME` makes it again; verdicts are those of the committed records"
 
 
-LISTS: dict[str, Callable[[LsConfig], List]] = {"designs": designs, "data": data, "experiments": experiments}
+# --- runs -------------------------------------------------------------------------------------------------------------
+def runs(config: LsConfig) -> List:
+    from ..runs import runs as find
+
+    rows = [dataclasses.astuple(row) for row in find(config.folder)]
+    below = f"{len(rows)} runs in {config.folder}; `quadform report RUN` draws one, several side by side"
+    return ("run", "kind", "model", "made", "verdict"), rows, below
+
+
+LISTS: dict[str, Callable[[LsConfig], List]] = {
+    "designs": designs,
+    "data": data,
+    "experiments": experiments,
+    "runs": runs,
+}

@@ -1,0 +1,128 @@
+"""What runs there are below a folder: one line each, with the verdict of its report. Computes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import FileError, InputError, QuadformError
+from ..core.record import JSON_NAME, Record
+
+#: Folders this far below the one that was named are looked into.
+DEEPEST = 3
+#: Folders inside a run: its weights, and what is unfinished.
+_INSIDE = ("checkpoint", "best", "model", "state", "unfinished")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run: where it is, what it is, of which model, when it was made, and what came out."""
+
+    run: str
+    kind: str
+    model: str
+    made: str
+    verdict: str
+
+
+def runs(folder: str | Path) -> list[Row]:
+    """The runs in `folder` and below it, in the order of their paths; what cannot be read is a row that says so."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileError(f"there is no folder `{folder}`. Any verb with `--out {folder}/NAME` makes a run in it.")
+    return list(_below(folder, 0))
+
+
+def _below(folder: Path, depth: int) -> Iterator[Row]:
+    from ..applications.study import holds_run
+
+    inside: tuple[str, ...] = ()
+    if (folder / "events.jsonl").exists() and not (folder / JSON_NAME).exists():
+        yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
+    elif holds_run(folder):
+        from ..applications.study import EXACT, STAGES
+
+        inside = (*STAGES, EXACT)
+        yield _row(folder)
+    if depth == DEEPEST:
+        return
+    try:
+        children = sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink())
+    except OSError:  # a folder that may not be read
+        return
+    for child in children:
+        if child.name not in (*inside, *_INSIDE) and not child.name.startswith("."):
+            yield from _below(child, depth + 1)
+
+
+def _row(folder: Path) -> Row:
+    from ..applications.study import records_in
+    from ..train.runs import is_run
+
+    try:
+        studies = records_in(folder)
+        if not studies and is_run(folder):
+            return _training(folder)
+        records = [record for study in studies for record in study]
+        first = records[0]
+        kind = first.kind if (folder / JSON_NAME).exists() else f"study: {', '.join(r.kind for r in records)}"
+        made = max(r.made.made_at for r in records)
+        return Row(str(folder), kind, _model(first.inputs), _minute(made), _verdict(first))
+    except QuadformError as error:
+        return Row(str(folder), "cannot be read", "-", "-", str(error))
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        return Row(str(folder), "cannot be read", "-", "-", f"incomplete: {type(error).__name__} {error}".strip())
+
+
+def _training(folder: Path) -> Row:
+    """A training run, by the text beside its weights."""
+    from .verbs.train import describe
+
+    body = json.loads((folder / "checkpoint" / JSON_NAME).read_text(encoding="utf-8"))
+    identity, state = body["inputs"]["identity"], body["inputs"]["state"]
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    last: dict[str, Any] = {}
+    for line in lines:
+        last |= json.loads(line)
+    told = [f"step {state['step']:,} of {identity['train']['steps']:,}"]
+    told += [f"training loss {last['loss']:.4g}"] if "loss" in last else []
+    found = last.get("valid", {})
+    told += [f"valid {name} {e['value']:.4g} ± {e['stderr']:.1g}" for name, e in found.items()]
+    return Row(
+        str(folder), "training run", describe(identity["model"]), _minute(body["made"]["made_at"]), ", ".join(told)
+    )
+
+
+def _minute(made_at: str) -> str:
+    """`2026-11-15T08:08:34+00:00` -> `2026-11-15 08:08`."""
+    return made_at[:16].replace("T", " ")
+
+
+def _model(inputs: Any) -> str:
+    """The model a record is about, in the words of the question."""
+    if "source" in inputs:
+        return str(inputs["source"]["model"])
+    if "subjects" in inputs.get("asked", {}):
+        return ", ".join(inputs["asked"]["subjects"])
+    if "cells" in inputs:
+        return ", ".join(dict.fromkeys(str(design) for design, _ in inputs["cells"]))
+    if "tokens" in inputs and "dim" in inputs:
+        return f"one layer, {inputs['tokens']} tokens of width {inputs['dim']}"
+    return str(inputs.get("name") or inputs.get("design") or "-")
+
+
+def _verdict(record: Record) -> str:
+    """The first verdict card of the record's page."""
+    from ..report.page import page_of
+    from ..report.texts import EN
+
+    try:
+        cards = page_of(record).cards(record, EN)
+    except InputError:  # a kind that has no page
+        return "-"
+    partial = "partial; " if record.inputs.get("partial") else ""
+    said = [f"{c.title}: {c.value} [{EN('tag_' + c.tag)}] - {c.word}" for c in cards[:1]]
+    return partial + (said[0] if said else "-")
