@@ -43,5 +43,5 @@ def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
         raise TooLarge(
             f"The exact Hessian of {parameters:,} parameters with its eigenvalues needs {in_words(need)};"
             f" {in_words(have)} are free. At most {largest_hessian(device, dtype):,} parameters fit here:"
-            " lower `--dim`."
+            " lower `--dim`, or measure it matrix-free with `quadform spectrum`."
         )
