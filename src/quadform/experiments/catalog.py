@@ -33,6 +33,8 @@ CATALOG: dict[str, str] = {
     "gpt-sinks": ".gpt_sinks",
     "real-sinks": ".real_sinks",
     "trained-hessian": ".trained_hessian",
+    "cross-attention": ".cross_attention",
+    "finetuned-spectra": ".finetuned_spectra",
 }
 
 HERE = Path(__file__).parent
