@@ -49,7 +49,7 @@ def recipe_for(data: Dataset) -> Recipe:
         steps = {1: 400, 2: 800, 3: 1400, 4: 4000}.get(data.digits, 8000)
         return Recipe(_SMALL, _BRISK | {"batch_size": 128, "steps": steps, "questions": 200})
     if isinstance(data, Letters):
-        return Recipe(_SMALL, _BRISK | {"steps": 1100, "questions": 200})
+        return Recipe(_SMALL, _BRISK | {"steps": 1350, "questions": 200})
     if isinstance(data, NumberWords):
         return Recipe(_SMALL, _BRISK | {"steps": 700 if data.pieces else 850, "questions": 200})
     if isinstance(data, ParallelText):
