@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,11 @@ import torch
 from hypothesis import HealthCheck, settings
 from torch import Tensor
 
+from quadform.core import progress
+
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # Triton then runs in its interpreter; it reads the variable when first imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # `--hypothesis-profile=thorough` draws ten times as many examples, with new ones at each run.
 settings.register_profile(
@@ -20,9 +25,10 @@ settings.load_profile("quadform")
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
-    """Tests that draw from torch's global generator see the same numbers in every order of running."""
+def _same_start() -> None:
+    """The same random numbers from the global generator in every order of running, and nothing hushed."""
     torch.manual_seed(0)
+    progress.quiet = False
 
 
 @pytest.fixture

@@ -100,9 +100,12 @@ def _run(words: list[str]) -> int:
         config, output = parse(name, getattr(configs, config_name), rest)
     except SystemExit:  # --help was answered
         return 0
-    progress.quiet = output.quiet
     _share_the_machine()
-    return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
+    before, progress.quiet = progress.quiet, output.quiet
+    try:
+        return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
+    finally:
+        progress.quiet = before
 
 
 def _share_the_machine() -> None:
