@@ -136,6 +136,8 @@ def _trained(question: ModelQuestion, device: torch.device, dtype: torch.dtype) 
 def parse_new(text: str) -> tuple[str, dict[str, Any]]:
     """`pre-ln,depth=6,dim=64` as (design, settings)."""
     name, *pairs = [part.strip() for part in text.removeprefix("new:").split(",")]
+    if not name:
+        raise InputError("`new:` needs a block design (`quadform ls designs`). Write `new:pre-ln,depth=6,dim=64`.")
     return name, _settings(pairs, f"new:{name},depth=6,dim=64")
 
 

@@ -29,7 +29,10 @@ class Row:
 
 
 def runs(folder: str | Path) -> list[Row]:
-    """The runs in `folder` and below it, in the order of their paths; what cannot be read is a row that says so."""
+    """The runs in `folder` and below it, in the order of their paths; what cannot be read is a row that says so.
+
+    A study (`quadform report --out DIR`) is one row and its stages follow, each with its own verdict.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise FileError(f"there is no folder `{folder}`. Any verb with `--out {folder}/NAME` makes a run in it.")
@@ -39,13 +42,9 @@ def runs(folder: str | Path) -> list[Row]:
 def _below(folder: Path, depth: int) -> Iterator[Row]:
     from ..applications.study import holds_run
 
-    inside: tuple[str, ...] = ()
     if (folder / "events.jsonl").exists() and not (folder / JSON_NAME).exists():
         yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
     elif holds_run(folder):
-        from ..applications.study import EXACT, STAGES
-
-        inside = (*STAGES, EXACT)
         yield _row(folder)
     if depth == DEEPEST:
         return
@@ -54,7 +53,7 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
     except OSError:  # a folder that may not be read
         return
     for child in children:
-        if child.name not in (*inside, *_INSIDE) and not child.name.startswith("."):
+        if child.name not in _INSIDE and not child.name.startswith("."):
             yield from _below(child, depth + 1)
 
 

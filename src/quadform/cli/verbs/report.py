@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...applications.configs.report import ReportConfig
 from ...applications.configs.shared import Output
+from ...core.errors import FileError, QuadformError
 from ...core.progress import say
 from ...core.record import Record
 from ..folders import choose_threads, folder_of, writable
@@ -35,9 +38,10 @@ def answer(config: ReportConfig, output: Output) -> int:
     except KeyboardInterrupt:
         say("stopped; the same command with `--resume` goes on")
         raise
-    path = write_report(studies, folder / REPORT_NAME, lang=output.lang)
     records = [record for study in studies for record in study]
-    drawn = _export(records, config, output) if config.figures else []
+    with _readable(config.runs):
+        path = write_report(studies, folder / REPORT_NAME, lang=output.lang)
+        drawn = _export(records, config, output) if config.figures else []
     if config.open:
         import webbrowser
 
@@ -46,11 +50,26 @@ def answer(config: ReportConfig, output: Output) -> int:
         body = {"report": str(path), "bytes": path.stat().st_size, "records": [r.kind for r in records]}
         print_json(body | {"figures": [str(p) for p in drawn]})
         return 0
-    _verdicts(studies, output)
+    with _readable(config.runs):
+        _verdicts(studies, output)
     if drawn:
         print(f"figures: {len(drawn)} files in {config.figures}")
     print(f"report: {path}")
     return 0
+
+
+@contextlib.contextmanager
+def _readable(runs: tuple[str, ...]) -> Iterator[None]:
+    """A saved record that lacks what its page needs (an older one, or one changed by hand) is told, not a crash."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, QuadformError) or not runs:
+            raise
+        named = ", ".join(f"`{run}`" for run in runs)
+        raise FileError(
+            f"{named}: a record lacks what its page needs ({type(error).__name__}: {error}). Measure it again."
+        ) from error
 
 
 def _export(records: list[Record], config: ReportConfig, output: Output) -> list[Path]:

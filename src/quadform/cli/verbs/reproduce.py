@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...applications.configs.reproduce import ReproduceConfig
 from ...applications.configs.shared import Output
@@ -26,7 +26,7 @@ def answer(config: ReproduceConfig, output: Output) -> int:
     for name in names:
         experiment(name)  # an unknown one is told before any work
     if config.dry_run:
-        return _plan(names, config.preset)
+        return _plan(names, config.preset, output)
     output = replace(output, out=output.out or str(Path("runs") / "reproduce" / config.preset))
     folder = writable(output)
     choose_threads(0)  # many small matrices: threads would wait for each other
@@ -69,18 +69,27 @@ def _tell(outcome: Outcome) -> None:
     print()
 
 
-def _plan(names: list[str], preset: str) -> int:
+def _plan(names: list[str], preset: str, output: Output) -> int:
+    """What would run, and what it cost when it was last recorded, at the preset it was recorded with."""
     from ...experiments.catalog import committed, experiment
 
+    rows: list[dict[str, Any]] = []
+    for e in map(experiment, names):
+        record = committed(e.id)
+        spent = None if record is None else record.scalars["cpu_seconds"].value
+        recorded = None if record is None else record.inputs["preset"]
+        rows.append(
+            {"experiment": e.id, "claims": len(e.claims), "seconds": spent, "preset": recorded, "needs": list(e.needs)}
+        )
+    if output.json:
+        print_json({"preset": preset, "plan": rows})
+        return 0
     found = table("experiment")
     for name in ("claims", "processor seconds", "needs"):
         found.add_column(name, justify="right" if name != "needs" else "left")
-    for e in map(experiment, names):
-        record = committed(e.id)
-        cost = "not recorded"
-        if record is not None:
-            other = "" if record.inputs["preset"] == preset else f" ({record.inputs['preset']})"
-            cost = f"{record.scalars['cpu_seconds'].value:.0f}{other}"
-        found.add_row(e.id, str(len(e.claims)), cost, ", ".join(e.needs) or "-")
+    for row in rows:
+        other = "" if row["preset"] == preset else f" ({row['preset']})"
+        cost = "not recorded" if row["seconds"] is None else f"{row['seconds']:.0f}{other}"
+        found.add_row(row["experiment"], str(row["claims"]), cost, ", ".join(row["needs"]) or "-")
     print_table(found)
     return 0
