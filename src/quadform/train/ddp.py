@@ -54,7 +54,7 @@ class Group:
         from torch.nn.parallel import DistributedDataParallel
 
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(_LossModule(model, loss_of), device_ids=ids, broadcast_buffers=False)
+        return DistributedDataParallel(_LossModule(model, loss_of), device_ids=ids)
 
     def hold(self, loss_of: Callable[..., Tensor], last: bool) -> contextlib.AbstractContextManager[Any]:
         """Keep gradients in this process until the last of the accumulated batches."""
