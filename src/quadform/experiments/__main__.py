@@ -2,7 +2,7 @@
 
 gallery docs               write the gallery from the committed records
 keep RUNS [ID ...]         take finished records from a folder of `quadform reproduce` into the package
-verdicts RUNS              write the table the tests compare with, from a folder of smoke runs
+verdicts RUNS              renew the table the tests compare with, from a folder of smoke runs
 corpus                     pack the Python source installed here for the GPU protocol
 protocol FILE [SECONDS]    run the GPU protocol (`blocks`, preset paper) into FILE, go on where it was, stop in time
 protocol-record FILE RUNS  make the record of a finished protocol
@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from ..core.record import JSON_NAME, Estimate, Provenance, Record
-from .catalog import CATALOG, RECORDS, VERDICTS, committed, experiment
+from .catalog import CATALOG, RECORDS, VERDICTS, committed, expected_verdicts, experiment
 from .experiment import Lines, OutOfTime
 
 
@@ -31,13 +31,18 @@ def keep(runs: str, names: list[str]) -> None:
 
 
 def verdicts(runs: str) -> None:
-    """Write the table the tests compare with: smoke verdicts from a folder of runs, the others from the package."""
+    """Renew the table the tests compare with: smoke of the folder's runs, the rest of the committed records."""
+    before = expected_verdicts()["smoke"]
     table: dict[str, dict[str, dict[str, str]]] = {"smoke": {}, "record": {}}
     for name in CATALOG:
-        e = experiment(name)
-        for kind, record in (("smoke", Record.load(Path(runs) / name) if runs else None), ("record", committed(name))):
-            if record is not None:
-                table[kind][name] = {v.claim.text: v.status for v in e.verdicts(record)}
+        e, folder = experiment(name), Path(runs) / name
+        if (folder / JSON_NAME).exists():
+            table["smoke"][name] = {v.claim.text: v.status for v in e.verdicts(Record.load(folder))}
+        elif name in before:
+            table["smoke"][name] = before[name]
+        record = committed(name)
+        if record is not None:
+            table["record"][name] = {v.claim.text: v.status for v in e.verdicts(record)}
     VERDICTS.write_text(json.dumps(table, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(VERDICTS)
 

@@ -29,6 +29,7 @@ CATALOG: dict[str, str] = {
     "signal-preserving": ".signal_preserving",
     "projections": ".projections",
     "blocks": ".blocks",
+    "encoders": ".encoders",
     "training": ".training",
     "gpt-sinks": ".gpt_sinks",
     "real-sinks": ".real_sinks",

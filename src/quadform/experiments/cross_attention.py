@@ -217,7 +217,7 @@ def _entropy(risk: Risk, path: str) -> Tensor:
         visible = (visible if mask is None else visible & mask).expand_as(S)
         A = S.masked_fill(~visible, -math.inf).softmax(-1)
         many = visible.sum(-1)
-        h = -torch.xlogy(A, A).sum(-1) / many.clamp(min=2).log()
+        h = -torch.xlogy(A, A).sum(-1) / many.clamp(min=2).to(S.dtype).log()
         seen.append(h[many > 1].mean())
         return A @ v
 

@@ -45,13 +45,14 @@ class Recipe:
     warmup: float
     seed: int
     init: str = "fan-in"
+    norm: str = "rms"
     queries: str = ""
     mlp_skip: bool = True
     projections: tuple[str, float] | None = None
 
     def model_config(self, data: Dataset) -> ModelConfig:
         """The model of this recipe for some data."""
-        config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm="rms",
+        config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm=self.norm,
                         init=self.init, **data.settings)  # fmt: skip
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
         if self.projections is not None:
@@ -75,15 +76,17 @@ def train_run(
     device: str = "cpu",
     at: tuple[int, ...] = (),
     look: Callable[[int, Transformer, Batch], dict[str, float]] | None = None,
+    model: Transformer | None = None,
 ) -> dict[str, Tensor]:
     """Train and return `loss` (steps,), `valid` (its mean and standard error), `cosine` (blocks,) at the end,
     `seconds` of all steps (processor time on a CPU, wall-clock on a GPU), `parameters`, and `diverged` (0 or 1).
 
     `look(step, model, batch)` is called before step `at[i]` (and after the last, for `steps`) on a held-out batch; its
-    numbers come back as `look/NAME` (points,).
+    numbers come back as `look/NAME` (points,). A given `model` is trained on, whatever the
+    recipe's design and sizes.
     """
     torch.manual_seed(recipe.seed)
-    model = Transformer(recipe.model_config(data), seed=recipe.seed, device=device)
+    model = model or Transformer(recipe.model_config(data), seed=recipe.seed, device=device)
     schedule = Schedule(warmup=recipe.warmup)
     held = [_to(b, device) for b in islice(data.batches("valid", recipe.batch, 0), valid_batches)]
     stepper = _stepper(model, recipe, device)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import jacrev
 
 from ..core.record import Estimate, Record
 from ..core.rng import stream
-from ..curvature.operators import functional, hessian
+from ..curvature.operators import hessian, output_gradient
 from ..curvature.risk import Risk
 from ..report.figure import Figure, Rows
 from .charts import bar_panel, figure_of, line_panel, side_by_side
@@ -34,7 +35,7 @@ class Config:
 PRESETS = {
     "smoke": Config(params="layers.2.attn.W_*", batch=2),
     "cpu": Config(params="layers.*.attn.W_*", batch=8),
-    "paper": Config(),
+    "paper": Config(batch=2),
 }
 
 
@@ -79,20 +80,39 @@ def _spectrum(config: Config, state: str) -> dict[str, Tensor]:
     found = load("sceptr", config.variant, dtype=torch.float64)
     model = found.model if state == "trained" else _drawn_anew(found.model, config.seed)
     risk = Risk(model, None, found.probe(batch=config.batch, seed=config.seed), params=config.params, quiet=True)
-    H, H_f = (op(risk, chunk=32).dense() for op in (hessian, functional))
+    H = hessian(risk, chunk=32).dense()
     H = (H + H.T) / 2
+    H_o = outer_dense(risk)
     last = len(model.layers) - 1
     norms = []
     for name in WEIGHTS:
         at = risk.space.coordinates(risk.space.select(f"layers.{last}.attn.{name}"))
         norms.append(H[at[:, None], at].norm())
-    outer, curved = (H - H_f).norm(), H_f.norm()
+    outer, curved = H_o.norm(), (H - H_o).norm()
+    del H_o
     return {
         "eigenvalues": torch.linalg.eigvalsh(H),
         "norms": torch.stack(norms),
         "share": curved / (outer + curved),
         "loss": risk.value().detach(),
     }
+
+
+def outer_dense(risk: Risk) -> Tensor:
+    """H_o of cross-entropy from the Jacobian of the logits that count: sum_i J_i^T L_i L_i^T J_i / N, (P, P).
+
+    diag(p) - p p^T = L L^T with L = diag(sqrt p) - p sqrt(p)^T. Few tokens are masked, so J is far cheaper than P
+    products.
+    """
+    batch = risk.batches[0]
+    with risk.context():
+        counted = output_gradient(risk, risk.params, batch, None).abs().sum(-1) > 0
+        p = risk.output(risk.params, batch)[counted].detach().softmax(-1)
+        J = jacrev(lambda theta: risk.output(theta, batch)[counted], chunk_size=64)(risk.params)
+    rows = torch.cat([J[n].detach().flatten(2) for n in risk.space.names], -1)  # (N, classes, P)
+    L = torch.diag_embed(p.sqrt()) - p[:, :, None] * p.sqrt()[:, None, :]
+    half = (L.mT @ rows).flatten(0, 1)
+    return half.mT @ half / len(p)
 
 
 CLAIMS = (
