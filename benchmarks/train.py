@@ -274,22 +274,24 @@ def shuffled_batches(batches: list[dict], budget: float) -> list[dict]:
 
 # -------------------------------------------------------------------------------------------------------------- learn
 def learn_cpu(seeds: int) -> dict:
-    """The embedded tasks with the recipes of `quadform train`: exact match on 1,000 questions of the test split."""
-    from quadform.train import exact_match
-    from quadform.train.recipes import prepare
+    """The tasks of the README with the recipes of `quadform train`: the test split, and CPU seconds of training."""
+    from quadform.train import dataset, fit, score_test
 
     found: dict = {}
-    for name in ("reverse", "add3", "numbers-ko"):
+    made = {"reverse": {}, "add": {"digits": 3}, "numbers-ko": {}, "tsmsg-de": {}}
+    for name, settings in made.items():
         for seed in range(seeds):
-            run = prepare("add" if name == "add3" else name, seed=seed)
+            try:
+                data = dataset(name, **settings)
+            except FileError as error:
+                print(error)
+                continue
             start = time.process_time()
-            done = run.train(progress=False)
+            run = fit(data, seed=seed, progress=False)
             took = time.process_time() - start
-            test = exact_match(done.model, run.data, count=1000, split="test", seed=seed)
-            found.setdefault(name, []).append(
-                {"seed": seed, "exact": test.value, "stderr": test.stderr, "cpu_s": took, "steps": done.step}
-            )
-            print(name, found[name][-1], flush=True)
+            test = {k: [e.value, e.stderr] for k, e in score_test(run).items()}
+            found[f"{name}, seed {seed}"] = {"cpu_s": took, "steps": run.step} | test
+            print(name, seed, found[f"{name}, seed {seed}"], flush=True)
     return found
 
 
