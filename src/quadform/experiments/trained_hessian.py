@@ -169,7 +169,8 @@ def figure(record: Record) -> Figure:
         "trained-hessian",
         "The Hessian of a trained Transformer",
         side_by_side(over, *panels),
-        headline=f"lambda_max is {s['top/at initialisation'].value:.3g} before and {s['top/trained'].value:.3g} after; "
+        headline=f"lambda_max is {s['top/at initialisation'].value:.3g} before and {s['top/trained'].value:.3g} after, "
+        f"lambda_min {s['bottom/at initialisation'].value:.3g} and {s['bottom/trained'].value:.3g}; "
         f"{s['negative/trained'].value:.0%} of the eigenvalues are negative "
         f"({s['negative/at initialisation'].value:.0%} at initialisation), the share of H_f goes from "
         f"{s['share/at initialisation'].value:.2f} to {s['share/trained'].value:.2f}.",
