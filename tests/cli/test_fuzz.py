@@ -396,3 +396,50 @@ def test_records_of_any_shape(shape: list[int], inputs: dict[str, Any]) -> None:
         assert again.tensors["t"].shape == record.tensors["t"].shape
         assert dataclasses.asdict(again.scalars["a"]) == dataclasses.asdict(record.scalars["a"])
         no_litter(Path(folder))
+
+
+def test_damaged_pieces_are_measured_again(tmp_path: Path) -> None:
+    """A number that was changed in a journal or a kept piece is noticed by its checksum and not used."""
+    from quadform.applications.journal import Journal
+
+    journal = Journal(tmp_path / "j", {"weights": "a"})
+    journal.write("batch/1", {"value": 0.25})
+    events = tmp_path / "j" / "events.jsonl"
+    assert Journal(tmp_path / "j", {"weights": "a"}).piece("batch/1", lambda: "again") == {"value": 0.25}
+    events.write_text(events.read_text().replace("0.25", "0.26"))
+    assert Journal(tmp_path / "j", {"weights": "a"}).piece("batch/1", lambda: "again") == "again"
+    words = ["signal", "pre-ln", "--depths", "1", "--dim", "4", "--heads", "2", "--tokens", "3", "--networks", "2"]
+    words += ["--quiet", "--json", "--out", str(tmp_path / "s"), "--resume"]
+    assert run([*words, "--max-time", "0.001s"])[0] == 3
+    (piece,) = (tmp_path / "s" / "unfinished").glob("*/record.json")
+    body = json.loads(piece.read_text())
+    body["inputs"]["profiles"][0]["moments"]["tokens/1"]["effective_rank"][1] = 1e308
+    piece.write_text(json.dumps(body))
+    code, out, _ = run(words)
+    assert code in (0, 3)
+    fresh = run([w for w in words if w != "--resume"])[1]
+    assert json.loads(out)["scalars"] == json.loads(fresh)["scalars"]
+
+
+def test_damaged_hugging_face_folders(tmp_path: Path) -> None:
+    """Whatever transformers raises on a folder it cannot read is one line of ours."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=16)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    words = ["spectrum", str(tmp_path), "--length", "4", "--batch", "2", "--dry-run", "--quiet"]
+    assert sound(words)[0] == 0
+    whole = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    settings_, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
+    text = whole[settings_].decode()
+    cases = [(settings_, text[:40].encode()), (settings_, text.replace('"n_embd": 8', '"n_embd": []').encode())]
+    cases += [(settings_, text.replace('"n_embd": 8', '"n_embd": 16').encode()), (weights, whole[weights][:-100])]
+    cases += [(weights, b""), (settings_, text.replace('"GPT2LMHeadModel"', "[[]]").encode())]
+    for path, blob in cases[:-1]:
+        path.write_bytes(blob)
+        code, err = sound(words)
+        assert code == 2
+        assert "cannot be opened as a Hugging Face model" in err
+        path.write_bytes(whole[path])
+    path, blob = cases[-1]
+    path.write_bytes(blob)
+    sound(words)

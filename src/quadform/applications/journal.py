@@ -1,7 +1,7 @@
 """The journal of a long question: what was asked and every finished piece, so that a killed run goes on where it was.
 
 FOLDER/config.json    the question and a hash of the weights, written first
-FOLDER/events.jsonl   one finished piece a line, appended and flushed; a line cut off by a kill is left out
+FOLDER/events.jsonl   one finished piece a line with its checksum; a line cut off by a kill, or damaged, is left out
 FOLDER/state/         states of unfinished estimators (basis vectors); gone when all is done
 
 A piece is plain JSON; numbers come back bit for bit. Another question in the same folder is refused by name.
@@ -9,6 +9,7 @@ A piece is plain JSON; numbers come back bit for bit. Another question in the sa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -70,9 +71,11 @@ class Journal:
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             try:
                 event = json.loads(line)
-                self.done[str(event["piece"])] = event["value"]
+                piece, value = str(event["piece"]), event["value"]
             except (ValueError, TypeError, KeyError):  # a line cut off by a kill
                 continue
+            if event.get("sum") == _sum(piece, value):  # else damaged: measured again
+                self.done[piece] = value
         self.found = len(self.done)
 
     def __contains__(self, piece: str) -> bool:
@@ -86,8 +89,9 @@ class Journal:
 
     def write(self, name: str, value: Any) -> None:
         """Write a finished piece down."""
-        line = json.dumps({"piece": name, "value": value, "at": round(time.time(), 3)})
-        self.done[name] = json.loads(line)["value"]
+        value = json.loads(json.dumps(value))
+        line = json.dumps({"piece": name, "value": value, "at": round(time.time(), 3), "sum": _sum(name, value)})
+        self.done[name] = value
         if self.folder is None:
             return
         path = self.folder / EVENTS
@@ -121,6 +125,10 @@ class Deadline:
     def check(self) -> None:
         if self.left <= 0:
             raise TimeUp("the time given with `--max-time` is over; go on with `--resume`.")
+
+
+def _sum(piece: str, value: Any) -> str:
+    return hashlib.sha256(json.dumps([piece, value]).encode()).hexdigest()[:16]
 
 
 def _short(value: Any) -> str:

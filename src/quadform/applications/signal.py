@@ -26,6 +26,7 @@ from ..core.progress import Progress, Report
 from ..core.record import Estimate
 from ..core.rng import stream
 from ..core.spec import ModelConfig
+from ..curvature.refusals import first_not_finite
 from ..nn.transformer import Transformer
 from ..propagation.collapse import Moments, kernel_participation
 from ..propagation.observe import Stack, find_stacks, untouched
@@ -274,7 +275,11 @@ class Measure:
 
     def _piece(self, model: nn.Module, stacks: tuple[Stack, ...], call: Calls, batch: Any) -> Profiler:
         profiler = Profiler(stacks, _kept(stacks))
-        profiler.forward(model, lambda: call(batch), call.masks(batch, stacks))
+        try:
+            profiler.forward(model, lambda: call(batch), call.masks(batch, stacks))
+        except torch.linalg.LinAlgError as error:  # singular values of what is not finite
+            where = first_not_finite(model, lambda: call(batch), batch)
+            raise InputError(f"The signal is not finite ({where}). Nothing was measured.") from error
         call.backward(profiler, batch, stacks, self.seed)
         return profiler
 

@@ -50,21 +50,33 @@ class Parts:
         name = hashlib.sha256(strict_json(identity).encode()).hexdigest()[:16]
         path = None if self.folder is None else self.folder / name
         if path is not None and path.exists():
-            try:
-                record = Record.load(path)
-            except FileError:  # cut off by a kill
-                shutil.rmtree(path)
-            else:
+            found = _intact(path)
+            if found is not None:
                 self.found += 1
-                whole.load(record.inputs["profiles"], dict(record.tensors))
+                whole.load(found.inputs["profiles"], dict(found.tensors))
                 return
+            shutil.rmtree(path)
         made = make()
         numbers, tensors = made.state()
         if path is not None:
-            Record("signal-piece", {"profiles": numbers}, {}, tensors, Provenance.collect()).save(path)
+            inputs = {"profiles": numbers, "sum": _sum(numbers)}
+            Record("signal-piece", inputs, {}, tensors, Provenance.collect()).save(path)
         whole.load(numbers, tensors)
 
     def finish(self, whole: bool) -> None:
         """All is done: nothing unfinished is left behind."""
         if whole and self.folder is not None and self.folder.exists():
             shutil.rmtree(self.folder)
+
+
+def _intact(path: Path) -> Record | None:
+    """The piece kept at `path`; None where a kill cut it off or its numbers are not those that were written."""
+    try:
+        record = Record.load(path)
+        return record if record.inputs["sum"] == _sum(record.inputs["profiles"]) else None
+    except (FileError, InputError, LookupError):
+        return None
+
+
+def _sum(numbers: Any) -> str:
+    return hashlib.sha256(strict_json(numbers).encode()).hexdigest()

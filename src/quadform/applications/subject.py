@@ -6,12 +6,13 @@ reaches for a network unless `allow_download` says so.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.designs import design
-from ..core.errors import FileError, InputError, MissingExtra, UnknownName, did_you_mean
+from ..core.errors import FileError, InputError, MissingExtra, QuadformError, UnknownName, did_you_mean
 from ..core.rng import stream
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
@@ -251,7 +252,8 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
     except ImportError as error:
         raise MissingExtra("Reading Hugging Face models", "hf") from error
     where, local = question.model, not question.allow_download
-    config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)
+    with _readable(where):
+        config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)
     packed = getattr(config, "quantization_config", None)
     if packed is not None:
         told = packed if isinstance(packed, dict) else packed.to_dict()
@@ -260,9 +262,9 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
             f"{f'{bits}-bit' if bits else 'quantized'} weights cannot be differentiated twice. Load `{where}` in"
             " float32, save that, and measure it."
         )
-    names = [n for n in config.architectures or [] if hasattr(transformers, n)]
+    names = [n for n in config.architectures or [] if isinstance(n, str) and hasattr(transformers, n)]
     cls: Any = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
-    with _quiet(transformers):
+    with _quiet(transformers), _readable(where):
         model: Any = cls.from_pretrained(
             where, local_files_only=local, dtype=dtype, use_safetensors=_safe(question)
         ).to(device)
@@ -349,6 +351,20 @@ class _quiet:
     def __exit__(self, *error: object) -> None:
         self.logging.set_verbosity(self.level)
         self.logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """What transformers cannot read of a folder, whatever it raises, in one line; of a hub id `_hub` tells."""
+    try:
+        yield
+    except QuadformError:
+        raise
+    except Exception as error:
+        if not Path(where).is_dir():
+            raise
+        told = " ".join(str(error).split())[:300] or type(error).__name__
+        raise FileError(f"`{where}` cannot be opened as a Hugging Face model: {told}") from error
 
 
 def _first_line(error: BaseException) -> str:

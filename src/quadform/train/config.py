@@ -74,6 +74,8 @@ class TrainConfig:
             self._at_least(name, 1)
         for name in ("watch_every", "questions", "patience", "clip", "weight_decay", "lr", "momentum", "goal"):
             self._at_least(name, 0)
+        if len(self.betas) != 2 or not all(isinstance(b, float | int) and 0 <= b < 1 for b in self.betas):
+            raise InputError(f"betas are two numbers from 0 to below 1; got {self.betas}.")
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing is a share below 1; got {self.smoothing}.")
         if self.goal and not self.questions:

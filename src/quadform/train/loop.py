@@ -173,8 +173,8 @@ class _Run:
             return
         log = out / "metrics.jsonl"
         kept = []
-        for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
-            with contextlib.suppress(ValueError):  # a line that was cut off by the kill
+        for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that was cut off by the kill
                 if json.loads(line)["step"] <= self.state.step:
                     kept.append(line + "\n")
         write_atomically(log, "".join(kept).encode())

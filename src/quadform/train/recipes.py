@@ -53,7 +53,7 @@ def recipe_for(data: Dataset) -> Recipe:
     if isinstance(data, NumberWords):
         return Recipe(_SMALL, _BRISK | {"steps": 700 if data.pieces else 850, "questions": 200})
     if isinstance(data, ParallelText):
-        small = data.source.manifest["counts"]["pairs"] < 10_000
+        small = data.source.manifest.get("counts", {}).get("pairs", 0) < 10_000
         if small:
             model = _SMALL | {"dropout": 0.2, "positions": "sinusoidal"}
             return Recipe(model, _BRISK | {"steps": 850, "lr": 3e-3, "smoothing": 0.1, "batch_size": 32})

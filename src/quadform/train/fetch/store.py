@@ -224,7 +224,13 @@ def _manifest(folder: Path) -> dict[str, Any]:
         raise FileError(f"{path} cannot be read: {error}. Remove {folder} and fetch again.") from error
     if not isinstance(body, dict) or body.get("format") != _FORMAT or not isinstance(body.get("files"), dict):
         raise FileError(f"{path} does not describe data that quadform has fetched or built.")
-    if body["schema"] > _SCHEMA:
+    schema, counts = body.get("schema"), body.get("counts", {})
+    named = all(isinstance(body.get(key), str) for key in ("name", "kind", "digest"))
+    if type(schema) is not int or not named or not isinstance(counts, dict):
+        raise FileError(f"{path} is not complete. Remove {folder} and fetch or build it again.")
+    if any(not isinstance(n, int) for n in counts.values()):
+        raise FileError(f"{path} holds counts that are no numbers. Remove {folder} and fetch or build it again.")
+    if schema > _SCHEMA:
         raise FileError(f"{path} was written by a newer quadform (schema {body['schema']}). Upgrade, or fetch again.")
     if any(Path(file).is_absolute() or ".." in Path(file).parts for file in body["files"]):
         raise FileError(f"{path} names files outside its folder; nothing of it was read.")
