@@ -1,8 +1,9 @@
 """The BERT table in small: simplified blocks as masked-token encoders, and what fine-tuning makes of two of them.
 
 GLUE is not to be had here. In its place: which package of the standard library does a window of code come from? Modules
-are held out by a hash of their name; the score is that of the split "test", which chooses nothing. The text of those modules may have
-been among what was masked (one file in twenty is held out there by another hash), their labels never were.
+are held out by a hash of their name; the score is that of the split "test", which chooses nothing. The text of those
+modules may have been among what was masked (one file in twenty is held out there by another hash), their labels never
+were.
 """
 
 from __future__ import annotations
