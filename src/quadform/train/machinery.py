@@ -16,13 +16,25 @@ from quadform.core import progress as bars
 
 
 def compiled(loss_of: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
-    """The loss compiled: for one shape, or once for all shapes (`dynamic`; equal sizes are then not taken for one)."""
+    """The loss compiled: for one shape, or once for all shapes (`dynamic`; equal sizes are then not taken for one).
+
+    Where this torch's compiler gives up, training goes on without it and says so.
+    """
+    from torch._dynamo.exc import TorchDynamoException
     from torch.fx.experimental import _config as shapes
 
     fast = torch.compile(loss_of, dynamic=True if dynamic else None)
 
     def call(*words: Any, **more: Any) -> Tensor:
-        with shapes.patch(use_duck_shape=False):
+        nonlocal fast
+        try:
+            with shapes.patch(use_duck_shape=False):
+                return fast(*words, **more)
+        except TorchDynamoException as error:
+            if fast is loss_of:
+                raise
+            bars.say(f"not compiled: torch {torch.__version__} gave up ({type(error).__name__}); going on without it")
+            fast = loss_of
             return fast(*words, **more)
 
     return call
