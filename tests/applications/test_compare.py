@@ -19,14 +19,6 @@ from quadform.propagation.collapse import participation_ratio, token_cosine
 from quadform.train import dataset
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def data():
     return dataset("add", digits=1)

@@ -45,14 +45,6 @@ RULES = [sgd(), sgd(0.9), sgd(0.5, nesterov=True), sgd(0.9, dampening=0.3), adam
 ids = [r.name for r in RULES]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def data():
     return dataset("add", digits=1)

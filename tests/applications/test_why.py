@@ -21,14 +21,6 @@ from quadform.nn import Transformer
 from quadform.train import TrainConfig, dataset
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def data():
     return dataset("add", digits=1)

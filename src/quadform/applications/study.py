@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import FileError, InputError, did_you_mean
-from ..core.progress import Report, say
+from ..core.progress import say
 from ..core.record import JSON_NAME, Record
 from ..train.runs import is_run
 from .configs.attention import AttentionConfig
@@ -23,6 +23,7 @@ from .configs.report import ReportConfig
 from .configs.signal import SignalConfig
 from .configs.spectrum import SpectrumConfig
 from .configs.why import WhyConfig
+from .subject import TRAINED
 
 #: The embedded default: learns its task in seconds on one core.
 DEFAULT_DATA: dict[str, Any] = {"name": "add", "digits": 2}
@@ -67,7 +68,7 @@ def open_studies(words: tuple[str, ...], config: ReportConfig, folder: Path | No
         saved = records_in(word) if Path(word).exists() else []
         if not saved:
             into = folder or (Path(word) if is_run(word) else None)
-            if not Path(word).exists() and ":" not in word:
+            if not Path(word).exists() and ":" not in word and word not in TRAINED:
                 raise _missing(word)
             if Path(word).exists() and not is_run(word) and not _holds_model(Path(word)):
                 raise FileError(
@@ -97,7 +98,7 @@ def _missing(word: str) -> FileError:
     )
 
 
-def measure_default(config: ReportConfig, folder: Path, progress: bool | Report = True) -> list[list[Record]]:
+def measure_default(config: ReportConfig, folder: Path) -> list[list[Record]]:
     """Train the embedded default and measure it; the exact Hessian of one attention layer beside it."""
     model = str(folder / RUN)
     trained = Stage("training", "training the built-in default: Pre-LN, 2 layers, two-digit addition", _train(config))

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from .errors import FileError, InputError
+from .files import alone
 
 #: Written into every record; raised when the layout changes so that an older reader refuses instead of guessing.
 SCHEMA = 1
@@ -282,13 +283,7 @@ def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
 @contextlib.contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
     """Wait for other writers of `folder`; at the end remove the files that its record does not name."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # where the system and the file system have such locks
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    with alone(folder):
         try:
             yield
         finally:

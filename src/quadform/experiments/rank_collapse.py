@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -110,42 +111,29 @@ CLAIMS = (
 
 def figure(record: Record) -> Figure:
     over, t = Rows(), record.tensors
-    rows = []
     names = list(table.ROWS)
-    for i, name in enumerate(names):
-        for l, c in enumerate(t["cosine"][i].tolist()):
-            if l >= 1:
-                rows.append({"x": l, "y": c, "series": name})
-    cosine = line_panel(
-        over,
-        rows,
-        x="layer",
-        y="mean cosine between tokens",
-        log=(True, False),
-        points=False,
-        order=names,
-        domain=(None, [-0.02, 1.02]),
-        title="drawn networks",
-        size=(340, 260),
-    )
-    rows = [
-        {"x": l, "y": c, "series": name}
-        for i, name in enumerate(names)
-        for l, c in enumerate(t["predicted"][i].tolist())
-        if l >= 1
-    ]
-    predicted = line_panel(
-        over,
-        rows,
-        x="layer",
-        y="mean cosine between tokens",
-        log=(True, False),
-        points=False,
-        order=names,
-        domain=(None, [-0.02, 1.02]),
-        title="mean-field limit",
-        size=(340, 260),
-    )
+
+    def panel(tensor: str, title: str) -> Any:
+        rows = [
+            {"x": l, "y": c, "series": name}
+            for i, name in enumerate(names)
+            for l, c in enumerate(t[tensor][i].tolist())
+            if l >= 1
+        ]
+        return line_panel(
+            over,
+            rows,
+            x="layer",
+            y="mean cosine between tokens",
+            log=(True, False),
+            points=False,
+            order=names,
+            domain=(None, [-0.02, 1.02]),
+            title=title,
+            size=(340, 260),
+        )
+
+    cosine, predicted = panel("cosine", "drawn networks"), panel("predicted", "mean-field limit")
     s = record.scalars
     depths = record.inputs["config"]["depths"]
     return figure_of(

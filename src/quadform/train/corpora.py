@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,9 @@ class _Opened(Dataset):
             save_tokenizer(made, path)
         return made
 
+    @abstractmethod
     def _training_texts(self) -> Iterator[str]:
-        raise NotImplementedError
+        """The texts the pieces are learned from."""
 
 
 @dataclass(frozen=True, kw_only=True)

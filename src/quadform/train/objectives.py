@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quadform.core.errors import InputError
 from quadform.core.record import Estimate
@@ -28,7 +29,7 @@ from quadform.nn.transformer import IGNORE, Transformer
 
 from .corpus import library_files
 from .datasets import SPLITS, Batch, Dataset
-from .score import targets, to_device
+from .score import by_sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,19 +161,12 @@ def accuracy(
     With right r_s of the n_s labels of sequence s: sum r_s / sum n_s, standard error as a ratio (see `evaluate`); a
     quarter of a label is added to it, so that it is not zero at 0 % and 100 %.
     """
-    training, device = model.training, model.embed.W_E.device
-    model.eval()
-    right, counts = [], []
-    try:
-        for batch in itertools.islice(data.batches(split, batch_size, seed), batches):
-            batch = to_device(batch, device)
-            counted = targets(model, batch)
-            hit = (model(batch["tokens"], batch.get("mask")).argmax(-1) == batch["labels"]) & counted
-            right.append(hit.flatten(1).sum(1) if hit.ndim > 1 else hit.long())
-            counts.append(counted.flatten(1).sum(1) if hit.ndim > 1 else counted.long())
-    finally:
-        model.train(training)
-    r, n = torch.cat(right).double(), torch.cat(counts).double()
+
+    def right(batch: Batch) -> Tensor:
+        return (model(batch["tokens"], batch.get("mask")).argmax(-1) == batch["labels"]).double()
+
+    some = itertools.islice(data.batches(split, batch_size, seed), batches)
+    r, n = (t.double() for t in by_sequence(model, some, right))
     mean, total = float(r.sum() / n.sum()), float(n.sum())
     return Estimate(mean, math.sqrt(float((r - mean * n).square().sum()) + 0.25) / total, "estimate")
 

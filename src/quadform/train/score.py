@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -37,6 +38,26 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 @torch.no_grad()
+def by_sequence(
+    model: Transformer, batches: Iterable[Batch], score: Callable[[Batch], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(sums of `score` over the targets of each sequence, how many targets it has), without dropout."""
+    training, device = model.training, model.embed.W_E.device
+    model.eval()
+    sums, counts = [], []
+    try:
+        for batch in batches:
+            batch = to_device(batch, device)
+            counted = targets(model, batch)
+            each = score(batch) * counted
+            sums.append(each.flatten(1).sum(1) if each.ndim > 1 else each)
+            counts.append(counted.flatten(1).sum(1) if each.ndim > 1 else counted.long())
+    finally:
+        model.train(training)
+    return torch.cat(sums), torch.cat(counts)
+
+
+@torch.no_grad()
 def evaluate(
     model: Transformer, data: Dataset, *, split: str = "valid", batches: int = 8, batch_size: int = 64, seed: int = 0
 ) -> Estimate:
@@ -45,19 +66,8 @@ def evaluate(
     With losses l_s and target counts n_s of the sequences: sum l_s / sum n_s, and its standard error as a ratio,
     sqrt(sum (l_s - mean n_s)^2) / sum n_s.
     """
-    training, device = model.training, model.embed.W_E.device
-    model.eval()
-    lost, counts = [], []
-    try:
-        for batch in itertools.islice(data.batches(split, batch_size, seed), batches):
-            batch = to_device(batch, device)
-            counted = targets(model, batch)
-            each = model.loss(batch, reduction="none").double() * counted
-            lost.append(each.flatten(1).sum(1) if each.ndim > 1 else each)
-            counts.append(counted.flatten(1).sum(1) if each.ndim > 1 else counted.long())
-    finally:
-        model.train(training)
-    l, n = torch.cat(lost), torch.cat(counts)
+    some = itertools.islice(data.batches(split, batch_size, seed), batches)
+    l, n = by_sequence(model, some, lambda batch: model.loss(batch, reduction="none").double())
     mean, total = l.sum() / n.sum(), float(n.sum())
     return Estimate(float(mean), float((l - mean * n).square().sum().sqrt()) / total, "estimate")
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from quadform.core.errors import FileError
+from quadform.core.files import alone
 from quadform.core.progress import Progress, Report, say
 
 from .catalogue import Item, item
@@ -113,7 +114,7 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
         archives.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"{base} cannot be written ({error.strerror}). Set QUADFORM_DATA, or give `--out`.") from error
-    with _alone(archives):
+    with alone(archives):
         if not again and (found := _verified(folder)) is not None:
             return found  # another process has fetched it meanwhile
         with Progress(max(wanted.source.size // 1000, 1), f"fetch {name}, kB", show=progress) as bar:
@@ -246,16 +247,3 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _sha256(path: Path, size: int, changed: int) -> str:
     """The checksum of a file, taken once in a process as long as its size and time stay."""
     return sha256_of(path)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait for other processes that fetch into the same root."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # where the system and the file system have such locks
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, handle)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
