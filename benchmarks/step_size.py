@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from quadform.applications.step_rules import Stepper, read_optimizer, risk_gradient, sgd
-from quadform.applications.step_trial import Pair
+from quadform.applications.step_size.rules import Stepper, read_optimizer, risk_gradient, sgd
+from quadform.applications.step_size.trial import Pair
 from quadform.core.record import Provenance, strict_json, write_atomically
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs

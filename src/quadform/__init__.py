@@ -32,7 +32,7 @@ __getattr__, __dir__, __all__ = attach(
         "why": ".applications.why",
         "toy": ".applications.attention",
         "vary": ".applications.attention",
-        "spectrum": ".applications.spectrum_calls",
+        "spectrum": ".applications.spectrum",
         "probe": ".integrations.hf",
         "integrations": ".integrations:",
         "signal": ".applications.signal",

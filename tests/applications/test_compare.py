@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from quadform.applications.compare import COLUMNS, Compare, compare
-from quadform.applications.compare_words import size, verdict
+from quadform.applications.compare.measure import COLUMNS, Compare, compare
+from quadform.applications.compare.words import size, verdict
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Provenance, Record

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from quadform.applications.configs.signal import SignalConfig
-from quadform.applications.jacobian import LEVELS, isometry, jacobian
 from quadform.applications.signal import run, signal
-from quadform.applications.signal_calls import OF_DIRECTION, OF_LOSS, Calls
-from quadform.applications.signal_result import Signal
+from quadform.applications.signal.calls import OF_DIRECTION, OF_LOSS, Calls
+from quadform.applications.signal.jacobian import LEVELS, isometry, jacobian
+from quadform.applications.signal.result import Signal
 from quadform.core.errors import InputError, UnknownName
 from quadform.nn import Transformer
 from quadform.propagation.designer import Health, design
@@ -72,7 +72,7 @@ def test_a_wrong_prediction_is_told():
         for n, p in model.named_parameters():
             if n.endswith(("W_O", "W_2")):
                 p *= 0.1
-    from quadform.applications.signal import Measure
+    from quadform.applications.signal.measure import Measure
 
     (curve,) = Measure().model(model, [{"tokens": tokens(8, 32, vocab=64)}], "scaled", fresh=True)
     assert Signal.of([curve], {}).record.scalars["scaled/difference"].converged  # one network: not judged
@@ -92,7 +92,7 @@ def test_designed_models_are_healthy_when_built(name, health):
     start = signal(name, depths=[1], networks=4, tokens=24, batch=4, **settings).record.tensors["0/kernel/0"]
     made = design(6, name, health=health, Sigma_0=start, **settings)
     assert made.config.blocks != design(6, name, health=Health(cosine=0.999), Sigma_0=start, **settings).config.blocks
-    from quadform.applications.signal import Measure
+    from quadform.applications.signal.measure import Measure
 
     curve = Measure().design(made.config, 4, 4, 24)
     measured, grown = curve.measured["cosine"][-1].value, curve.measured["growth"][-1].value
@@ -270,7 +270,7 @@ def test_figures_and_report(drawn, tmp_path):
 # ------------------------------------------------------------------------------------------------ work that is stopped
 def test_killed_and_resumed(tmp_path, monkeypatch):
     """Stopped in the middle and resumed, the result equals that of an uninterrupted run; done pieces are not redone."""
-    from quadform.applications import signal as module
+    from quadform.applications.signal import measure as module
 
     config = SignalConfig(subjects=("pre-ln",), depths="2", dim=16, heads=2, networks=3, tokens=6, batch=2)
     whole = run(config)
@@ -295,8 +295,8 @@ def test_killed_and_resumed(tmp_path, monkeypatch):
 
 def test_other_weights_are_refused(tmp_path):
     """A run started with other weights under the same name is not gone on with."""
-    from quadform.applications.signal import Measure
-    from quadform.applications.signal_parts import Parts
+    from quadform.applications.signal.measure import Measure
+    from quadform.applications.signal.parts import Parts
 
     batch = {"tokens": tokens()}
     for seed, resume in ((0, False), (1, True)):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.applications.spectrum_answer import Spectrum
+from quadform.applications.spectrum.answer import Spectrum
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.curvature import Risk, functional, hessian
@@ -97,7 +97,7 @@ def test_functional_parts_are_exact_where_theory_covers_the_layer(found: Spectru
 
 def test_a_layer_that_is_another_function_is_not_covered() -> None:
     """With biases in Q and K the closed form gives another output, so nothing is claimed."""
-    from quadform.applications.exact_parts import functional_norms
+    from quadform.applications.spectrum.exact_parts import functional_norms
 
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(

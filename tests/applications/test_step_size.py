@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quadform.applications.journal import Journal
-from quadform.applications.step_measure import measure
-from quadform.applications.step_rules import (
+from quadform.applications.step_size import StepSize, lr
+from quadform.applications.step_size.measure import measure
+from quadform.applications.step_size.rules import (
     Stepper,
     adam,
     floor_share,
@@ -30,9 +31,8 @@ from quadform.applications.step_rules import (
     sgd,
     stepper_by_name,
 )
-from quadform.applications.step_size import StepSize, lr
-from quadform.applications.step_trial import Pair, double_copy, predicted, try_out
-from quadform.applications.step_words import lines
+from quadform.applications.step_size.trial import Pair, double_copy, predicted, try_out
+from quadform.applications.step_size.words import lines
 from quadform.applications.subject import weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
@@ -458,7 +458,7 @@ def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
 def test_state_of_torch_is_read_without_names(tmp_path, data, batches):
     """optimizer.pt with groups (matrices, rest), as trainers save it: the shapes tell the order."""
     from quadform.applications.configs.lr import LrConfig
-    from quadform.applications.step_state import stepper_of_file
+    from quadform.applications.step_size.state import stepper_of_file
 
     model = make(data)
     groups = [

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from quadform.applications.ablation import config_without, model_without
 from quadform.applications.configs.why import REMOVABLE
 from quadform.applications.short_run import ShortRun
 from quadform.applications.subject import weights_hash
-from quadform.applications.why import MEASURES, Why, why
+from quadform.applications.why.ablation import config_without, model_without
+from quadform.applications.why.measure import MEASURES, Why, why
 from quadform.cli.main import main
 from quadform.core.designs import design
 from quadform.core.errors import InputError, UnknownName

@@ -177,7 +177,7 @@ def test_filter_matches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def frozen_subject(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let MODEL be a small model whose parameters are all frozen."""
-    from quadform.applications import spectrum
+    from quadform.applications.spectrum import measure as spectrum
 
     model = Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8).requires_grad_(False)
     rows = {"tokens": torch.arange(16).reshape(2, 8) % 12}

@@ -33,8 +33,8 @@ SERVER = """
 import json, os, sys, time
 import torch
 torch.set_num_threads(1)
-import quadform.applications.why, quadform.applications.compare, quadform.applications.spectrum
-import quadform.applications.signal, quadform.applications.step_size, quadform.report
+import quadform.applications.why.measure, quadform.applications.compare.measure, quadform.applications.spectrum.calls
+import quadform.applications.signal.measure, quadform.applications.step_size.answer, quadform.report
 from quadform.applications import study
 from quadform.cli import main
 from quadform.estimate import resume

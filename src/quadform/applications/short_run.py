@@ -20,7 +20,7 @@ from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
 from ..train.datasets import Dataset
 from ..train.optimiser import Optimiser
-from .step_rules import Stepper, adam, read_optimizer
+from .step_size.rules import Stepper, adam, read_optimizer
 
 
 class ShortRun:

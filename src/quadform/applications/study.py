@@ -148,22 +148,22 @@ def _stages(model: str, config: ReportConfig, *, own: bool, fresh: dict[str, str
     asked = common | {"model": model} | PROBE
 
     def spectrum(into: Path) -> Record:
-        from .spectrum import run
+        from .spectrum.measure import run
 
         return run(SpectrumConfig(**asked, top=5, bottom=2, density=True, blocks="parts"), into)
 
     def lr(into: Path) -> Record:
-        from .step_size import run
+        from .step_size.answer import run
 
         return run(LrConfig(**asked), into)
 
     def signal(into: Path) -> Record:
-        from .signal import run
+        from .signal.measure import run
 
         return run(SignalConfig(subjects=(model,), **common, **PROBE), into).record
 
     def why(into: Path) -> Record:
-        from .why import run
+        from .why.measure import run
 
         return run(WhyConfig(**(asked | (fresh or {}))), into)
 

@@ -56,9 +56,7 @@ class Progress:
             if tenth > self._told or now - self._told_at >= 60:
                 self._told, self._told_at = tenth, now
                 tail = f"  {self.text}" if self.text else ""
-                print(
-                    f"{self.what}  {self.done}/{self.total}{tail}  {_clock(left)} left", file=self._stream, flush=True
-                )
+                print(f"{self.what}  {self.done}/{self.total}{tail}  {clock(left)} left", file=self._stream, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -78,7 +76,10 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """`0.4 s`, `12 s`, `8:52`, `1.5 h`; `?` where nobody knows."""
     if seconds == float("inf"):
         return "?"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d}" if seconds < 5970 else f"{seconds / 3600:.1f} h"

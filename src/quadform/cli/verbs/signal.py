@@ -12,7 +12,7 @@ from ..folders import writable
 from ..show import print_json, record_json
 
 if TYPE_CHECKING:
-    from ...applications.signal_result import Signal
+    from ...applications.signal.result import Signal
 
 #: Cosine after the last block: what the verdict calls it, above which value.
 _WORDS = ((0.99, "collapsed"), (0.9, "nearly collapsed"), (float("-inf"), "alive"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ...applications.configs.shared import Output
 from ...applications.configs.train import TrainVerbConfig
-from ...core.progress import say
+from ...core.progress import clock, say
 from ...core.record import Estimate, Record
 from ..folders import writable
 from ..show import print_json, record_json, seconds
@@ -79,7 +79,7 @@ def show_plan(made: Plan, cost: dict[str, float]) -> None:
         f"memory about {total / 2**20:,.0f} MiB: weights, gradients and moments {cost['weight_bytes'] / 2**20:,.0f},"
         f" activations {cost['activation_bytes'] / 2**20:,.0f}"
     )
-    print(f"in all {flops * c.steps / 1e12:.3g} TFLOP, about {_clock(cost['seconds'])}; nothing was trained")
+    print(f"in all {flops * c.steps / 1e12:.3g} TFLOP, about {clock(cost['seconds'])}; nothing was trained")
 
 
 def show(record: Record, took: float) -> None:
@@ -87,7 +87,7 @@ def show(record: Record, took: float) -> None:
     inputs, s = record.inputs, record.scalars
     why = {"steps": "", "patience": ", no better validation", "goal": ", goal reached", "time": ", time is up"}
     head = f"{describe(inputs['model'])}, {inputs['parameters']:,} parameters"
-    print(f"{head}: {s['steps'].value:.0f} steps in {_clock(took)}{why[inputs['stopped']]}")
+    print(f"{head}: {s['steps'].value:.0f} steps in {clock(took)}{why[inputs['stopped']]}")
     print(f"training loss {s['loss'].value:.4f} at the last step")
     for split in ("valid", "test"):
         found = [
@@ -120,7 +120,3 @@ def _next(record: Record, folder: Path) -> str:
     if record.inputs["model"]["kind"] == "encoder":
         return f"`quadform spectrum {folder}`"
     return f"`quadform decode {folder} TEXT`, `quadform spectrum {folder}`"
-
-
-def _clock(s: float) -> str:
-    return f"{s:.0f} s" if s < 120 else f"{s / 60:.1f} min" if s < 7200 else f"{s / 3600:.1f} h"

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.operator import Operator
-from ..core.space import Vector
-from ..curvature.risk import Risk
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.operator import Operator
+from ...core.space import Vector
+from ...curvature.risk import Risk
 
 #: Entries of P within this factor of eps have seen no gradient: what Adam divides by there is about to change.
 AT_FLOOR = 2.0

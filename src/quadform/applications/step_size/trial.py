@@ -20,11 +20,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import QuadformError
-from ..core.space import Vector
-from ..curvature.risk import Risk
-from ..report.step_size import HOLDS
-from .step_rules import Rule, Stepper, risk_gradient
+from ...core.errors import QuadformError
+from ...core.space import Vector
+from ...curvature.risk import Risk
+from ...report.step_size import HOLDS
+from .rules import Rule, Stepper, risk_gradient
 
 #: Fractions of the ceiling that are tried.
 FRACTIONS = (0.5, 1.0, 2.0)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..core.parameters import count_parameters
-from ..core.record import Estimate
-from ..nn.transformer import Transformer
-from ..report.compare import COSINE
+from ...core.parameters import count_parameters
+from ...core.record import Estimate
+from ...nn.transformer import Transformer
+from ...report.compare import COSINE
 
 if TYPE_CHECKING:
-    from .compare import Compare
+    from .measure import Compare
 
 #: Tokens have collapsed when their mean cosine after the last block is above this.
 COLLAPSED = COSINE[1]

@@ -1,7 +1,7 @@
 """What softmax, norm, skip and the product W_Q W_K^T each do to curvature: `quadform why`, `qf.why`.
 
 Before/after pairs on the same data and seed: one part at a time is taken out of a model, the weights stay. What is said
-about them is in `why_words`.
+about them is in `words`.
 """
 
 from __future__ import annotations
@@ -10,35 +10,34 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.operator import Operator
-from ..core.progress import Progress, Report, say
-from ..core.record import Estimate, Provenance, Record
-from ..core.spec import ModelConfig
-from ..curvature.operators import functional, gauss_newton, hessian
-from ..curvature.risk import Risk
-from ..estimate.blocks import block_norms, frobenius
-from ..estimate.lanczos import eigenpairs
-from ..estimate.quadrature import density
-from ..nn.transformer import Transformer
-from ..train.config import TrainConfig
-from ..train.datasets import Dataset
-from . import why_words as words
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.progress import Progress, Report, clock, say
+from ...core.record import Estimate, Provenance, Record
+from ...core.spec import ModelConfig
+from ...curvature.operators import functional, gauss_newton, hessian
+from ...curvature.risk import Risk
+from ...estimate.blocks import block_norms, frobenius
+from ...estimate.lanczos import eigenpairs
+from ...estimate.quadrature import density
+from ...nn.transformer import Transformer
+from ...train.config import TrainConfig
+from ...train.datasets import Dataset
+from ..answers import Answer, Grid
+from ..configs.shared import seconds_of
+from ..configs.why import REMOVABLE, WhyConfig
+from ..journal import Deadline, Journal, TimeUp
+from ..short_run import ShortRun
+from ..step_size.ceiling import adamw_ceiling, ceiling_of, seconds_of_product
+from ..step_size.rules import risk_gradient
+from ..subject import Subject, open_subject, weights_hash
+from . import words
 from .ablation import config_without, model_without
-from .answers import Answer, Grid
-from .configs.shared import seconds_of
-from .configs.why import REMOVABLE, WhyConfig
-from .journal import Deadline, Journal, TimeUp
-from .short_run import ShortRun
-from .step_measure import clock, seconds_of_product
-from .step_rules import FLOOR, Stepper, floor_share, risk_gradient
-from .subject import Subject, open_subject, weights_hash
 
 #: Most products for both ends and for P^-1 H; probes and steps of the density; products a block and a norm.
 ENDS, PRECONDITIONED, PROBES, DEPTH, BLOCKS, FROBENIUS = 60, 40, 2, 15, 6, 12
@@ -272,7 +271,7 @@ def _numbers(risk: Risk, run: ShortRun, bar: Progress, key: str, deadline: Deadl
     top, low = ends.top[0], ends.bottom[0]
     yield "lambda_max", top
     yield "lambda_min", low
-    yield "ceiling_sgd", ceiling(2.0, top)
+    yield "ceiling_sgd", ceiling_of(2.0, top)
     stepper = run.stepper()
     found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, told)
     if found is not None:
@@ -316,27 +315,6 @@ def _share(a: Estimate, b: Estimate) -> Estimate:
         return Estimate(0.0, note="both parts are 0")
     spread = math.hypot(b.value * (a.stderr or 0.0), a.value * (b.stderr or 0.0)) / whole**2
     return Estimate(a.value / whole, spread, "estimate", a.matvecs + b.matvecs)
-
-
-def adamw_ceiling(
-    H: Operator, risk: Risk, stepper: Stepper, products: int, told: Callable[..., None]
-) -> Estimate | None:
-    """The ceiling of AdamW; None where its top direction lies in entries Adam has seen no gradient for (P = eps)."""
-    P = stepper.preconditioner(risk_gradient(risk), risk.params)
-    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, progress=told)
-    if floor_share(P, stepper.eps, {n: t[0] for n, t in pairs.vectors.items()}) > FLOOR:
-        return None
-    return ceiling(stepper.rule.factor, pairs.top[0])
-
-
-def ceiling(numerator: float, lam: Estimate) -> Estimate:
-    """numerator / lambda_max, with its error."""
-    if lam.value <= 0:
-        return Estimate(math.inf, note="no direction curves up", converged=lam.converged)
-    value = numerator / lam.value
-    if lam.kind == "exact":
-        return Estimate(value, matvecs=lam.matvecs)
-    return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, lam.note)
 
 
 # --- the verb -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import CheckFailed
-from ..core.memory import in_words
-from ..core.operator import Operator
-from ..core.progress import Progress, Report, say
-from ..core.record import Estimate, Provenance, Record
-from ..core.space import Vector
-from ..curvature.operators import hessian
-from ..curvature.risk import Risk
-from ..estimate.lanczos import ROWS, Eigenpairs, eigenpairs
-from .journal import Deadline, Journal, TimeUp
-from .step_rules import Stepper, floor_share, risk_gradient, sgd
-from .step_trial import Pair, double_copy, try_out
-from .subject import weights_hash
+from ...core.errors import CheckFailed
+from ...core.memory import in_words
+from ...core.operator import Operator
+from ...core.progress import Progress, Report, clock, say
+from ...core.record import Estimate, Provenance, Record
+from ...core.space import Vector
+from ...curvature.operators import hessian
+from ...curvature.risk import Risk
+from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
+from ..journal import Deadline, Journal, TimeUp
+from ..subject import weights_hash
+from .ceiling import ceiling_of, seconds_of_product
+from .rules import Stepper, floor_share, risk_gradient, sgd
+from .trial import Pair, double_copy, try_out
 
 KIND = "step-size"
 #: The momentum of the row for SGD with momentum, where the optimiser has none of its own.
@@ -114,23 +114,6 @@ def plan_of(risk: Risk, stepper: Stepper, verify: int) -> dict[str, Any]:
     return {"text": text, "products": count, "seconds": count * each, "bytes": memory, "parameters": size}
 
 
-def seconds_of_product(risk: Risk) -> float:
-    """Time of one Hessian-vector product, the second of two."""
-    H = hessian(risk)
-    v = {n: t[None] for n, t in risk.params.items()}
-    H.apply(v)
-    start = time.perf_counter()
-    H.apply(v)
-    if risk.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def clock(seconds: float) -> str:
-    """`4:10`, or `12 s` below a minute."""
-    return f"{seconds:.0f} s" if seconds < 60 else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
-
-
 class _Work:
     """The pieces of one measurement, each computed once."""
 
@@ -210,7 +193,7 @@ class _Work:
             "lambda_max_P": lam,
         }
         for key, row in rows:
-            scalars[f"ceiling/{key}"] = _ceiling(row.factor, lam if key == "yours" else plain)
+            scalars[f"ceiling/{key}"] = ceiling_of(row.factor, lam if key == "yours" else plain)
         shares = self.journal.piece("shares", self.shares)
         share = shares["pull"] / lam.value if lam.value > 0 else 0.0
         scalars["decay_share"] = Estimate(share, note="of lambda_max, to first order")
@@ -269,7 +252,7 @@ class _Work:
         pairs = self.search(A, f"batch-{i}", BATCH_TOL, start=self.top)
         if self.partial:
             self.deadline.check()
-        return _ceiling(self.stepper.rule.factor, pairs.top[0]).value
+        return ceiling_of(self.stepper.rule.factor, pairs.top[0]).value
 
     def tried(self, verify: int, lam: float) -> dict[str, Any]:
         pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
@@ -282,16 +265,6 @@ class _Work:
             "predicted": [t.predicted for t in trials],
             "losses": [[*t.losses, *[math.nan] * (length - len(t.losses))] for t in trials],
         }
-
-
-def _ceiling(factor: float, lam: Estimate) -> Estimate:
-    """factor / lambda with the error of lambda; an upper bound where lambda is a lower one; no ceiling below 0."""
-    if lam.value <= 0:
-        return Estimate(math.inf, note="no direction curves up: curvature sets no ceiling", converged=lam.converged)
-    value, note = factor / lam.value, lam.note
-    if lam.kind == "exact":
-        return Estimate(value, matvecs=lam.matvecs, note=note)
-    return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, note)
 
 
 def _formula(stepper: Stepper) -> str:

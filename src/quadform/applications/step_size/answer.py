@@ -1,7 +1,7 @@
 """The largest stable learning rate: `quadform lr`, `qf.lr`. A ceiling from curvature, with its evidence.
 
-The rules are in `step_rules`, the measuring in `step_measure`, the trial on a copy in
-`step_trial`. The model is left as it was, asserted by a hash.
+The rules are in `rules`, the measuring in `measure`, the trial on a copy in
+`trial`. The model is left as it was, asserted by a hash.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import InputError
-from ..core.progress import Report
-from ..core.record import Estimate, Record
-from ..curvature.risk import Risk
-from .answers import Answer, Grid
-from .configs.lr import LrConfig
-from .configs.shared import seconds_of
-from .step_measure import KIND, measure, plan_of
-from .step_rules import Stepper, read_optimizer, stepper_by_name
-from .step_state import stepper_of_file
-from .step_trial import Trial
-from .subject import Subject, open_subject
+from ...core.errors import InputError
+from ...core.progress import Report
+from ...core.record import Estimate, Record
+from ...curvature.risk import Risk
+from ..answers import Answer, Grid
+from ..configs.lr import LrConfig
+from ..configs.shared import seconds_of
+from ..subject import Subject, open_subject
+from .measure import KIND, measure, plan_of
+from .rules import Stepper, read_optimizer, stepper_by_name
+from .state import stepper_of_file
+from .trial import Trial
 
 
 class StepSize(Answer):
@@ -83,7 +83,7 @@ class StepSize(Answer):
         return Grid(("optimizer", "ceiling", "rule", "tag", ""), tuple(rows))
 
     def lines(self) -> Sequence[str]:
-        from .step_words import lines
+        from .words import lines
 
         return lines(self)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import nn
 
-from ..core.progress import Report
-from ..curvature.groups import groups
-from ..curvature.risk import Risk
-from ..curvature.routes import Route
-from .configs.shared import seconds_of
-from .journal import Deadline, Journal
-from .spectrum import Wish, measure, question
-from .spectrum_answer import Spectrum
-from .subject import weights_hash
+from ...core.progress import Report
+from ...curvature.groups import groups
+from ...curvature.risk import Risk
+from ...curvature.routes import Route
+from ..configs.shared import seconds_of
+from ..journal import Deadline, Journal
+from ..subject import weights_hash
+from .answer import Spectrum
+from .measure import Wish, measure, question
 
 
 def spectrum(

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import InputError
-from ..core.operator import Operator
-from ..core.progress import Report
-from ..core.record import Estimate
-from ..core.space import Space, Vector
-from ..estimate.norms import Gram, singular_ends
-from ..estimate.quadrature import density
-from ..propagation.observe import Stack, find_stacks, untouched, watching
+from ...core.errors import InputError
+from ...core.operator import Operator
+from ...core.progress import Report
+from ...core.record import Estimate
+from ...core.space import Space, Vector
+from ...estimate.norms import Gram, singular_ends
+from ...estimate.quadrature import density
+from ...propagation.observe import Stack, find_stacks, untouched, watching
 
 #: Up to so many coordinates (T d) the matrix is built and all singular values are exact.
 DENSE = 1024

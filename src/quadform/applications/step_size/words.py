@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..core.record import Estimate
-from .step_rules import FLOOR
+from ...core.record import Estimate
+from .rules import FLOOR
 
 if TYPE_CHECKING:
-    from .step_size import StepSize
-    from .step_trial import Trial
+    from .answer import StepSize
+    from .trial import Trial
 
 #: Weight decay is told where it makes at least this share of lambda_max.
 DECAY_TOLD = 0.001

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import InputError
-from ..core.rng import stream
-from ..nn.transformer import Transformer
-from ..propagation.observe import Stack
-from ..propagation.profiler import Masks, Profiler
+from ...core.errors import InputError
+from ...core.rng import stream
+from ...nn.transformer import Transformer
+from ...propagation.observe import Stack
+from ...propagation.profiler import Masks, Profiler
 
 #: (output, batch) -> one number.
 Loss = Callable[[Any, Any], Tensor]

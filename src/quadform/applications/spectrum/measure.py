@@ -17,21 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError
-from ..core.operator import Operator
-from ..core.progress import Progress, Report, say
-from ..core.record import Estimate, Provenance, Record
-from ..curvature.groups import groups
-from ..curvature.operators import functional, gauss_newton, hessian
-from ..curvature.risk import Risk
-from ..curvature.routes import Route, fastest
-from ..estimate import block_norms, density, eigenpairs, trace
-from ..estimate.lanczos import ROWS
-from .configs.spectrum import SpectrumConfig
+from ...core.errors import InputError
+from ...core.memory import in_words
+from ...core.operator import Operator
+from ...core.progress import Progress, Report, clock, say
+from ...core.record import Estimate, Provenance, Record
+from ...curvature.groups import groups
+from ...curvature.operators import functional, gauss_newton, hessian
+from ...curvature.risk import Risk
+from ...curvature.routes import Route, fastest
+from ...estimate import block_norms, density, eigenpairs, trace
+from ...estimate.lanczos import ROWS
+from ..configs.spectrum import SpectrumConfig
+from ..journal import Deadline, Journal, TimeUp
+from ..subject import open_subject
+from .answer import KIND, Spectrum
 from .exact_parts import functional_norms
-from .journal import Deadline, Journal, TimeUp
-from .spectrum_answer import KIND, Spectrum
-from .subject import open_subject
 
 _MAKE = {"hessian": hessian, "ggn": gauss_newton, "functional": functional}
 #: Products of the trace where no density is measured.
@@ -295,7 +296,6 @@ def _root(square: Estimate) -> Estimate:
 
 def cost_line(cost: Mapping[str, Any]) -> str:
     """Coverage and cost in one line, before the work."""
-    from .spectrum_answer import clock, in_words
 
     more = f", at most {cost['most']}" if cost["most"] > cost["products"] else ""
     parts = "; ".join([cost["coverage"], *cost["notes"]])

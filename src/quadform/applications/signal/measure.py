@@ -19,27 +19,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.designs import DESIGNS, design
-from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.parameters import count_parameters
-from ..core.progress import Progress, Report
-from ..core.record import Estimate
-from ..core.rng import stream
-from ..core.spec import ModelConfig
-from ..curvature.refusals import first_not_finite
-from ..nn.transformer import Transformer
-from ..propagation.collapse import Moments, kernel_participation
-from ..propagation.observe import Stack, find_stacks, untouched
-from ..propagation.profile import predict
-from ..propagation.profiler import HEADS, TOKENS, Profiler
-from .configs.signal import SignalConfig
+from ...core.designs import DESIGNS, design
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.parameters import count_parameters
+from ...core.progress import Progress, Report
+from ...core.record import Estimate
+from ...core.rng import stream
+from ...core.spec import ModelConfig
+from ...curvature.refusals import first_not_finite
+from ...nn.transformer import Transformer
+from ...propagation.collapse import Moments, kernel_participation
+from ...propagation.observe import Stack, find_stacks, untouched
+from ...propagation.profile import predict
+from ...propagation.profiler import HEADS, TOKENS, Profiler
+from ..configs.signal import SignalConfig
+from ..machine import DTYPES, device_of
+from ..subject import open_subject, weights_hash
+from .calls import Calls, Loss, batches_of, digest
 from .jacobian import isometry
 from .jacobian import jacobian as jacobian_of
-from .machine import DTYPES, device_of
-from .signal_calls import Calls, Loss, batches_of, digest
-from .signal_parts import Parts
-from .signal_result import Curve, Signal
-from .subject import open_subject, weights_hash
+from .parts import Parts
+from .result import Curve, Signal
 
 #: Sizes of the alphabet that designs are measured on: tokens drawn uniformly.
 VOCAB = 1024

@@ -14,12 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.errors import InputError, UnknownName
-from ..core.memory import in_words as in_words
-from ..core.record import Estimate, Record
-from ..core.space import LABELS, paper_name
-from ..curvature.groups import layer_of, part_of
-from .answers import Answer, Grid, cell
+from ...core.errors import InputError, UnknownName
+from ...core.memory import in_words
+from ...core.progress import clock
+from ...core.record import Estimate, Record
+from ...core.space import LABELS, paper_name
+from ...curvature.groups import layer_of, part_of
+from ..answers import Answer, Grid, cell
 
 KIND = "spectrum"
 _WORDS = {paper: label for label, paper in reversed(LABELS.items())}
@@ -210,7 +211,7 @@ class Spectrum(Answer):
 
     def figures(self, lang: str = "en") -> dict[str, Any]:
         """Density with the extreme eigenvalues as ticks, and the block map: those the record has the data for."""
-        from ..report.spectral import figures
+        from ...report.spectral import figures
 
         return {figure.name: figure for figure in figures(self.record, lang)}
 
@@ -228,10 +229,3 @@ def _said(name: str, e: Estimate) -> str:
         return f"{name} {cell(e.value)} +-{100 * abs((e.stderr or 0) / e.value):.0f} %"
     mark = "" if e.converged else {"top": ">= ", "lambda_max": ">= ", "lambda_min": "<= "}.get(name, "")
     return f"{name} {mark}{cell(e.value)} +-{(e.stderr or 0):.1g}"
-
-
-def clock(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `8:52`, `1.5 h`."""
-    if seconds < 99.5:
-        return f"{seconds:.2g} s"
-    return f"{int(seconds // 60)}:{int(seconds % 60):02d}" if seconds < 5970 else f"{seconds / 3600:.1f} h"

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import FileError, InputError
-from ..core.record import Provenance, Record, strict_json, write_atomically
-from ..propagation.profiler import Profiler
+from ...core.errors import FileError, InputError
+from ...core.record import Provenance, Record, strict_json, write_atomically
+from ...propagation.profiler import Profiler
 
 _FOLDER, _WEIGHTS = "unfinished", "weights.json"
 

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.record import Estimate, Provenance, Record, strict_json
-from ..propagation.observe import Stack
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.record import Estimate, Provenance, Record, strict_json
+from ...propagation.observe import Stack
 from .jacobian import LEVELS, Isometry
 
 #: A prediction agrees when it is this close to the measured cosine: absolutely, or relative to it.
@@ -125,19 +125,19 @@ class Signal:
     # --- showing -----------------------------------------------------------------------------------------------------
     def table(self) -> str:
         """One line a curve: the state after the last block, prediction in brackets."""
-        from ..report.signal import lines
+        from ...report.signal import lines
 
         return "\n".join(lines(self.record))
 
     def plot(self) -> Any:
         """Cosine, rank and norm per layer, an Altair chart: predicted as a line, measured as points."""
-        from ..report.depth import through_depth
+        from ...report.depth import through_depth
 
         return through_depth(self.record).chart
 
     def report(self, path: str | Path, lang: str = "en") -> Path:
         """One self-contained HTML file."""
-        from ..report.html import write_report
+        from ...report.html import write_report
 
         return write_report(self.record, path, lang=lang)
 
@@ -168,7 +168,7 @@ class Signal:
         return self.table()
 
     def _repr_html_(self) -> str:
-        from ..report.depth import through_depth
+        from ...report.depth import through_depth
 
         return through_depth(self.record)._repr_html_()
 

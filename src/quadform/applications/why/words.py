@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..core.record import Estimate
-from ..report.why import CHANGED, CHANGED_SHARE, FLATTER
+from ...core.record import Estimate
+from ...report.why import CHANGED, CHANGED_SHARE, FLATTER
 
 if TYPE_CHECKING:
-    from .why import Why
+    from .measure import Why
 
 
 def factor(before: Estimate | None, after: Estimate | None) -> float | None:

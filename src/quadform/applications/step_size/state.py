@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import FileError, InputError
-from ..train.runs import is_run, open_run
-from .configs.lr import LrConfig
-from .step_rules import Stepper, adam, read_optimizer
+from ...core.errors import FileError, InputError
+from ...train.runs import is_run, open_run
+from ..configs.lr import LrConfig
+from .rules import Stepper, adam, read_optimizer
 
 
 def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) -> Stepper:

@@ -18,29 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.designs import DESIGNS
-from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.progress import Progress, Report, say
-from ..core.record import Estimate, Provenance, Record
-from ..curvature.operators import hessian
-from ..curvature.risk import Risk
-from ..estimate.lanczos import eigenpairs
-from ..nn.transformer import Transformer
-from ..propagation.observe import find_stacks
-from ..propagation.profiler import Profiler
-from ..train.config import TrainConfig
-from ..train.datasets import Dataset
-from ..train.score import evaluate
-from . import compare_words as words
-from .answers import Answer, Grid
-from .configs.compare import SORTS, CompareConfig
-from .configs.shared import seconds_of
-from .journal import Deadline, Journal, TimeUp
-from .machine import DTYPES, device_of
-from .short_run import ShortRun
-from .step_measure import clock, seconds_of_product
-from .subject import parse_data
-from .why import adamw_ceiling
+from ...core.designs import DESIGNS
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.progress import Progress, Report, clock, say
+from ...core.record import Estimate, Provenance, Record
+from ...curvature.operators import hessian
+from ...curvature.risk import Risk
+from ...estimate.lanczos import eigenpairs
+from ...nn.transformer import Transformer
+from ...propagation.observe import find_stacks
+from ...propagation.profiler import Profiler
+from ...train.config import TrainConfig
+from ...train.datasets import Dataset
+from ...train.score import evaluate
+from ..answers import Answer, Grid
+from ..configs.compare import SORTS, CompareConfig
+from ..configs.shared import seconds_of
+from ..journal import Deadline, Journal, TimeUp
+from ..machine import DTYPES, device_of
+from ..short_run import ShortRun
+from ..step_size.ceiling import adamw_ceiling, seconds_of_product
+from ..subject import parse_data
+from . import words
 
 #: Most products for lambda_max of H and of P^-1 H; what they take as a rule.
 PRODUCTS, TYPICAL = 60, 45
@@ -318,7 +317,7 @@ def _plain(scalars: dict[str, Estimate]) -> dict[str, Any]:
 
 # --- the verb -------------------------------------------------------------------------------------------------------
 def _of(config: CompareConfig) -> _Work:
-    from ..train.datasets import dataset
+    from ...train.datasets import dataset
 
     name, settings = parse_data(config.data)
     data = dataset(name, **settings)

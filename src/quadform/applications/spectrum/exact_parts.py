@@ -15,12 +15,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from ..core.operator import Operator
-from ..core.record import Estimate
-from ..core.space import Space, Vector
-from ..curvature.operators import output_gradient
-from ..curvature.risk import Risk
-from ..theory.multihead import MultiHeadAttentionLayer
+from ...core.operator import Operator
+from ...core.record import Estimate
+from ...core.space import Space, Vector
+from ...curvature.operators import output_gradient
+from ...curvature.risk import Risk
+from ...theory.multihead import MultiHeadAttentionLayer
 
 #: The module's output and that of the closed form may differ by this much, relative to the largest entry.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4}

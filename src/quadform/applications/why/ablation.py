@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError
-from ..core.spec import BlockSpec, Gain, ModelConfig
-from ..nn.transformer import Transformer
-from .configs.why import REMOVABLE
+from ...core.errors import InputError
+from ...core.spec import BlockSpec, Gain, ModelConfig
+from ...nn.transformer import Transformer
+from ..configs.why import REMOVABLE
 
 
 def config_without(config: ModelConfig, what: str) -> ModelConfig:

@@ -1,0 +1,7 @@
+"""Block designs side by side under a budget: health at the start, cost, and the loss of a short training."""
+
+from ...core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"Compare": ".measure", "compare": ".measure", "plan": ".measure", "run": ".measure"}
+)

@@ -1,0 +1,7 @@
+"""How a signal crosses a model: token cosines, norms and gradients after every block, Jacobians, theory beside them."""
+
+from ...core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"Signal": ".result", "plan": ".measure", "run": ".measure", "signal": ".measure"}
+)

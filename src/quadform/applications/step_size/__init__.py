@@ -1,0 +1,7 @@
+"""The largest stable learning rate: rules of the optimisers, measured ceilings, trials on a copy of the model."""
+
+from ...core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"StepSize": ".answer", "lr": ".answer", "plan": ".answer", "run": ".answer"}
+)

@@ -1,0 +1,49 @@
+"""A ceiling from an eigenvalue, for whoever has measured one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from ...core.operator import Operator
+from ...core.record import Estimate
+from ...curvature.operators import hessian
+from ...curvature.risk import Risk
+from ...estimate.lanczos import eigenpairs
+from .rules import FLOOR, Stepper, floor_share, risk_gradient
+
+
+def ceiling_of(factor: float, lam: Estimate) -> Estimate:
+    """factor / lambda with the error of lambda; an upper bound where lambda is a lower one; no ceiling below 0."""
+    if lam.value <= 0:
+        return Estimate(math.inf, note="no direction curves up: curvature sets no ceiling", converged=lam.converged)
+    value, note = factor / lam.value, lam.note
+    if lam.kind == "exact":
+        return Estimate(value, matvecs=lam.matvecs, note=note)
+    return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, note)
+
+
+def adamw_ceiling(
+    H: Operator, risk: Risk, stepper: Stepper, products: int, told: Callable[..., None]
+) -> Estimate | None:
+    """The ceiling of AdamW; None where its top direction lies in entries Adam has seen no gradient for (P = eps)."""
+    P = stepper.preconditioner(risk_gradient(risk), risk.params)
+    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, progress=told)
+    if floor_share(P, stepper.eps, {n: t[0] for n, t in pairs.vectors.items()}) > FLOOR:
+        return None
+    return ceiling_of(stepper.rule.factor, pairs.top[0])
+
+
+def seconds_of_product(risk: Risk) -> float:
+    """Time of one Hessian-vector product, the second of two."""
+    H = hessian(risk)
+    v = {n: t[None] for n, t in risk.params.items()}
+    H.apply(v)
+    start = time.perf_counter()
+    H.apply(v)
+    if risk.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,7 @@
+"""Why Transformers need what they need: one part taken away at a time, the curvature measured before and after."""
+
+from ...core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__, {"Why": ".measure", "plan": ".measure", "run": ".measure", "why": ".measure"}
+)
