@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from torch.func import grad, jvp
 
 from kernels_common import DEVICE, HEADS, LOCK, WIDTH, alone, ceilings, error, peak, ready, timed
-from kernels_models import blockwise, eigen, gradient, product, product_error, training
+from kernels_models import blockwise, eigen, gradient, product, product_error, stock_gradient, training
+from kernels_profile import rates
 from quadform.kernels import attention, using
 
 
@@ -257,6 +258,8 @@ PARTS = {
     "eigen": eigen,
     "product-error": product_error,
     "gradient-1k": lambda report: gradient(report, 8, 1024, "tf32"),
+    "rates": rates,
+    "stock-gradient-1k": lambda report: stock_gradient(report, 8, 1024, "tf32"),
     "product-1k": lambda report: product(report, 8, 1024, "tf32"),
     "four-1k": lambda report: product(report, 8, 1024, "tf32", 4),
     "product-1k-halves": lambda report: product(report, 8, 1024, "tf32", products="halves"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import sys
 import time
 
 import torch
@@ -76,30 +75,3 @@ def ceilings() -> dict[str, float]:
     b = torch.empty_like(a)
     out["copy"] = 2 * a.numel() * 4 / timed(lambda: b.copy_(a)) / 1e9
     return out
-
-
-def measure(report, name, run, vectors=1, reps=5) -> None:
-    """Compile by running (side by side with the other parts), then time and memory, alone."""
-    clock = time.time()
-    for _ in range(20):
-        try:
-            run()
-            break
-        except torch.cuda.OutOfMemoryError:  # the others' first calls
-            torch.cuda.empty_cache()
-            time.sleep(3)
-    torch.cuda.synchronize()
-    built = time.time() - clock
-    torch.cuda.empty_cache()
-    ready(sys.argv[1])
-    with alone():
-        row = {"name": name, "ms": timed(run, reps, 1) / vectors, "gib": peak(run), "first_call_s": built}
-    report.setdefault("models", []).append(row)
-    print(f"  {name}: {row['ms']:.1f} ms, {row['gib']:.1f} GiB (first call {built:.0f} s)", flush=True)
-    if os.environ.get("QUADFORM_PROFILE") and name.startswith("training"):
-        with alone(), torch.profiler.profile() as profile:
-            run()
-            torch.cuda.synchronize()
-        with open(os.path.join(os.environ["QUADFORM_PROFILE"], "profiles.txt"), "a") as file:
-            table = profile.key_averages().table(sort_by="self_cuda_time_total", row_limit=25, max_name_column_width=70)
-            print(name, table, sep="\n", file=file)

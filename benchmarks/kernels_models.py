@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, jvp, vmap
 
-from kernels_common import DEPTH, DEVICE, HEADS, VOCAB, WIDTH, alone, error, measure
+from kernels_common import DEPTH, DEVICE, HEADS, VOCAB, WIDTH, alone, error
+from kernels_profile import measure
 from quadform.kernels import Blockwise, attention, linear_cross_entropy, program, using
 
 # GPT-2 124M as a list of blocks over parameter trees; `kind` is the type of the matrix products, as autocast would do.
@@ -93,6 +94,26 @@ def gradient(report, batch, tokens, mode) -> None:
     measure(report, f"gradient {mode} {batch}x{tokens}", lambda: torch.autograd.grad(step(params), leaves))
 
 
+def stock_gradient(report, batch, tokens, mode) -> None:
+    """Compiled gradient of the Hugging Face GPT-2 with SDPA: what people have without this project."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_positions=tokens, bos_token_id=0, eos_token_id=0, attn_implementation="sdpa")
+    model = transformers.GPT2LMHeadModel(config).to(DEVICE).eval()
+    ids = torch.randint(VOCAB, (batch, tokens), device=DEVICE)
+    compiled, leaves = torch.compile(model), list(model.parameters())
+
+    def run():
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=mode == "bf16"):
+            logits = compiled(input_ids=ids).logits
+        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
+        return torch.autograd.grad(loss, leaves)
+
+    measure(report, f"stock gradient {mode} {batch}x{tokens}", run)
+
+
 def product(report, batch, tokens, mode, many: int = 0, products: str = "torch") -> None:
     """Hessian product of GPT-2 as one program; `many` at once where asked."""
     kind = torch.bfloat16 if mode == "bf16" else torch.float32
@@ -120,7 +141,7 @@ def blockwise(report, batch, tokens, mode, reps=1) -> None:
     v[-1]["E"] = v[0]["E"]
     product = Blockwise(blocks, program)
     run = lambda: product(params, v)  # noqa: E731
-    measure(report, f"blockwise gradient + product {mode} {batch}x{tokens}", run, reps=reps)
+    measure(report, f"blockwise gradient + product {mode} {batch}x{tokens}", run, reps=reps, look=False)
 
 
 def product_error(report) -> None:
@@ -170,7 +191,7 @@ def training(report, name, fused: bool = True, batch: int = 128, tokens: int = 1
         optimiser.zero_grad()
 
     label = f"training {name} {batch}x{tokens}" + ("" if fused else " mixed by torch")
-    measure(report, label, step, reps=20)
+    measure(report, label, step, reps=20, look=False)
     report["models"][-1]["parameters"] = sum(p.numel() for p in model.parameters())
 
 

@@ -28,10 +28,13 @@ def problems(draw):
     return (new(batch, tokens, d), new(d, vocab)), targets, new
 
 
-@pytest.fixture(autouse=True, params=[1 << 25, 7])
+@pytest.fixture(autouse=True, params=[(1 << 25, 1024), (7, 1024), (7, 1)])
 def block(request, monkeypatch):
-    """Every identity holds for one block of tokens and for several."""
-    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", request.param)
+    """Every identity holds for one block of tokens and for several, the vocabulary padded or not."""
+    elements, large = request.param
+    monkeypatch.setattr(loss, "BLOCK_ELEMENTS", elements)
+    monkeypatch.setattr(loss, "LARGE", large)
+    monkeypatch.setattr(loss, "ALIGN", 4)
 
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=list(__import__("hypothesis").HealthCheck))
