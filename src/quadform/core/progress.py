@@ -56,7 +56,11 @@ class Progress:
             if tenth > self._told or now - self._told_at >= 60:
                 self._told, self._told_at = tenth, now
                 tail = f"  {self.text}" if self.text else ""
-                print(f"{self.what}  {self.done}/{self.total}{tail}  {clock(left)} left", file=self._stream, flush=True)
+                print(
+                    f"{self.what}  {self.done}/{self.total}{tail}  {_countdown(left)} left",
+                    file=self._stream,
+                    flush=True,
+                )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -76,10 +80,14 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def clock(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `8:52`, `1.5 h`; `?` where nobody knows."""
+def _countdown(seconds: float) -> str:
     if seconds == float("inf"):
         return "?"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def clock(seconds: float) -> str:
+    """How long something takes: `0.4 s`, `12 s`, `8:52`, `1.5 h`."""
     if seconds < 99.5:
         return f"{seconds:.2g} s"
     return f"{int(seconds // 60)}:{int(seconds % 60):02d}" if seconds < 5970 else f"{seconds / 3600:.1f} h"
