@@ -18,7 +18,7 @@ from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Record
 from quadform.report import DARK, LIGHT, blocks, export_figures, growth, heat_map, spectrum
 from quadform.report.attention.reading import SATURATED, Reading
-from quadform.report.numbers import number, percent
+from quadform.report.numbers import number, percent, short_name
 from quadform.report.page import drawn
 from quadform.report.raster import DECADES, LEVELS, aggregate, decades, levels, png
 from quadform.report.style import contrast, rgb
@@ -350,3 +350,10 @@ def test_a_record_that_lacks_something_says_what(record) -> None:
         heat_map(dataclasses.replace(record, tensors={k: v for k, v in record.tensors.items() if k != "H_f"}))
     with pytest.raises(InputError, match=r"names 192 parameters but its H_o has shape \(2, 2\)"):
         heat_map(dataclasses.replace(record, tensors={**record.tensors, "H_o": torch.zeros(2, 2)}))
+
+
+def test_a_model_is_called_by_the_end_of_its_path():
+    """A whole path is told by its last two folders, in figures and titles; other words are told as they are."""
+    assert short_name("/home/someone/runs/base/run") == "base/run"
+    assert short_name("runs/base") == "runs/base"
+    assert short_name("new:pre-ln,depth=6") == "new:pre-ln,depth=6"

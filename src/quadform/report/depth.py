@@ -14,7 +14,7 @@ from ..core.errors import InputError, UnknownName
 from ..core.record import Estimate, Record
 from .card import grade
 from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number, percent
+from .numbers import number, percent, short_name
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -39,7 +39,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        return str(self.about["label"])
+        return short_name(str(self.about["label"]))
 
     @property
     def depth(self) -> int:
@@ -63,7 +63,7 @@ class Curve:
         return [] if found is None else found.double().tolist()
 
     def scalar(self, name: str) -> Estimate | None:
-        return self.record.scalars.get(f"{self.label}/{name}")
+        return self.record.scalars.get(f"{self.about['label']}/{name}")
 
 
 def curves(record: Record) -> list[Curve]:

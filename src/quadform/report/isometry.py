@@ -24,7 +24,7 @@ def jacobians(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
             at = dict(
                 zip(("least", "p5", "p25", "p50", "p75", "p95", "most"), [max(v, floor) for v in levels], strict=True)
             )
-            square = record.scalars[f"{curve.label}/jacobian/{name}/mean_square"]
+            square = record.scalars[f"{curve.about['label']}/jacobian/{name}/mean_square"]
             rows.append(
                 {"name": f"{curve.label}: {_jacobian_name(str(name), texts)}", **at, **look_of(found, i, style)}
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import PurePath
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -44,3 +45,9 @@ def percent(share: float) -> str:
 def times(ratio: float) -> str:
     """A ratio as `1.9`, `40`, `2.1×10⁶`."""
     return number(ratio, 2)
+
+
+def short_name(model: str) -> str:
+    """A model as people call it: of a folder with its whole path the last two parts, anything else as it is."""
+    path = PurePath(model)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else model

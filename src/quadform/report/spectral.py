@@ -10,7 +10,7 @@ from ..core.memory import in_words
 from ..core.record import Estimate, Record
 from .card import Card, card, grade
 from .figure import Figure, Rows, Table, redraw
-from .numbers import number, percent, power, times
+from .numbers import number, percent, power, short_name, times
 from .page import Draw, Page
 from .rows import Row, estimate, tag
 from .style import LIGHT, Style
@@ -276,7 +276,7 @@ def _map_headline(record: Record, texts: Texts) -> str:
 
 # --- the page -------------------------------------------------------------------------------------------------------
 def title(record: Record, texts: Texts) -> str:
-    return texts("record_spectrum", name=record.inputs["source"].get("model", "–"))
+    return texts("record_spectrum", name=short_name(record.inputs["source"].get("model", "–")))
 
 
 def summary(record: Record, texts: Texts) -> str:
@@ -328,7 +328,12 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     note = "; ".join(inputs["notes"]) if texts.lang == "en" else ""
     setting, coverage, numbers = (texts(f"group_{g}") for g in ("setting", "coverage", "numbers"))
     out = [
-        Row(coverage, texts("record_spectrum", name=inputs["source"].get("model", "–")), inputs["coverage"], note=note),
+        Row(
+            coverage,
+            texts("record_spectrum", name=short_name(inputs["source"].get("model", "–"))),
+            inputs["coverage"],
+            note=note,
+        ),
         Row(setting, texts("spectral_operator"), inputs["curvature"]),
         Row(setting, texts("spectral_probe"), texts("spectral_batches", count=inputs["batches"])),
         Row(setting, texts("spectral_cost"), said),

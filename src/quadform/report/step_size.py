@@ -8,7 +8,7 @@ from typing import Any
 from ..core.record import Estimate, Record
 from .card import Card, Status, card
 from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number
+from .numbers import number, short_name
 from .page import Draw, Page
 from .rows import Row, estimate, tag
 from .style import LIGHT, Style
@@ -45,7 +45,7 @@ def _yours(record: Record) -> Estimate:
 
 
 def title(record: Record, texts: Texts) -> str:
-    return texts("record_rate", name=record.inputs["source"].get("model", ""), rule=record.inputs["rule"])
+    return texts("record_rate", name=short_name(record.inputs["source"].get("model", "")), rule=record.inputs["rule"])
 
 
 def summary(record: Record, texts: Texts) -> str:

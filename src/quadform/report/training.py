@@ -90,8 +90,8 @@ def course(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         band = over([{"step": 0, "end": warm, "text": texts("training_warming")}])
         layers += [
             band.mark_rect(color=style.shade, opacity=0.7).encode(x=x, x2="end:Q"),
-            band.mark_text(align="left", baseline="top", dx=3, dy=3, fontSize=11).encode(
-                x=x, y=alt.value(0), text="text:N"
+            band.mark_text(align="left", baseline="bottom", dx=3, dy=-3, fontSize=11).encode(
+                x=x, y=alt.value("height"), text="text:N"
             ),
         ]
     line = over([{"step": s, "loss": v} for s, v in zip(steps, loss, strict=True)])

@@ -61,7 +61,8 @@ def summary(record: Record, texts: Texts) -> str:
     e = get(record, "full", "ratio")
     if e is not None and e.value > 0:
         key = "why_flatter" if e.value >= FLATTER else "why_sharper" if e.value <= 1 / FLATTER else "why_alike"
-        said.append(texts(key, ratio=times(max(e.value, 1 / e.value)), limit=number(FLATTER)))
+        given = {"step": record.inputs["steps"][0], "limit": number(FLATTER)}
+        said.append(texts(key, ratio=times(max(e.value, 1 / e.value)), **given))
     if found is not None:
         part, factor = found
         if max(factor, 1 / factor) >= CHANGED:
@@ -188,15 +189,26 @@ def block_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figur
         name="blocks",
         title=texts("why_blocks_title"),
         chart=over.finish(chart, style, chrome=100, columns=3, narrow=700),
-        headline=summary(record, texts),
+        headline=_extremes(record, texts) or summary(record, texts),
         reading=texts("why_blocks_reading"),
         not_meaning=texts("why_blocks_not"),
         table=Table(tuple(texts(c) for c in ("why_variant", "col_block", "col_norm", "col_stderr")), table),
         python=redraw("block_bars"),
         texts=texts,
         tags=("estimate",),
-        caption=texts("why_caption", step=step, limit=number(CHANGED)),
+        caption=texts("why_blocks_caption", step=step),
     )
+
+
+def _extremes(record: Record, texts: Texts) -> str:
+    """Value over query in the whole model, and the variant in which it lies farthest from that."""
+    step = record.inputs["steps"][0]
+    ratio = {v: e.value for v in record.inputs["variants"] if (e := get(record, v, "ratio", step)) and e.value > 0}
+    base = ratio.pop("full", None)
+    if base is None or not ratio:
+        return ""
+    far = max(ratio, key=lambda v: abs(math.log(ratio[v] / base)))
+    return texts("why_blocks_head", whole=number(base), part=label(far, texts), other=number(ratio[far]))
 
 
 def drawn(record: Record) -> tuple[Draw, ...]:
