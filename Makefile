@@ -23,7 +23,7 @@ export DEBIAN_FRONTEND := noninteractive
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
-report: $(VENV)/.run ## measure a small attention layer and write one HTML file; the last line is its path
+report: $(VENV)/.run ## train a small Transformer, study it, write one HTML file; the last line is its path
 	@echo "== quadform report"
 	@$(BIN)/quadform report
 
