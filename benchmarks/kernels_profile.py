@@ -1,4 +1,4 @@
-"""Where a program's time goes: kernels in groups, matrix products by shape, a replay without launches, product rates."""
+"""Where a program's time goes: kernels in groups, products by shape, a replay without launches, product rates."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kernels_common import DEVICE, HEADS, VOCAB, WIDTH, alone, peak, ready, time
 
 OURS = ("_forward", "_forward_tangent", "_grad_rows", "_grad_columns")
 GROUPS = (
-    ("attention", OURS + ("fmha", "flash", "cudnn")),
-    ("scaling", ("_largest", "_scale", "_halve", "_cast")),
+    ("attention", (*OURS, "fmha", "flash", "cudnn")),
+    ("scaling", ("_largest", "_scale", "_tops", "_halves")),
     ("loss", ("_rows_of_logits", "_row_sums")),
     ("matrix products", ("gemm", "nvjet", "cutlass", "splitk", "sm90_", "cublas", "gemv", "triton_tem")),
     ("copies", ("memcpy", "memset", "direct_copy", "catarray")),

@@ -102,6 +102,24 @@ def test_entries_made_again_are_not_kept(net: Any) -> None:
         assert gap(fewer(primal, fewer.at(primal), v), A @ v) <= 1e-13
 
 
+def test_products_in_halves_keep_halves(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large float32 products in scaled float16: error of ten mantissa bits; operands that no vector touches are kept so."""
+    from quadform.kernels import products
+
+    monkeypatch.setattr(products, "LEAST", 2)
+    model, batch = net
+    model, batch = model.float(), tuple(t.float() if t.is_floating_point() else t for t in batch)
+    risk = Risk(model, mse, batch)
+    A, v = hessian(risk), risk.space.random(1, dtype=torch.float32)
+    primal = (dict(risk.params), list(batch))
+    whole = lambda primal, V: A.run._stack(primal[0], tuple(primal[1]), V)  # noqa: E731
+    with risk.context():
+        halves = Linearised(whole, primal, v, compile=False, products="halves")
+        kept = halves.at(primal)
+    assert any(t.dtype == torch.float16 for t in kept)
+    assert 1e-6 < gap(halves(primal, kept, v), A @ v) < 3e-3
+
+
 def test_blocks_of_a_traced_whole_use_its_program(net: Any) -> None:
     """A block asked for after the whole was traced is cut from it; before, it has a smaller program of its own."""
     model, batch = net

@@ -230,7 +230,7 @@ def test_curvlinops():
 
 def test_compiled_models_take_the_stock_attention():
     """torch.compile of a plain model keeps torch's own attention; inside a torch.func transform it takes ours."""
-    from quadform.nn.attention import attend
+    from quadform.nn.attend import attend
 
     seen = []
 

@@ -19,7 +19,9 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..kernels.products import in_halves
 from ..kernels.programs import program
+from ..kernels.replay import Replay
 
 aten = torch.ops.aten
 
@@ -79,9 +81,13 @@ class Linearised:
 
     `at(primal)` runs the first and returns what is kept; `self(primal, kept, V)` runs the second. `compile` compiles
     the second only: the first runs once. `bytes` is the memory of what is kept.
+
+    Compiled on a GPU, the second is replayed from a CUDA graph. `products` is that of `kernels.program`.
     """
 
-    def __init__(self, function: Callable[..., Any], primal: Any, V: Any, *, compile: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], primal: Any, V: Any, *, compile: bool, products: str = "torch"
+    ) -> None:
         shape: list[Any] = []
 
         def flat(primal: Any, V: Any) -> list[Tensor]:
@@ -91,11 +97,17 @@ class Linearised:
 
         called: Any = program(flat, primal, V, compile=False)
         graph = plain(called.graph, tree_flatten((primal, V))[0])
+        if products == "halves":
+            in_halves(graph)
+            graph.eliminate_dead_code()
         first, second, kept = cut(graph, len(tree_flatten(primal)[0]), remake=_ENTRYWISE if compile else set())
         self.bytes = sum(_bytes(n) for n in kept)
         self.nodes = len(second.graph.nodes)
         self._first = first
-        self._second = torch.compile(second, fullgraph=True, dynamic=False) if compile else second
+        self._second: Callable[..., Any] = second
+        if compile:
+            fixed = len(tree_flatten(primal)[0]) + len(kept)
+            self._second = Replay(torch.compile(second, fullgraph=True, dynamic=False), fixed)
         self._shape = shape[0]
 
     def at(self, primal: Any) -> list[Tensor]:

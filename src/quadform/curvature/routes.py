@@ -3,7 +3,8 @@
 `eager`     the model's own code. Of a Hessian the gradient's graph is kept, and a product is one more backward pass
             (`retained`); else, or where that fails, `jvp(grad)`, several vectors at once.
 `traced`    two aten programs (`linear`): what no vector touches runs once and is kept, the rest runs for every vector.
-`compiled`  the second of them through torch's compiler: a minute or more at first, then fastest.
+`compiled`  the second of them through torch's compiler: a minute or more at first, then fastest. On a GPU replayed from
+            a CUDA graph, and where torch may take TF32 its large products are taken in scaled float16.
 `auto`      whichever is predicted to end first; the prediction is said in one line.
 """
 
@@ -24,6 +25,7 @@ from ..core.errors import InputError
 from ..core.memory import free_bytes, in_words
 from ..core.progress import say
 from ..core.space import Vector
+from ..kernels.choice import default_precision
 from .retained import Retained
 from .risk import Risk
 
@@ -201,7 +203,10 @@ class Products:
                 again = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
                 return self._stack(primal[0], again, V)
 
-            self.programs[key] = Linearised(whole, primal, V, compile=self.route == "compiled")
+            compiled = self.route == "compiled"
+            ten_bits = self.risk.device.type == "cuda" and default_precision() == "tf32"  # torch may take TF32 then
+            products = "halves" if compiled and ten_bits else "torch"
+            self.programs[key] = Linearised(whole, primal, V, compile=compiled, products=products)
         program = self.programs[key]
         return program(primal, self._kept(i, primal, lambda: program.at(primal), program.bytes), V)
 

@@ -99,7 +99,8 @@ def _obstacle(q: Tensor, v: Tensor, bias: Tensor | None, precision: str) -> str 
     return None
 
 
-def _default_precision() -> str:
+def default_precision() -> str:
+    """The precision of float32 products that torch's own setting allows: "tf32" (ten mantissa bits) or "tf32x3"."""
     try:
         exact = torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:  # the older and the newer setting were both used; torch then answers by back end only
@@ -111,7 +112,7 @@ def _default_precision() -> str:
 def choose_traced(device: str, kind: torch.dtype, width: int, bias: bool, empty: bool) -> str:
     """The precision of the Triton twin, or "" for the reference: `choose` on plain values, for torch.compile."""
     backend, precision = _forced.get()
-    precision = precision or _default_precision()
+    precision = precision or default_precision()
     known = kind in (torch.float32, torch.bfloat16, torch.float16) and width <= _widest(kind, precision)
     if backend == "reference" or not (device == "cuda" and known and has_triton()) or bias or empty:
         return ""
@@ -123,7 +124,7 @@ def choose_traced(device: str, kind: torch.dtype, width: int, bias: bool, empty:
 def choose(q: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
     """The choice for these inputs, recorded for `last_choice`."""
     backend, precision = _forced.get()
-    precision = precision or _default_precision()
+    precision = precision or default_precision()
     obstacle = _obstacle(q, v, bias, precision)
     if backend == "triton":
         if not has_triton():

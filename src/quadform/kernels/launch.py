@@ -47,22 +47,6 @@ def _in_halves(q: Tensor, precision: str) -> bool:
     return q.dtype == torch.float32 and precision == "tf32"
 
 
-def _unit(*largest: Tensor) -> Tensor:
-    """The power of two that brings the largest magnitude to about 1/8, far from both ends of float16."""
-    top = torch.stack(torch.broadcast_tensors(*largest)).amax(0).clamp_min(1e-30)
-    return torch.exp2(-3 - top.log2().floor())
-
-
-def _largest(t: Tensor) -> Tensor:
-    """max |t|, one per entry of the leading tangent axis where there is one; shaped to multiply t."""
-    return torch.linalg.vector_norm(t, float("inf"), tuple(range(t.dim() - 4, t.dim())), keepdim=True)
-
-
-def _half(t: Tensor, unit: Tensor) -> Tensor:
-    """unit t in float16, in one pass."""
-    return torch.mul(t, unit, out=torch.empty_like(t, dtype=torch.float16))
-
-
 def _rows_first(lead: tuple[int, ...], heads: int, tokens: int, width: int, like: Tensor) -> Tensor:
     """An uninitialised (*lead, heads, tokens, width) laid out token by token, as the next linear layer reads it."""
     return torch.empty(*lead, tokens, heads, width, dtype=like.dtype, device=like.device).transpose(-2, -3)
@@ -82,8 +66,11 @@ def _weights(q: Tensor, mix: Tensor | None, shape: tuple[int, ...]) -> tuple:
     return (q, (0, 0, 0, 0)) if mix is None else (mix, mix.expand(shape).stride())
 
 
-def _launch(kernel: str, args: tuple, q, k, v, bias, mask, mix, causal, scale, precision, tangents: int | None = None):
-    """Run one kernel over its grid; `tangents` is None for the functions of the primal."""
+def _launch(
+    kernel: str, args: tuple, q, k, v, bias, mask, mix, causal, scale, precision,
+    tangents: int | None = None, units: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Run one kernel over its grid; `tangents` is None for the functions of the primal, `units` those of `scaling`."""
     heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
     group = heads // k.shape[1]
     BM, BN, warps, stages = tiles(kernel, q.dtype, max(q.shape[3], v.shape[3]), precision, max(rows, columns))
@@ -107,7 +94,12 @@ def _launch(kernel: str, args: tuple, q, k, v, bias, mask, mix, causal, scale, p
     if kernel in ("grad_rows", "grad_columns", "tangent_rows", "tangent_columns"):
         constants["TANGENT"] = kernel.startswith("tangent")
         program = fused._grad_columns if columnwise else fused._grad_rows
+        if columnwise:
+            constants |= {"KEYS": True, "VALUES": True}
     else:
         program = fused._forward if kernel == "forward" else fused._forward_tangent
+    if kernel != "forward":
+        constants["SCALED"] = units is not None
+        args = (*args, q if units is None else units)
     sizes = (float(scale), rows, columns, heads, q.shape[3], v.shape[3])
     program[grid](*args, *sizes, **constants, BM=BM, BN=BN, BD=BD, BDV=BDV, num_warps=warps, num_stages=stages)

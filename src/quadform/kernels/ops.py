@@ -5,9 +5,8 @@ rules turn a batch of tangents into the kernels' tangent axis, so k products sha
 unbatched. They also carry reverse rules of first and second order, which is what `torch.compile` of a training step
 uses (it refuses an autograd.Function that defines `jvp`).
 
-float32 inputs in "tf32" mode are multiplied as float16 scaled by powers of two: the same ten mantissa bits as TF32 at
-twice its rate and half its shared memory. A second-order product is linear in its tangents and in dO, so two factors
-(one for dO, one per tangent) keep every operand in range; results are float32 and scaled back. Source: [own].
+float32 inputs in "tf32" mode are multiplied as float16 scaled by powers of two (`scaling`): the same ten mantissa bits
+as TF32 at twice its rate and half its shared memory; results are float32.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from quadform.core.errors import InputError
 
-from .launch import _dense, _extras, _half, _in_halves, _largest, _launch, _rows_first, _unit, _weights
+from .launch import _dense, _extras, _in_halves, _launch, _rows_first, _weights
+from .scaling import AS_IS, BOTH, COTANGENT, TANGENT, operands
 
 CUDNN = torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
 
@@ -64,7 +64,7 @@ def _attend(
         soft = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
         return _laid_out(soft[0], out), O, soft[1].reshape(q.shape[:3])
     if _in_halves(q, precision):
-        q, k, v = (x.half() for x in (q, k, v))
+        (q, k, v), _ = operands((q, k, v), (AS_IS,) * 3)
     soft = out if mix is None else O
     args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix))
     args += (soft, soft.stride(), lse, out, out.stride())
@@ -92,22 +92,16 @@ def _attend_grad(
             g, q, k, v, O, lse[..., None], *sizes, scale=scale
         )
         return (*(_laid_out(a, b) for a, b in zip(out, (dq, dk, dv), strict=True)), c)
-    halves = _in_halves(q, precision)
-    if halves:
-        unit = _unit(_largest(g))
-        q, k, v, g, delta = q.half(), k.half(), v.half(), _half(g, unit), delta * unit[..., 0]
+    units = None
+    if _in_halves(q, precision):
+        (q, k, v, g), units = operands((q, k, v, g), (AS_IS, AS_IS, AS_IS, COTANGENT))
     none = (0, 0, 0, 0)
     head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix), lse, delta, g, g.stride())
     unused = (q, none, k, none, v, none, q, none, lse, delta, g, none)
-    rest = (q, k, v, bias, mask, mix, causal, scale, precision)
+    rest = (q, k, v, bias, mask, mix, causal, scale, precision, None, units)
     _launch("grad_columns", (*head, *unused, dk, (0, *dk.stride()), dv, (0, *dv.stride())), *rest)
     _launch("grad_rows", (*head, *unused, dq, (0, *dq.stride()), c), *rest)
-    return _unscaled((dq, dk, dv), c, unit) if halves else (dq, dk, dv, c)
-
-
-def _unscaled(gradients: tuple[Tensor, ...], c: Tensor, unit: Tensor) -> tuple[Tensor, ...]:
-    """The outputs divided by the unit, in place; c has no width, and may be absent."""
-    return (*(x.div_(unit) for x in gradients), c.div_(unit[..., 0]) if c.numel() else c)
+    return dq, dk, dv, c
 
 
 def _gradients(q, k, v, mix, lead):
@@ -130,24 +124,15 @@ def _attend_tangent(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v, O, tq, tk, tv = _dense(q, k, v, O, tq, tk, tv)
     tout, tO, tlse = _outputs(q, v, mix, tq.shape[:2])
-    halves = _in_halves(q, precision)
-    if halves:
-        unit = _unit(*_sizes(tq, tk, tv, tmix))
-        q, k, v, tq, tk, tv = q.half(), k.half(), v.half(), *(_half(t, unit) for t in (tq, tk, tv))
-        tmix = tmix if mix is None else tmix * unit[..., 0]
+    units = None
+    if _in_halves(q, precision):
+        (q, k, v, tq, tk, tv), units = operands((q, k, v, tq, tk, tv), (AS_IS,) * 3 + (TANGENT,) * 3, tmix)
     soft = tout if mix is None else tO
     args = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix), O, O.stride())
     args += (lse.contiguous(), tq, tq.stride(), tk, tk.stride(), tv, tv.stride())
     args += (*_weights(q, tmix, (*tq.shape[:3], 3)), soft, soft.stride(), tlse, tout, tout.stride())
-    _launch("forward_tangent", args, q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0])
-    if halves:
-        tout.div_(unit), tlse.div_(unit[..., 0])
-        tO = tO if mix is None else tO.div_(unit)
+    _launch("forward_tangent", args, q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0], units)
     return tout, tO, tlse
-
-
-def _sizes(tq, tk, tv, tmix):
-    return [_largest(t) for t in (tq, tk, tv)] + ([] if tmix is None else [_largest(tmix[..., None])])
 
 
 @_attend_tangent.register_fake
@@ -165,22 +150,17 @@ def _attend_grad_tangent(
     q, k, v, g, tq, tk, tv, tg = _dense(q, k, v, dO, tq, tk, tv, tdO)
     lse, delta, tlse, tdelta = (x.contiguous() for x in (lse, delta, tlse, tdelta))
     tdq, tdk, tdv, tc = _gradients(q, k, v, mix, tq.shape[:1])
-    halves = _in_halves(q, precision)
-    if halves:
-        first = _unit(_largest(g))
-        unit = _unit(*_sizes(tq, tk, tv, tmix), _largest(tg) * first)
-        q, k, v, g, delta = q.half(), k.half(), v.half(), _half(g, first), delta * first[..., 0]
-        tq, tk, tv = (_half(t, unit) for t in (tq, tk, tv))
-        tmix = tmix if mix is None else tmix * unit[..., 0]
-        both = unit * first
-        tg, tlse, tdelta = _half(tg, both), tlse * unit[..., 0], tdelta * both[..., 0]
+    units = None
+    if _in_halves(q, precision):
+        kinds = (AS_IS, AS_IS, AS_IS, COTANGENT, TANGENT, TANGENT, TANGENT, BOTH)
+        (q, k, v, g, tq, tk, tv, tg), units = operands((q, k, v, g, tq, tk, tv, tg), kinds, tmix)
     head = (q, q.stride(), k, k.stride(), v, v.stride(), *_extras(q, k, bias, mask, mix), lse, delta, g, g.stride())
     head += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), *_weights(q, tmix, (*tq.shape[:3], 3)))
     head += (tlse, tdelta, tg, tg.stride())
-    rest = (q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0])
+    rest = (q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0], units)
     _launch("tangent_columns", (*head, tdk, tdk.stride(), tdv, tdv.stride()), *rest)
     _launch("tangent_rows", (*head, tdq, tdq.stride(), tc), *rest)
-    return _unscaled((tdq, tdk, tdv), tc, both) if halves else (tdq, tdk, tdv, tc)
+    return tdq, tdk, tdv, tc
 
 
 @_attend_grad_tangent.register_fake

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from quadform.core.errors import InputError
 
 from .products import in_halves
+from .replay import Replay
 
 
 def _free_constants(graph: torch.fx.Graph) -> None:
@@ -42,7 +43,9 @@ def _reshapes(graph: torch.fx.Graph) -> None:
 PRODUCTS = ("torch", "halves")
 
 
-def program(function: Callable, *example: Any, compile: bool = True, products: str = "torch") -> Callable:
+def program(
+    function: Callable, *example: Any, compile: bool = True, products: str = "torch", replay: bool = False
+) -> Callable:
     """`function`, with every `torch.func` level and custom rule inside it flattened into one graph, then compiled.
 
     `example` fixes shapes and types of the arguments (trees of tensors); the values do not matter; tensors that
@@ -51,7 +54,9 @@ def program(function: Callable, *example: Any, compile: bool = True, products: s
     none. What the answer does not need is removed, and what is computed twice is computed once. Source: [own].
 
     `products` is "torch" (float32 products at torch's matmul precision) or "halves": the large ones in scaled float16,
-    which has TF32's ten mantissa bits at twice its rate; see `products.in_halves`.
+    which has TF32's ten mantissa bits at twice its rate; see `products.in_halves`. `replay` starts a GPU's work from a
+    CUDA graph from the second call on, without which the many small kernels of "halves" wait for the host; it holds the
+    memory of one run for as long as the program lives (`replay.Replay`).
 
         hvp = program(lambda p, v: jvp(grad(loss), (p,), (v,))[1], p, v)
     """
@@ -75,6 +80,7 @@ def program(function: Callable, *example: Any, compile: bool = True, products: s
     graph.graph.eliminate_dead_code()
     graph.recompile()
     run = torch.compile(graph, fullgraph=True, dynamic=False) if compile else graph
+    run = Replay(run) if replay else run
 
     def called(*args):
         leaves, given = tree_flatten(args)

@@ -41,7 +41,7 @@ def _forward(
     top = tl.max(s, 1)
     p = tl.exp2(s - top[:, None])
     total = tl.sum(p, 1)
-    alpha, beta, gamma = _weights(mix + h * 3)
+    alpha, beta, gamma = _weights(mix + h * 3, 1.0)
     p = p * (beta / total)[:, None] - tl.where(seen, (gamma / _count(i, tokens, CAUSAL))[:, None], 0.0)
     acc = tl.dot(p.to(V.dtype), V, alpha * V.to(tl.float32), input_precision=PRECISION)
     _put(out + b * out_st[0] + h * out_st[1], acc, i, dv, out_st[2], tokens, DV)
@@ -64,7 +64,7 @@ def _backward(
     V = _tile(v + b * v_st[0] + h * v_st[1], i, dv, v_st[2], tokens, DV, EVEN, EVEN_D)
     G = _tile(g + b * g_st[0] + h * g_st[1], i, dv, g_st[2], tokens, DV, EVEN, EVEN_D)
     base = _vector(lse + z.to(tl.int64) * tokens, i, tokens, EVEN)
-    alpha, beta, gamma = _weights(mix + h * 3)
+    alpha, beta, gamma = _weights(mix + h * 3, 1.0)
     seen = (i[None, :] < tokens) & (i[:, None] < tokens)
     if CAUSAL:
         seen = seen & (i[:, None] <= i[None, :])

@@ -68,9 +68,20 @@ def _count(i, columns, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def _weights(mix):
-    """α, β, γ of one head."""
-    return tl.load(mix), tl.load(mix + 1), tl.load(mix + 2)
+def _weights(mix, unit):
+    """α, β, γ of one head, times `unit`."""
+    return tl.load(mix) * unit, tl.load(mix + 1) * unit, tl.load(mix + 2) * unit
+
+
+@triton.jit
+def _units(units, n, SCALED: tl.constexpr, TANGENT: tl.constexpr):
+    """The units of dO and of tangent n; see `scaling`."""
+    first, unit = 1.0, 1.0
+    if SCALED:
+        first = tl.load(units)
+        if TANGENT:
+            unit = tl.load(units + 1 + n)
+    return first, unit
 
 
 @triton.jit
