@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch.func import grad, jvp
 
 from kernels_common import DEVICE, HEADS, LOCK, WIDTH, alone, ceilings, error, peak, ready, timed
-from kernels_models import blockwise, eigen, gradient, product, product_error, stock_gradient, training
+from kernels_models import blockwise, eigen, gradient, kept, product, product_error, stock_gradient, training
 from kernels_profile import rates
 from quadform.kernels import attention, using
 
@@ -102,6 +102,48 @@ def accuracy(report, cases=CASES, key: str = "accuracy") -> None:
     limits = {"bf16": 5e-3, "tf32": 5e-3, "tf32x3": 1e-5, "ieee": 1e-5, "fp16": 5e-3}
     report[f"{key}_ok"] = {m: max(r[m][1] for r in rows if m in r) <= limit for m, limit in limits.items()}
     print("  within the limits:", report[f"{key}_ok"])
+
+
+def accuracy_short(report) -> None:
+    """Kernels for up to 128 tokens (one tile a head; small tiles) against float64: value, gradient, weights' gradient."""
+    from quadform.kernels import ops
+    from quadform.kernels import short as one_tile
+
+    ops._stock = lambda *_: False  # cuDNN would take the plain ones
+    gen = torch.Generator(DEVICE).manual_seed(0)
+    rows = []
+    for tokens, width, causal in ((128, 64, True), (128, 64, False), (100, 64, True), (77, 40, True), (16, 16, False)):
+        for kind in (torch.bfloat16, torch.float16):
+            q, k, v, g = heads(4, tokens, kind, gen, width, n=4)
+            mix = 1 + 0.5 * torch.randn(1, HEADS, 3, device=DEVICE, generator=gen)
+            options = (causal, width**-0.5)
+            wide = [a.double().requires_grad_() for a in (q, k, v, *mix[0].T)]
+
+            def exact(names, wide=wide, causal=causal, g=g):
+                with using("reference"):
+                    out = attention(*wide[:3], causal=causal, **dict(zip(names, wide[3:], strict=False)))
+                used = wide[: 3 + len(names)]
+                return out, torch.autograd.grad(out, used, g.double())
+
+            out, lse = one_tile.short(q, k, v, mix, *options)
+            *first, dmix = one_tile.short_grad(q, k, v, mix, lse, g, *options)
+            value, slope = exact(("alpha", "beta", "gamma"))
+            row = {"case": f"{tokens} tokens, {width} wide, causal {causal}, {str(kind)[6:]}"}
+            row["one tile"] = [error((out,), (value,)), error(first, slope[:3]), error(dmix.sum(0).T, slope[3:])]
+            both = []
+            for names in ((), ("alpha", "beta", "gamma")):
+                m = mix if names else None
+                out, O, lse = ops._attend(q, k, v, None, None, m, *options, "tf32")
+                delta = row_products(g, O if names else out)
+                *first, _ = ops._attend_grad(q, k, v, None, None, m, out, lse, delta, g, *options, "tf32")
+                value, slope = exact(names)
+                both += [error((out,), (value,)), error(first, slope[:3])]
+            row["small tiles"] = both
+            rows.append(row)
+            print(f"  {row['case']:48s}", *(f"{e:.1e}" for e in row["one tile"] + row["small tiles"]), flush=True)
+    report["accuracy_short"] = rows
+    report["accuracy_short_ok"] = max(max(r["one tile"] + r["small tiles"]) for r in rows) <= 1e-2
+    print("  all within 1e-2:", report["accuracy_short_ok"])
 
 
 @torch.compile(dynamic=True)
@@ -252,6 +294,7 @@ def short(report, batch: int = 128, tokens: int = 128) -> None:
 PARTS = {
     "accuracy": accuracy,
     "accuracy-shaped": lambda report: accuracy(report, SHAPED, "accuracy_shaped"),
+    "accuracy-short": accuracy_short,
     "attention": lambda report: attention_alone(report, [1024, 4096, 16384, 65536]),
     "attention-short": lambda report: attention_alone(report, [1024, 4096]),
     "short": short,
@@ -260,10 +303,10 @@ PARTS = {
     "gradient-1k": lambda report: gradient(report, 8, 1024, "tf32"),
     "rates": rates,
     "stock-gradient-1k": lambda report: stock_gradient(report, 8, 1024, "tf32"),
-    "product-1k": lambda report: product(report, 8, 1024, "tf32"),
-    "four-1k": lambda report: product(report, 8, 1024, "tf32", 4),
-    "product-1k-halves": lambda report: product(report, 8, 1024, "tf32", products="halves"),
-    "four-1k-halves": lambda report: product(report, 8, 1024, "tf32", 4, "halves"),
+    "product-1k": lambda report: product(report, 8, 1024, "tf32", replay=True),
+    "product-1k-halves": lambda report: product(report, 8, 1024, "tf32", products="halves", replay=True),
+    "four-1k-halves": lambda report: product(report, 8, 1024, "tf32", 4, "halves", replay=True),
+    "kept-1k": lambda report: kept(report, 8, 1024, "tf32"),
     "gradient-16k": lambda report: gradient(report, 1, 16384, "bf16"),
     "product-16k": lambda report: product(report, 1, 16384, "bf16"),
     "blockwise-16k": lambda report: blockwise(report, 1, 16384, "bf16", 3),
@@ -276,7 +319,7 @@ PARTS = {
 }
 
 
-QUIET = ("accuracy", "accuracy-shaped", "eigen", "product-error")
+QUIET = ("accuracy", "accuracy-shaped", "accuracy-short", "eigen", "product-error")
 """Parts without a clock; nobody waits for them."""
 
 

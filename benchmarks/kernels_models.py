@@ -13,23 +13,33 @@ from quadform.kernels import Blockwise, attention, linear_cross_entropy, program
 # GPT-2 124M as a list of blocks over parameter trees; `kind` is the type of the matrix products, as autocast would do.
 
 
-def gpt2(batch: int, tokens: int, kind: torch.dtype, second_order: bool, seed: int = 0, depth: int = DEPTH, **sizes):
-    """(blocks, params): embedding, depth blocks, head with the loss; the embedding is listed at both ends."""
+def gpt2(
+    batch: int, tokens: int, kind: torch.dtype, second_order: bool, seed: int = 0, depth: int = DEPTH,
+    results: torch.dtype | None = None, scores: torch.dtype | None = None, **sizes,
+):  # fmt: skip
+    """(blocks, params): embedding, depth blocks, head with the loss; the embedding is listed at both ends.
+
+    `results` is the type between products (float32: operands alone are rounded to `kind`), `scores` the attention's.
+    """
     d, vocab, count = sizes.get("d", HEADS * WIDTH), sizes.get("vocab", VOCAB), sizes.get("heads", HEADS)
     gen = torch.Generator(DEVICE).manual_seed(seed)
     ids = torch.randint(vocab, (batch, tokens + 1), device=DEVICE, generator=gen)
     new = lambda *s: 0.02 * torch.randn(*s, device=DEVICE, generator=gen)  # noqa: E731
     one, zero = torch.ones(d, device=DEVICE), torch.zeros
 
+    results, scores = results or kind, scores or kind
+
     def linear(x, W, b):
-        return x.to(kind) @ W.to(kind) + b.to(kind)
+        if results == kind:
+            return x.to(kind) @ W.to(kind) + b.to(kind)
+        return x.to(kind).to(results) @ W.to(kind).to(results) + b  # exact products of rounded operands
 
     def embed(p):
         return F.embedding(ids[:, :-1], p["E"]) + p["P"]
 
     def block(p, x):
         y = linear(F.layer_norm(x, (d,), p["g1"], p["b1"]), p["W_QKV"], p["b_QKV"])
-        q, k, v = (a.unflatten(-1, (count, -1)).transpose(1, 2) for a in y.chunk(3, -1))
+        q, k, v = (a.unflatten(-1, (count, -1)).transpose(1, 2).to(scores) for a in y.chunk(3, -1))
         if second_order:
             y = attention(q, k, v, causal=True)
         else:
@@ -114,23 +124,47 @@ def stock_gradient(report, batch, tokens, mode) -> None:
     measure(report, f"stock gradient {mode} {batch}x{tokens}", run)
 
 
-def product(report, batch, tokens, mode, many: int = 0, products: str = "torch") -> None:
+def product(report, batch, tokens, mode, many: int = 0, products: str = "torch", replay: bool = False) -> None:
     """Hessian product of GPT-2 as one program; `many` at once where asked."""
     kind = torch.bfloat16 if mode == "bf16" else torch.float32
     blocks, params = gpt2(batch, tokens, kind, second_order=True)
     params = untied(params)
     one = lambda p, v: jvp(grad(whole(blocks)), (p,), (v,))[1]  # noqa: E731
     v = random_like(params, 1, many or None)
-    run = program((lambda p, V: vmap(lambda v: one(p, v))(V)) if many else one, params, v, products=products)
+    f = (lambda p, V: vmap(lambda v: one(p, v))(V)) if many else one
+    run = program(f, params, v, products=products, replay=replay)
     name = f"product {mode} {batch}x{tokens}" + f" {many} at once" * bool(many) + " in halves" * (products == "halves")
-    measure(report, name, lambda: run(params, v), many or 1)
+    measure(report, name + " replayed" * replay, lambda: run(params, v), many or 1)
     if not many:
-        u = random_like(params, 2)
-        with alone():
-            Hv, Hu = run(params, v), run(params, u)
-            gap = float((dot(u, Hv) - dot(v, Hu)).abs() / (dot(u, u) * dot(Hv, Hv)).sqrt())
-        print(f"    |u'Hv - v'Hu| / |u||Hv| = {gap:.1e}", flush=True)
-        report["models"][-1]["asymmetry"] = gap
+        report["models"][-1]["asymmetry"] = asymmetry(params, v, lambda v: run(params, v))
+
+
+def asymmetry(params, v, run) -> float:
+    """|u'Hv − v'Hu| / |u||Hv| for a second vector u."""
+    u = random_like(params, 2)
+    with alone():
+        Hv, Hu = run(v), run(u)
+        gap = float((dot(u, Hv) - dot(v, Hu)).abs() / (dot(u, u) * dot(Hv, Hv)).sqrt())
+    print(f"    |u'Hv - v'Hu| / |u||Hv| = {gap:.1e}", flush=True)
+    return gap
+
+
+def kept(report, batch, tokens, mode, products: str = "halves") -> None:
+    """One product of many at the same weights: what no vector touches was computed once and is kept."""
+    from quadform.curvature.linear import Linearised
+
+    kind = torch.bfloat16 if mode == "bf16" else torch.float32
+    blocks, params = gpt2(batch, tokens, kind, second_order=True)
+    params, v = untied(params), random_like(untied(params), 1)
+    one = lambda p, v: jvp(grad(whole(blocks)), (p,), (v,))[1]  # noqa: E731
+    run = Linearised(one, params, v, compile=True, products=products)
+    values = run.at(params)
+    name = f"kept product {mode} {batch}x{tokens}" + " in halves" * (products == "halves") + " replayed"
+    measure(report, name, lambda: run(params, values, v))
+    report["models"][-1] |= {
+        "kept_gib": run.bytes / 2**30,
+        "asymmetry": asymmetry(params, v, lambda v: run(params, values, v)),
+    }
 
 
 def blockwise(report, batch, tokens, mode, reps=1) -> None:
@@ -198,9 +232,17 @@ def training(report, name, fused: bool = True, batch: int = 128, tokens: int = 1
 def eigen(report) -> None:
     """Top-10 eigenvalues of a small GPT's Hessian, written out column by column, per mode against float64."""
     out = {}
-    for mode, kind, precision in (("float64", torch.float64, "tf32"), ("tf32", torch.float32, "tf32"),
-                                  ("tf32x3", torch.float32, "tf32x3"), ("bf16", torch.bfloat16, "tf32")):  # fmt: skip
-        blocks, params = gpt2(2, 33, kind, second_order=True, depth=2, d=16, vocab=11, heads=1)
+    wide, half = torch.float32, torch.bfloat16
+    modes = (
+        ("float64", torch.float64, "tf32", {}),
+        ("tf32", wide, "tf32", {}),
+        ("tf32x3", wide, "tf32x3", {}),
+        ("bf16", half, "tf32", {}),
+        ("bf16 operands, float32 between products", half, "tf32x3", {"results": wide}),
+        ("bf16 attention in a float32 model", wide, "tf32x3", {"scores": half}),
+    )
+    for mode, kind, precision, types in modes:
+        blocks, params = gpt2(2, 33, kind, second_order=True, depth=2, d=16, vocab=11, heads=1, **types)
         params = untied(params)
         flat = [a * 10 if a.dim() > 1 else a for p in params for a in p.values()]
         names = [list(p) for p in params]

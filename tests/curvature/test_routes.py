@@ -103,7 +103,7 @@ def test_entries_made_again_are_not_kept(net: Any) -> None:
 
 
 def test_products_in_halves_keep_halves(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large float32 products in scaled float16: error of ten mantissa bits; operands that no vector touches are kept so."""
+    """Large float32 products in scaled float16: error of ten mantissa bits; operands no vector touches are kept so."""
     from quadform.kernels import products
 
     monkeypatch.setattr(products, "LEAST", 2)
