@@ -35,7 +35,7 @@ import torch
 torch.set_num_threads(1)
 import quadform.applications.why.measure, quadform.applications.compare.measure, quadform.applications.spectrum.calls
 import quadform.applications.signal.measure, quadform.applications.step_size.answer, quadform.report
-from quadform.applications import study
+from quadform.applications.study import stages as study
 from quadform.cli import main
 from quadform.estimate import resume
 resume.SAVE_EVERY = 0.0

@@ -116,7 +116,7 @@ def test_report_of_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No argument: trains, measures, keeps every stage in runs/default, writes the file, last line `report: PATH`."""
-    from quadform.applications import study
+    from quadform.applications.study import stages as study
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "dim": 16, "heads": 2})

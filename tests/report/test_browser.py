@@ -126,15 +126,15 @@ def test_every_figure_is_drawn_and_fits(browser, files, lang, theme, width) -> N
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Path:
     """A small model studied whole: learning rate, spectrum, signal, its parts; and a layer beside it."""
-    from quadform.applications import study as studies
     from quadform.applications.configs.report import ReportConfig
+    from quadform.applications.study import open_studies, stages
 
     folder = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studies, "PROBE", {"batch": 4, "batches": 2})
+        patch.setattr(stages, "PROBE", {"batch": 4, "batches": 2})
         word = "new:pre-ln,depth=1,dim=16,heads=2"
-        (found,) = studies.open_studies((word,), ReportConfig(data="add:digits=2"), folder)
-    return write_report([found, make_record(tokens=3, dim=3)], folder / "study.html")
+        (found,) = open_studies((word,), ReportConfig(data="add:digits=2"), folder)
+    return write_report([found.records, make_record(tokens=3, dim=3)], folder / "study.html")
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])

@@ -12,7 +12,7 @@ from quadform.report.texts import EN, KO, language
 
 #: Words that stay as they are in every language: names from code, formats, proper names.
 KEPT = {"H", "H_o", "H_f", "W_Q", "W_K", "λ_max", "λ_min", "SGD", "K", "FAC", "CSV", "SVG", "Python", "JSON", "MB"}
-KEPT |= {"float64", "base64", "quadform", "K-FAC", "_max", "_min"}
+KEPT |= {"float64", "base64", "quadform", "K-FAC", "_max", "_min", "resume"}
 
 
 def places(sentence: str) -> list[str]:
@@ -68,7 +68,7 @@ def test_every_sentence_is_used() -> None:
         "button",
         "training",
     )
-    built += ("signal", "level")
+    built += ("signal", "level", "stage")
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:
         assert f'"{key}"' in sources or key.startswith(begins), key

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.errors import InputError, did_you_mean
 from ..core.memory import in_words
-from ..core.progress import Progress, Report, say
+from ..core.progress import Progress, Report, clock, say
 from ..core.record import Estimate, Provenance, Record
 from .configs.attention import BLOCKS, MERGED_BLOCKS, AttentionConfig, Vary
 from .machine import DTYPES, MATRICES, device_of, guard
@@ -46,6 +46,8 @@ FIT_UP_TO = 0.1
 #: Above this many parameters the closed form is compared with autodiff on some columns only.
 _FULL_CHECK = 800
 _COLUMNS = 64
+#: A whole answer without its sweep takes about as long as this many Hessians: spectra, the autodiff twin, the timing.
+AS_MANY = 60
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------
@@ -164,25 +166,29 @@ def entropy(A: Tensor) -> float:
 
 
 # --- the verb -------------------------------------------------------------------------------------------------------
-def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
-    """Measure: the Hessian and its parts, their spectra, block norms, and their growth along the sweep."""
-    device, dtype = device_of(config.device), DTYPES[config.dtype]
-    guard(config.parameters, device, dtype)
+def _problem(config: AttentionConfig) -> Problem:
     tokens, dim, d_k, d_v = config.shape
-    problem = toy_problem(
+    return toy_problem(
         tokens=tokens,
         dim=dim,
         d_k=d_k,
         d_v=d_v,
         seed=config.seed,
-        dtype=dtype,
-        device=device,
+        dtype=DTYPES[config.dtype],
+        device=device_of(config.device),
         scale=config.scale,
         attention=config.attention,
         temperature=config.temperature,
         mask=config.mask,
         factor=config.factor,
     )
+
+
+def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
+    """Measure: the Hessian and its parts, their spectra, block norms, and their growth along the sweep."""
+    device, dtype = device_of(config.device), DTYPES[config.dtype]
+    guard(config.parameters, device, dtype)
+    problem = _problem(config)
     _tell_cost(config.parameters, dtype)
     sweep = config.sweep
     with Progress(5 + (sweep.points if sweep else 0), "attention", show=progress) as bar:
@@ -218,6 +224,23 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
         tensors={name: t.detach().to("cpu", torch.float64) for name, t in tensors.items()},
         made=Provenance.collect(seed=config.seed, dtype=dtype, device=device),
     )
+
+
+def plan(config: AttentionConfig) -> dict[str, Any]:
+    """What `quadform attention --dry-run` tells: memory, and time from one Hessian made now."""
+    device, dtype = device_of(config.device), DTYPES[config.dtype]
+    guard(config.parameters, device, dtype)
+    start = time.perf_counter()
+    _problem(config).layer().hessian().dense()
+    each = time.perf_counter() - start
+    points = config.sweep.points if config.sweep else 0
+    found = {"parameters": config.parameters, "bytes": float(MATRICES * dtype.itemsize * config.parameters**2)}
+    found["seconds"] = (AS_MANY + points) * each
+    text = (
+        f"plan: the exact Hessian of {config.parameters:,} parameters, three dense spectra, {points} scales;"
+        f" {in_words(found['bytes'])}, about {clock(found['seconds'])} in all"
+    )
+    return {"text": text, **found}
 
 
 def _tell_cost(parameters: int, dtype: torch.dtype) -> None:

@@ -52,21 +52,10 @@ class Journal:
     def _take_up(self, asked: dict[str, Any]) -> None:
         assert self.folder is not None
         try:
-            before = json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))
-            changed = [k for k in {**before, **asked} if before.get(k) != asked.get(k)]
+            before = {**json.loads((self.folder / CONFIG).read_text(encoding="utf-8"))}
         except (ValueError, TypeError) as error:
             raise FileError(f"{self.folder / CONFIG} is damaged ({error}). Choose another folder.") from error
-        if "weights" in changed:
-            old, new = (str(q.get("weights"))[:8] for q in (before, asked))
-            raise InputError(
-                f"This run was started with other weights (hash {old} / {new})."
-                " Start fresh with `--out` or name the old weights."
-            )
-        if changed:
-            told = ", ".join(f"{k} {_short(before.get(k))} / {_short(asked.get(k))}" for k in changed[:4])
-            raise InputError(
-                f"This run was started with other settings ({told}). Start fresh with `--out` or name the old settings."
-            )
+        refuse_other(before, asked)
         path = self.folder / EVENTS
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
             try:
@@ -125,6 +114,22 @@ class Deadline:
     def check(self) -> None:
         if self.left <= 0:
             raise TimeUp("the time given with `--max-time` is over; go on with `--resume`.")
+
+
+def refuse_other(before: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """A folder that was begun with another question is not gone on with: an error that names what differs."""
+    changed = [k for k in {**before, **asked} if before.get(k) != asked.get(k)]
+    if "weights" in changed:
+        old, new = (str(q.get("weights"))[:8] for q in (before, asked))
+        raise InputError(
+            f"This run was started with other weights (hash {old} / {new})."
+            " Start fresh with `--out` or name the old weights."
+        )
+    if changed:
+        told = ", ".join(f"{k} {_short(before.get(k))} / {_short(asked.get(k))}" for k in changed[:4])
+        raise InputError(
+            f"This run was started with other settings ({told}). Start fresh with `--out` or name the old settings."
+        )
 
 
 def _sum(piece: str, value: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ..core.errors import FileError
-from ..core.record import Estimate, Provenance, Record
-from ..train.runs import open_run
+from ..core.record import JSON_NAME, Estimate, Provenance, Record
+from ..train.runs import CHECKPOINT, open_run
 
 KIND = "training"
 LOG = "metrics.jsonl"
@@ -70,12 +70,19 @@ def record_of_run(folder: str | Path) -> Record:
         "data": run.data.to_dict(),
         "train": run.config.to_dict(),
         "step": run.step,
+        "stopped": _stopped(Path(folder)),
         "warmup_steps": warmup,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "layers": layers,
     }
     made = Provenance.collect(seed=run.config.seed, dtype=next(run.model.parameters()).dtype, device="cpu")
     return Record(kind=KIND, inputs=inputs, scalars=scalars, tensors=tensors, made=made)
+
+
+def _stopped(folder: Path) -> str:
+    """Why the training ended: `steps`, ...; empty where it was cut short and can go on."""
+    body = json.loads((folder / CHECKPOINT / JSON_NAME).read_text(encoding="utf-8"))
+    return str(body["inputs"]["state"]["stopped"])
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -65,11 +65,13 @@ def _row(folder: Path) -> Row:
         studies = records_in(folder)
         if not studies and is_run(folder):
             return _training(folder)
-        records = [record for study in studies for record in study]
+        records = [record for study in studies for record in study.records]
         first = records[0]
         kind = first.kind if (folder / JSON_NAME).exists() else f"study: {', '.join(r.kind for r in records)}"
+        missing = [name for study in studies for name in study.missing]
         made = max(r.made.made_at for r in records)
-        return Row(str(folder), kind, _model(first.inputs), _minute(made), _verdict(first))
+        verdict = (f"missing {', '.join(missing)}; " if missing else "") + _verdict(first)
+        return Row(str(folder), kind, _model(first.inputs), _minute(made), verdict)
     except QuadformError as error:
         return Row(str(folder), "cannot be read", "-", "-", str(error))
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:

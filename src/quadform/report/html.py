@@ -37,10 +37,15 @@ GLOSSARY = ("hessian", "outer", "functional", "block", "eigenvalue", "norm", "sl
 Study = Record | Sequence[Record]
 
 
-def write_report(studies: Study | Iterable[Study], path: str | Path, lang: str = "en") -> Path:
-    """Write the report on one or several studies to `path` and return it. A crash leaves no part of a file behind."""
+def write_report(
+    studies: Study | Iterable[Study], path: str | Path, lang: str = "en", missing: Sequence[Sequence[str]] = ()
+) -> Path:
+    """Write the report on one or several studies to `path` and return it. A crash leaves no part of a file behind.
+
+    `missing` names, for each study, the stages (`lr`, `spectrum`, ...) that were not measured to their end.
+    """
     path = Path(path)
-    page = render(studies, lang).encode()
+    page = render(studies, lang, missing).encode()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, page)
@@ -49,7 +54,7 @@ def write_report(studies: Study | Iterable[Study], path: str | Path, lang: str =
     return path
 
 
-def render(studies: Study | Iterable[Study], lang: str = "en") -> str:
+def render(studies: Study | Iterable[Study], lang: str = "en", missing: Sequence[Sequence[str]] = ()) -> str:
     """The report as a string."""
     texts = language(lang)
     given = [studies] if isinstance(studies, Record) else list(studies)
@@ -57,7 +62,9 @@ def render(studies: Study | Iterable[Study], lang: str = "en") -> str:
     if not any(listed):
         raise InputError("a report needs at least one record; got none. Make one with `quadform attention --out DIR`.")
     template = _environment(texts).get_template("report.html.j2")
-    sections = [_section(study, i, texts) for i, study in enumerate(study for study in listed if study)]
+    unmeasured = [*missing, *[()] * (len(listed) - len(missing))]
+    kept = [(study, left) for study, left in zip(listed, unmeasured, strict=True) if study]
+    sections = [_section(study, i, texts, left) for i, (study, left) in enumerate(kept)]
     charts = {figure["id"]: figure.pop("data") for section in sections for figure in section["figures"]}
     page = {
         "lang": lang,
@@ -112,7 +119,7 @@ def _environment(texts: Texts) -> Any:
     return environment
 
 
-def _section(study: Sequence[Record], index: int, texts: Texts) -> dict[str, Any]:
+def _section(study: Sequence[Record], index: int, texts: Texts, missing: Sequence[str] = ()) -> dict[str, Any]:
     """One study: its verdict from all its records, their rows, their figures, and how each was made."""
     pages = [page_of(record) for record in study]
     name = f"record-{index + 1}"
@@ -121,6 +128,7 @@ def _section(study: Sequence[Record], index: int, texts: Texts) -> dict[str, Any
         "id": name,
         "number": index + 1,
         "kind": study[0].kind,
+        "notice": _notice(parts, missing, texts),
         "title": next((p["title"] for p in parts if p["kind"] == "training"), parts[0]["title"]),
         "summary": " ".join(page.summary(record, texts) for page, record in zip(pages, study, strict=True)),
         "cards": [card for page, record in zip(pages, study, strict=True) for card in page.cards(record, texts)],
@@ -131,6 +139,14 @@ def _section(study: Sequence[Record], index: int, texts: Texts) -> dict[str, Any
             for draw in page.figures(record)
         ],
     }
+
+
+def _notice(parts: Sequence[Mapping[str, Any]], missing: Sequence[str], texts: Texts) -> str:
+    """What was cut short and what is not there at all; empty where all was measured."""
+    if missing:
+        return texts("notice_missing", stages=", ".join(texts(f"stage_{name}") for name in missing))
+    cut_short = [part["title"] for part in parts if part["record"].inputs.get("partial")]
+    return texts("notice_partial", parts="; ".join(cut_short)) if cut_short else ""
 
 
 def _part(record: Record, name: str, texts: Texts) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ...core.designs import DESIGNS, design
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.parameters import count_parameters
-from ...core.progress import Progress, Report
+from ...core.progress import Progress, Report, clock
 from ...core.record import Estimate
 from ...core.rng import stream
 from ...core.spec import ModelConfig
@@ -144,7 +144,8 @@ def plan(config: SignalConfig) -> list[str]:
     for subject in config.subjects:
         if subject not in config.designs:
             _is_model(subject)
-            lines.append(f"{subject}: {config.batches} batch{'es' * (config.batches > 1)} of {config.batch} sequences")
+            many = f"{config.batches} batch{'es' * (config.batches > 1)} of {config.batch} sequences"
+            lines.append(f"{subject}: {many}, about {clock(seconds_of_model(config, subject))} here")
             continue
         for depth in config.depth_list:
             described = design(subject, depth=depth, dim=config.dim, heads=config.heads, vocab=VOCAB)
@@ -156,6 +157,19 @@ def plan(config: SignalConfig) -> list[str]:
                 f" {config.batch} x {T} tokens, {work / 1e9:.3g} GFLOP, about {max(1, round(work / speed))} s here"
             )
     return lines
+
+
+def seconds_of_model(config: SignalConfig, subject: str) -> float:
+    """Time of measuring a model on its probe, from one forward pass."""
+    found = open_subject(config.question(subject))
+    call = Calls(found.model, found.loss, None)
+    with torch.no_grad(), untouched(found.model):
+        call(found.batches[0])
+        start = time.perf_counter()
+        call(found.batches[0])
+        if config.device.startswith("cuda"):
+            torch.cuda.synchronize()
+    return PASSES * len(found.batches) * (time.perf_counter() - start)
 
 
 def _flops_a_second(device: str, dtype: torch.dtype) -> float:

@@ -17,13 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.memory import in_words
 from ...core.progress import Progress, Report, clock, say
 from ...core.record import Estimate, Provenance, Record
 from ...core.spec import ModelConfig
 from ...curvature.operators import functional, gauss_newton, hessian
 from ...curvature.risk import Risk
 from ...estimate.blocks import block_norms, frobenius
-from ...estimate.lanczos import eigenpairs
+from ...estimate.lanczos import ROWS, eigenpairs
 from ...estimate.quadrature import density
 from ...nn.transformer import Transformer
 from ...train.config import TrainConfig
@@ -241,11 +242,13 @@ def plan_of(model: Transformer, probe: list[dict[str, Tensor]], cells: int, step
     risk_gradient(risk)
     training = steps * (time.perf_counter() - start)
     total = cells * TYPICAL * each + training
+    memory = float((ROWS + 8) * risk.space.size * risk.dtype.itemsize)
     text = (
         f"plan: {cells} variants and steps, about {TYPICAL} products of {each:.2g} s each, {steps:,} training steps;"
-        f" {clock(total)} in all; the model is not touched"
+        f" {clock(total)} in all, {in_words(memory)} for vectors; the model is not touched"
     )
-    return {"text": text, "cells": cells, "products": cells * TYPICAL, "steps": steps, "seconds": total}
+    cost = {"products": cells * TYPICAL, "steps": steps, "seconds": total, "bytes": memory}
+    return {"text": text, "cells": cells, **cost}
 
 
 def _cell(run: ShortRun, probe: list[dict[str, Tensor]], bar: Progress, key: str, deadline: Deadline) -> dict[str, Any]:

@@ -6,15 +6,19 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...applications.configs.report import ReportConfig
 from ...applications.configs.shared import Output
-from ...core.errors import FileError, QuadformError
+from ...core.errors import CheckFailed, FileError, QuadformError
 from ...core.progress import say
 from ...core.record import Record
 from ..folders import choose_threads, folder_of, writable
 from ..show import print_json
 from .attention import attention_verdict
+
+if TYPE_CHECKING:
+    from ...applications.study import Study
 
 #: Where `quadform report` keeps the built-in default.
 DEFAULT_RUN = Path("runs/default")
@@ -22,25 +26,33 @@ REPORT_NAME = "report.html"
 
 
 def answer(config: ReportConfig, output: Output) -> int:
-    from ...applications.study import measure_default, open_studies
+    from ...applications.study import open_studies, plan
     from ...report import write_report
 
-    folder = writable(output)
     choose_threads(0)
-    try:
-        if config.runs:
-            studies = open_studies(config.runs, config, folder)
-            folder = folder or folder_of(config.runs[0])
+    if config.dry_run:
+        body = plan(config.runs, config, Path(output.out) if output.out else None if config.runs else DEFAULT_RUN)
+        if output.json:
+            print_json(body)
         else:
+            print(body["text"])
+        return 0
+    folder = writable(output)
+    try:
+        if not config.runs:
             folder = folder or writable(dataclasses.replace(output, out=str(DEFAULT_RUN)))
-            assert folder is not None
-            studies = measure_default(config, folder)
+        studies = open_studies(config.runs, config, folder)
+        folder = folder or folder_of(config.runs[0])
     except KeyboardInterrupt:
         say("stopped; the same command with `--resume` goes on")
         raise
-    records = [record for study in studies for record in study]
+    records = [record for study in studies for record in study.records]
+    missing = [name for study in studies for name in study.missing]
+    if not records:
+        raise CheckFailed("the time was over before anything could be drawn; the same command with `--resume` goes on.")
     with _readable(config.runs):
-        path = write_report(studies, folder / REPORT_NAME, lang=output.lang)
+        shown, left = [study.records for study in studies], [study.missing for study in studies]
+        path = write_report(shown, folder / REPORT_NAME, lang=output.lang, missing=left)
         drawn = _export(records, config, output) if config.figures else []
     if config.open:
         import webbrowser
@@ -48,14 +60,20 @@ def answer(config: ReportConfig, output: Output) -> int:
         webbrowser.open(path.resolve().as_uri())
     if output.json:
         body = {"report": str(path), "bytes": path.stat().st_size, "records": [r.kind for r in records]}
-        print_json(body | {"figures": [str(p) for p in drawn]})
-        return 0
+        print_json(body | {"figures": [str(p) for p in drawn], "missing": missing})
+        return _code(missing)
     with _readable(config.runs):
         _verdicts(studies, output)
     if drawn:
         print(f"figures: {len(drawn)} files in {config.figures}")
+    if missing:
+        print(f"PARTIAL: not measured to the end: {', '.join(missing)}; the same command with `--resume` goes on")
     print(f"report: {path}")
-    return 0
+    return _code(missing)
+
+
+def _code(missing: list[str]) -> int:
+    return 3 if missing else 0
 
 
 @contextlib.contextmanager
@@ -85,16 +103,16 @@ def _export(records: list[Record], config: ReportConfig, output: Output) -> list
     ]
 
 
-def _verdicts(studies: list[list[Record]], output: Output) -> None:
+def _verdicts(studies: list[Study], output: Output) -> None:
     """One line a card: what, its value, the word."""
     from ...report.page import page_of
     from ...report.texts import language
 
     texts = language(output.lang)
     for study in studies:
-        if [record.kind for record in study] == ["attention"]:
-            attention_verdict(study[0])
+        if [record.kind for record in study.records] == ["attention"]:
+            attention_verdict(study.records[0])
             continue
-        for record in study:
+        for record in study.records:
             for card in page_of(record).cards(record, texts):
                 print(f"{card.title}: {card.value} [{texts('tag_' + card.tag)}] - {card.word}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import UnknownName, did_you_mean
-from . import en, ko, panel, spectral, training
+from . import en, ko, panel, spectral, study, training
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Texts:
 
 
 #: Sentences of single pages, beside those all pages share.
-_PAGES = (panel, spectral, training)
+_PAGES = (panel, spectral, study, training)
 EN = Texts("en", {k: v for part in (en.SENTENCES, *(p.EN for p in _PAGES)) for k, v in part.items()})
 KO = Texts("ko", {k: v for part in (ko.SENTENCES, *(p.KO for p in _PAGES)) for k, v in part.items()})
 LANGUAGES = {texts.lang: texts for texts in (EN, KO)}

@@ -1,0 +1,25 @@
+"""Sentences about studies that are not whole, in both languages."""
+
+EN = {
+    "notice_missing": "This study is not whole. Not measured, or not to the end: {stages}. The same command with"
+    " --resume goes on.",
+    "notice_partial": "The time was up before everything was measured; these numbers are partial: {parts}.",
+    "stage_lr": "learning rate",
+    "stage_spectrum": "spectrum",
+    "stage_signal": "signal through depth",
+    "stage_training": "training",
+    "stage_why": "the model without its parts",
+    "stage_attention": "exact Hessian of one layer",
+}
+
+KO = {
+    "notice_missing": "이 연구는 아직 끝나지 않았습니다. 재지 않았거나 끝까지 재지 않은 것: {stages}. 같은 명령에"
+    " --resume을 더하면 이어서 잽니다.",
+    "notice_partial": "모두 재기 전에 시간이 끝나 일부 수치만 있습니다: {parts}.",
+    "stage_lr": "학습률",
+    "stage_spectrum": "스펙트럼",
+    "stage_signal": "깊이에 따른 신호",
+    "stage_training": "학습 과정",
+    "stage_why": "요소를 하나씩 뺀 모델",
+    "stage_attention": "한 층의 정확한 헤시안",
+}
