@@ -207,7 +207,7 @@ def products(options: argparse.Namespace) -> list[dict]:
             rows[-1]["kept_gib"] = sum(p.bytes for p in A.run.programs.values()) / 2**30
         if four and make is hessian and route == "compiled":
             row(f"hessian, compiled{note}, 4 vectors (each)", lambda: A @ four, 4)
-        del A
+        A = None  # its kept tensors go
         gc.collect()
         torch.cuda.empty_cache()
     return rows

@@ -7,8 +7,8 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Eigenpairs": ".lanczos",
         "eigenpairs": ".lanczos",
-        "Curve": ".quadrature",
-        "Density": ".quadrature",
+        "Curve": ".spectral_density",
+        "Density": ".spectral_density",
         "density": ".quadrature",
         "trace": ".traces",
         "Diagonal": ".diagonals",

@@ -23,7 +23,8 @@ from ..core.errors import InputError
 from ..core.operator import Operator
 from ..core.progress import Report
 from ..core.record import Estimate
-from .quadrature import Density, density
+from .quadrature import density
+from .spectral_density import Density
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from quadform.core.spec import GATED, BlockSpec, Gain, Mixing, ModelConfig, Projection
 
-from .attention import Attention, linear, spa_strengths
+from .attend import linear, spa_strengths
+from .attention import Attention
 from .frame import Frame, LayerCache, Memory
 
 

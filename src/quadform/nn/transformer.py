@@ -19,7 +19,8 @@ from quadform.core.errors import FileError, InputError
 from quadform.core.record import strict_json, write_atomically
 from quadform.core.spec import BlockSpec, ModelConfig, design
 
-from .attention import Attention, linear
+from .attend import linear
+from .attention import Attention
 from .block import Block, make_norm
 from .frame import Frame, LayerCache, Memory
 from .init import initialise

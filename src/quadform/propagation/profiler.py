@@ -65,8 +65,13 @@ class Profile:
 
     # --- keeping and joining -----------------------------------------------------------------------------------------
     def _moments(self) -> dict[str, Moments]:
-        named = {"tokens": self.tokens, "growth": self.growth, "gradient": self.gradient, "heads": self.heads}
-        return {f"{kind}/{l}": s.moments for kind, streams in named.items() for l, s in enumerate(streams)}  # type: ignore[attr-defined, arg-type]
+        named: dict[str, Any] = {
+            "tokens": self.tokens,
+            "growth": self.growth,
+            "gradient": self.gradient,
+            "heads": self.heads,
+        }
+        return {f"{kind}/{l}": s.moments for kind, streams in named.items() for l, s in enumerate(streams)}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """(plain numbers, tensors): all that was seen."""

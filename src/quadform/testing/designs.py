@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.errors import CheckFailed
 from ..core.rng import stream
 from ..core.spec import DESIGNS, ModelConfig, design, parameter_shapes
-from ..nn.attention import spa_strengths
+from ..nn.attend import spa_strengths
 from ..nn.frame import Frame, Memory
 from ..nn.transformer import Transformer
 from ..propagation.shaping import target
