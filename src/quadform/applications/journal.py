@@ -102,17 +102,23 @@ class Journal:
 
 
 class Deadline:
-    """Raises TimeUp when the time is over; `None` never does. The first `check` always passes, so work advances."""
+    """Raises TimeUp when the time is over; `None` never does.
+
+    However short the time is, it passes until something has `advanced`: a run that is resumed again and again ends.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self.until = None if seconds is None else time.monotonic() + seconds
+        self.advanced = False
 
     @property
     def left(self) -> float:
         return float("inf") if self.until is None else self.until - time.monotonic()
 
-    def check(self) -> None:
-        if self.left <= 0:
+    def check(self, *, advanced: bool = True) -> None:
+        """`advanced`: something is now done that was not done before this run."""
+        self.advanced |= advanced
+        if self.left <= 0 and self.advanced:
             raise TimeUp("the time given with `--max-time` is over; go on with `--resume`.")
 
 

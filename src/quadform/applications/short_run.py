@@ -19,7 +19,9 @@ from ..nn.transformer import Transformer
 from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
 from ..train.datasets import Dataset
+from ..train.machinery import one_warning
 from ..train.optimiser import Optimiser
+from .journal import TimeUp
 from .step_size.rules import Stepper, adam, read_optimizer
 
 
@@ -39,7 +41,7 @@ class ShortRun:
             self.step, self.broken, self.losses = int(state["step"]), str(state["broken"]), list(state["losses"])
 
     def to(self, step: int, check: Callable[[], None] = lambda: None) -> None:
-        """Train up to a step; `check` may raise after any step."""
+        """Train up to a step; `check` may raise after any step. Ctrl-C once: the step is finished and saved first."""
         if step <= self.step or self.broken:
             return
         if self.data is None:
@@ -48,16 +50,22 @@ class ShortRun:
         stream = self.data.batches("train", self.config.batch_size, self.config.seed, self.step)
         self.model.train()
         try:
-            while self.step < step and not self.broken:
-                batch = {k: v.to(device) for k, v in next(stream).items()}
-                began = time.perf_counter()
-                self._update(batch)
-                self.speeds.append(next(iter(batch.values())).numel() / (time.perf_counter() - began))
-                check()
+            with one_warning() as asked:
+                while self.step < step and not self.broken and not asked.is_set():
+                    batch = {k: v.to(device) for k, v in next(stream).items()}
+                    began = time.perf_counter()
+                    self._update(batch)
+                    self.speeds.append(next(iter(batch.values())).numel() / (time.perf_counter() - began))
+                    check()
+        except TimeUp:
+            self.save()
+            raise
         finally:
             self.model.eval()
             self.model.zero_grad(set_to_none=True)
         self.save()
+        if asked.is_set():
+            raise KeyboardInterrupt
 
     def _update(self, batch: dict[str, torch.Tensor]) -> None:
         c = self.config

@@ -24,6 +24,7 @@ class Progress:
 
     def __init__(self, total: int, what: str, *, show: bool | Report = True, stream: TextIO | None = None) -> None:
         self.total, self.what, self.done, self.text = max(int(total), 1), what, 0, ""
+        self._skipped = 0
         self._callable = show if callable(show) else None
         self._stream = sys.stderr if stream is None else stream
         self._shown = bool(show) and self._callable is None and not quiet
@@ -38,13 +39,23 @@ class Progress:
             self._bar = tqdm(total=self.total, desc=self.what, file=self._stream, leave=False, dynamic_ncols=True)
         return self
 
+    def skip(self, count: int) -> None:
+        """`count` were done before this run: they count, but tell nothing about its speed."""
+        self.done += count
+        self._skipped += count
+        self._told = 10 * self.done // self.total
+        if self._bar is not None:
+            self._bar.initial += count
+            self._bar.update(count)
+
     def step(self, count: int = 1, text: str = "") -> None:
         """`count` more are done; `text` is the best current value, shown beside the bar."""
         self.done += count
         self.text = text or self.text
         now = time.monotonic()
         to_do = max(self.total - self.done, 0)
-        left = (now - self._started) / self.done * to_do if self.done else float("inf")
+        here = self.done - self._skipped
+        left = (now - self._started) / here * to_do if here else float("inf") if to_do else 0.0
         if self._callable is not None:
             self._callable(self.done, self.total, left, self.text)
         elif self._bar is not None:

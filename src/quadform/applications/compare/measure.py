@@ -36,6 +36,7 @@ from ..configs.compare import SORTS, CompareConfig
 from ..configs.shared import seconds_of
 from ..journal import Deadline, Journal, TimeUp
 from ..machine import DTYPES, device_of
+from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import adamw_ceiling, seconds_of_product
 from ..subject import parse_data
@@ -224,21 +225,26 @@ class _Work:
         tensors: dict[str, Tensor] = {}
         notes: list[list[Any]] = []
         partial = False
-        with Progress(2 * len(self.cells), "compare", show=progress) as bar:
+        expected = {key: {"health": TYPICAL, "training": count} for key, count in plan["steps"].items()}
+        total = sum(sum(of.values()) for of in expected.values())
+        with Progress(total, "compare: products and steps", show=progress) as bar:
+            meter = Meter(bar, self.deadline)
             try:
                 for design, depth in self.cells:
                     key = f"{design}/{depth}"
                     if key in plan["broken"]:
                         notes.append([design, depth, plan["broken"][key]])
-                        bar.step(2)
                         continue
                     for part in (self.health, self.training):
                         name = f"{part.__name__}/{key}"
-                        if name not in journal:
-                            self.deadline.check()
-                            journal.write(name, part(design, depth, plan["steps"][key], journal, bar))
+                        units = expected[key][part.__name__]
+                        if name in journal:
+                            meter.skip(units)
+                        else:
+                            self.deadline.check(advanced=False)
+                            with meter.piece(name, units):
+                                journal.write(name, part(design, depth, plan["steps"][key], journal, meter))
                         found = journal.done[name]
-                        bar.step(text=name)
                         scalars |= {f"{key}/{m}": Estimate(**e) for m, e in found["scalars"].items()}
                         for label, values in found["curves"].items():
                             tensors[f"{key}/{label}"] = torch.tensor(values, dtype=torch.float64)
@@ -260,8 +266,9 @@ class _Work:
             made=Provenance.collect(seed=self.question["seed"], dtype=kind, device=self.device),
         )
 
-    def health(self, design: str, depth: int, steps: int, journal: Journal, bar: Progress) -> dict[str, Any]:
+    def health(self, design: str, depth: int, steps: int, journal: Journal, meter: Meter) -> dict[str, Any]:
         """Size, signal and curvature at initialisation."""
+        state = journal.state(f"{design}-{depth}-health")
         model = self.model(design, depth)
         risk = Risk(model, None, self.probe, quiet=True)
         scalars = words.size(model, self.probe)
@@ -276,28 +283,27 @@ class _Work:
                 scalars[label] = layers[0] if measure == "gradient" else layers[-1]
                 curves[label] = [e.value for e in layers]
 
-        def told(done: int, total: int, left: float, text: str) -> None:
-            bar.step(0, text=f"{design}/{depth} {text}")
-            self.deadline.check()
+        def kept(name: str) -> dict[str, Any]:
+            return {"progress": meter.of_estimator(), "resume": None if state is None else state / name}
 
         H = hessian(risk)
-        top = eigenpairs(H, top=1, max_products=PRODUCTS, progress=told).top[0]
+        top = eigenpairs(H, top=1, max_products=PRODUCTS, **kept("H")).top[0]
         scalars["lambda_max"] = top
         stepper = ShortRun(model, None, self.config(steps), None).stepper()
-        found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, told), ""
+        found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, **kept("P")), ""
         if found is None:
             note = "no ceiling at the first step: Adam has seen no gradient along its top direction (P = eps)"
         else:
             scalars["lr_ceiling"] = found
         return {"scalars": _plain(scalars), "curves": curves, "note": note}
 
-    def training(self, design: str, depth: int, steps: int, journal: Journal, bar: Progress) -> dict[str, Any]:
+    def training(self, design: str, depth: int, steps: int, journal: Journal, meter: Meter) -> dict[str, Any]:
         """Equal time of training; the loss on held-out data, and the speed seen."""
         folder = journal.state(f"{design}-{depth}")
         run = ShortRun(self.model(design, depth), self.data, self.config(steps), folder)
+        meter.spend(run.step, advanced=False)
         for stop in sorted({*range(run.step, steps, max(1, steps // 10)), steps}):
-            run.to(stop, self.deadline.check)
-            bar.step(0, text=f"{design}/{depth} step {run.step}")
+            run.to(stop, lambda: meter.spend(1, f"loss {run.losses[-1]:.3g}" if run.losses else ""))
         if run.broken:
             return {"scalars": {}, "curves": {"losses": run.losses}, "note": run.broken}
         q = self.question

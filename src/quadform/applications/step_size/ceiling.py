@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from ...core.operator import Operator
+from ...core.progress import Report
 from ...core.record import Estimate
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
@@ -27,11 +28,11 @@ def ceiling_of(factor: float, lam: Estimate) -> Estimate:
 
 
 def adamw_ceiling(
-    H: Operator, risk: Risk, stepper: Stepper, products: int, told: Callable[..., None]
+    H: Operator, risk: Risk, stepper: Stepper, products: int, *, progress: Report, resume: Path | None
 ) -> Estimate | None:
     """The ceiling of AdamW; None where its top direction lies in entries Adam has seen no gradient for (P = eps)."""
     P = stepper.preconditioner(risk_gradient(risk), risk.params)
-    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, progress=told)
+    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, progress=progress, resume=resume)
     if floor_share(P, stepper.eps, {n: t[0] for n, t in pairs.vectors.items()}) > FLOOR:
         return None
     return ceiling_of(stepper.rule.factor, pairs.top[0])

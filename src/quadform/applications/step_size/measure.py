@@ -23,6 +23,7 @@ from ...curvature.operators import hessian
 from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..journal import Deadline, Journal, TimeUp
+from ..meter import Meter
 from ..subject import weights_hash
 from .ceiling import ceiling_of, seconds_of_product
 from .rules import Stepper, floor_share, risk_gradient, sgd
@@ -70,8 +71,8 @@ def measure(
         work = _Work(risk, stepper, journal, Path(scratch), products, tol, seed, Deadline(seconds))
         if progress is True:
             say(plan_of(risk, stepper, verify)["text"])
-        with Progress(planned(risk, stepper, verify), "lr", show=progress) as bar:
-            work.bar = bar
+        with Progress(planned(risk, stepper, verify), "lr: products", show=progress) as bar:
+            work.meter = Meter(bar, work.deadline)
             scalars, tensors, told = work.everything(verify)
     if _hash(risk) != before:
         raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
@@ -130,7 +131,8 @@ class _Work:
     ) -> None:
         self.risk, self.stepper, self.journal, self.scratch = risk, stepper, journal, scratch
         self.products, self.tol, self.seed, self.deadline = products, tol, seed, deadline
-        self.bar: Progress | None = None
+        self.meter: Meter
+        self.pairs: dict[str, Eigenpairs] = {}
         self.partial = False
         self.H = hessian(risk)
         self.gradient = risk_gradient(risk)
@@ -140,46 +142,49 @@ class _Work:
     def search(self, A: Operator, name: str, tol: float, start: Vector | None = None) -> Eigenpairs:
         """The largest eigenvalue of A; at the end of the time given, the best so far."""
         folder, reached = self.journal.state(name) or self.scratch / name, 0
+        shown = self.meter.of_estimator()
 
         def told(done: int, total: int, left: float, text: str) -> None:
             nonlocal reached
             reached = done
-            if self.bar is not None:
-                self.bar.step(0, text=f"{name}: {done} products, {text}")
-            self.deadline.check()
+            shown(done, total, left, text)
 
         options: dict[str, Any] = {"tol": tol, "seed": self.seed, "resume": folder, "start": start}
         try:
-            return eigenpairs(A, top=1, max_products=self.products, progress=told, **options)
+            found = eigenpairs(A, top=1, max_products=self.products, progress=told, **options)
         except TimeUp:
             self.partial = True
-            return eigenpairs(A, top=1, max_products=max(reached, 1), **options)
+            found = eigenpairs(A, top=1, max_products=max(reached, 1), **options)
+        self.pairs[name] = found
+        return found
 
     @functools.cached_property
     def top(self) -> Vector:
         """The top direction of the stepper's operator."""
         name, A = ("H", self.H) if is_plain(self.stepper) else ("yours", self.A)
-        return {n: t[0] for n, t in self.search(A, name, self.tol).vectors.items()}
+        if name not in self.pairs:  # found in an earlier run: its state has the vector, no product is needed
+            state = self.journal.state(name)
+            self.pairs[name] = eigenpairs(
+                A, top=1, max_products=self.products, tol=self.tol, seed=self.seed, resume=state
+            )
+        return {n: t[0] for n, t in self.pairs[name].vectors.items()}
 
     def largest(self, A: Operator, name: str) -> Estimate:
         """lambda_max of A, written down once it is found."""
-        if name not in self.journal:
+        if name in self.journal:
+            self.meter.skip(TYPICAL)
+            return Estimate(**self.journal.done[name])
+        label = "H" if name == "H" else "P^-1 H" if self.stepper.rule.adaptive else "H + D"
+        with self.meter.piece(label, TYPICAL):
             found = self.search(A, name, self.tol).top[0]
-            if not found.converged:  # goes on another time
-                return found
+        if found.converged and not self.partial:  # else it goes on another time
             self.journal.write(name, dataclasses.asdict(found))
-        return Estimate(**self.journal.done[name])
-
-    def advance(self, products: float, text: str = "") -> None:
-        if self.bar is not None:
-            self.bar.step(round(products), text=text)
+        return found
 
     def everything(self, verify: int) -> tuple[dict[str, Estimate], dict[str, Tensor], dict[str, Any]]:
         risk, stepper, rule = self.risk, self.stepper, self.stepper.rule
         plain = self.largest(self.H, "H")
-        self.advance(TYPICAL)
         lam = plain if is_plain(stepper) else self.largest(self.A, "yours")
-        self.advance(0 if is_plain(stepper) else TYPICAL)
         rows = [("sgd", sgd()), ("momentum", sgd(MOMENTUM))]
         if is_plain(stepper):
             rows[1 if rule.b else 0] = ("yours", rule)
@@ -194,7 +199,7 @@ class _Work:
         }
         for key, row in rows:
             scalars[f"ceiling/{key}"] = ceiling_of(row.factor, lam if key == "yours" else plain)
-        shares = self.journal.piece("shares", self.shares)
+        shares = self.shares() if self.partial else self.journal.piece("shares", self.shares)
         share = shares["pull"] / lam.value if lam.value > 0 else 0.0
         scalars["decay_share"] = Estimate(share, note="of lambda_max, to first order")
         if rule.adaptive:
@@ -227,17 +232,24 @@ class _Work:
     def single(self) -> list[float]:
         """The ceiling on each probe batch alone, P and the start from the whole probe."""
         found: list[float] = []
-        for i in range(len(self.risk.batches)):
+        count = len(self.risk.batches)
+        for i in range(count):
+            if f"batch/{i}" in self.journal:
+                self.meter.skip(TYPICAL / count)
             try:
                 found.append(self.journal.piece(f"batch/{i}", functools.partial(self.one, i)))
             except TimeUp:
                 self.partial = True
                 break
-            self.advance(TYPICAL / len(self.risk.batches))
         return found
 
     def one(self, i: int) -> float:
-        self.deadline.check()
+        self.deadline.check(advanced=False)
+        count = len(self.risk.batches)
+        with self.meter.piece(f"batch {i + 1} of {count}", TYPICAL / count, weight=1 / count):
+            return self.alone(i)
+
+    def alone(self, i: int) -> float:
         whole = self.risk
         risk = Risk(
             whole.model,
@@ -251,13 +263,18 @@ class _Work:
         A = self.stepper.operator(hessian(risk), self.P)
         pairs = self.search(A, f"batch-{i}", BATCH_TOL, start=self.top)
         if self.partial:
-            self.deadline.check()
+            raise TimeUp("the time given with `--max-time` is over.")
         return ceiling_of(self.stepper.rule.factor, pairs.top[0]).value
+
+    def spend(self, products: float, text: str) -> None:
+        """A trial is short and is not cut: the deadline is not looked at."""
+        self.meter.bar.step(round(products), text)
 
     def tried(self, verify: int, lam: float) -> dict[str, Any]:
         pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
         ceiling = self.stepper.rule.factor / lam
-        trials = try_out(pair, ceiling, lam, verify, lambda gradients, text: self.advance(gradients / 3, text))
+        with self.meter.piece("tried on a copy", 2 * verify):
+            trials = try_out(pair, ceiling, lam, verify, lambda gradients, text: self.spend(gradients / 3, text))
         length = max(len(t.losses) for t in trials)
         return {
             "fractions": [t.fraction for t in trials],

@@ -33,6 +33,7 @@ from ..answers import Answer, Grid
 from ..configs.shared import seconds_of
 from ..configs.why import REMOVABLE, WhyConfig
 from ..journal import Deadline, Journal, TimeUp
+from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import adamw_ceiling, ceiling_of, seconds_of_product
 from ..step_size.rules import risk_gradient
@@ -204,18 +205,23 @@ def _measure(
     notes: list[list[Any]] = []
     scalars: dict[str, Estimate] = {}
     partial = False
-    with Progress(cells, "why", show=progress) as bar:
+    with Progress(cells * TYPICAL + len(variants) * steps[-1], "why: products and steps", show=progress) as bar:
+        meter = Meter(bar, deadline)
         try:
             for variant in variants:
                 part = model_without(model, variant.removeprefix("no ") if variant != "full" else "nothing")
                 run = ShortRun(part, data, train, journal.state(variant.replace(" ", "-")))
-                for step in steps:
+                for before, step in zip((0, *steps), steps, strict=False):
                     key = f"{variant}/{step}"
-                    if key not in journal:
-                        deadline.check()
-                        run.to(step, deadline.check)
-                        journal.write(key, _cell(run, probe, bar, key, deadline))
-                    bar.step(text=key)
+                    if key in journal:
+                        meter.skip(step - before + TYPICAL)
+                    else:
+                        deadline.check(advanced=False)
+                        meter.skip(max(min(run.step, step) - before, 0))
+                        with meter.piece(f"{variant}, training", step - max(run.step, before)):
+                            run.to(step, lambda: meter.spend(1))
+                        with meter.piece(key, TYPICAL):
+                            journal.write(key, _cell(run, probe, meter, journal.state(key.replace(" ", "-"))))
                     found = journal.done[key]
                     if found["note"]:
                         notes.append([variant, step, found["note"]])
@@ -251,45 +257,47 @@ def plan_of(model: Transformer, probe: list[dict[str, Tensor]], cells: int, step
     return {"text": text, "cells": cells, **cost}
 
 
-def _cell(run: ShortRun, probe: list[dict[str, Tensor]], bar: Progress, key: str, deadline: Deadline) -> dict[str, Any]:
+def _cell(run: ShortRun, probe: list[dict[str, Tensor]], meter: Meter, state: Path | None) -> dict[str, Any]:
     """All measures of one variant at one step, as plain JSON; a broken run has none and a note."""
     if run.broken:
         return {"scalars": {}, "note": run.broken}
     try:
         risk = Risk(run.model, None, probe, quiet=True)
-        scalars = dict(_numbers(risk, run, bar, key, deadline))
+        scalars = dict(_numbers(risk, run, meter, state))
     except InputError as error:
         return {"scalars": {}, "note": str(error)}
     return {"scalars": {m: dataclasses.asdict(e) for m, e in scalars.items()}, "note": ""}
 
 
-def _numbers(risk: Risk, run: ShortRun, bar: Progress, key: str, deadline: Deadline) -> Iterator[tuple[str, Estimate]]:
-    def told(done: int, total: int, left: float, text: str) -> None:
-        bar.step(0, text=f"{key} {text}")
-        deadline.check()
+def _numbers(risk: Risk, run: ShortRun, meter: Meter, state: Path | None) -> Iterator[tuple[str, Estimate]]:
+    """The measures one by one; `state` keeps what their estimators have not finished."""
+
+    def kept(name: str) -> dict[str, Any]:
+        return {"progress": meter.of_estimator(), "resume": None if state is None else state / name}
 
     yield "loss", Estimate(float(risk.value().detach()))
     H = hessian(risk)
-    ends = eigenpairs(H, top=1, bottom=1, max_products=ENDS, progress=told)
+    ends = eigenpairs(H, top=1, bottom=1, max_products=ENDS, **kept("ends"))
     top, low = ends.top[0], ends.bottom[0]
     yield "lambda_max", top
     yield "lambda_min", low
     yield "ceiling_sgd", ceiling_of(2.0, top)
     stepper = run.stepper()
-    found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, told)
+    found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, **kept("P"))
     if found is not None:
         yield "ceiling_adamw", found
-    yield "negative_curvature", density(H, probes=PROBES, steps=DEPTH, known=ends, progress=told).negative_curvature()
+    spread = density(H, probes=PROBES, steps=DEPTH, known=ends, **kept("density"))
+    yield "negative_curvature", spread.negative_curvature()
     groups = {n: (glob,) for n, glob in GROUPS.items() if _has(risk, glob)}
     if groups:
-        norms = block_norms(H, groups, products=BLOCKS, progress=told)
+        norms = block_norms(H, groups, products=BLOCKS, **kept("blocks"))
         for n in groups:
             yield f"norm/{n}", norms[n, n]
         query = next((n for n in ("query", "query-key") if n in groups), None)
         if query is not None and "value" in groups:
             yield "ratio", _ratio(norms["value", "value"], norms[query, query])
-    H_o = frobenius(gauss_newton(risk), FROBENIUS, progress=told)
-    H_f = frobenius(functional(risk), FROBENIUS, progress=told)
+    H_o = frobenius(gauss_newton(risk), FROBENIUS, **kept("H_o"))
+    H_f = frobenius(functional(risk), FROBENIUS, **kept("H_f"))
     yield "H_f_share", _share(H_f, H_o)
 
 
