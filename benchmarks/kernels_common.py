@@ -75,3 +75,14 @@ def ceilings() -> dict[str, float]:
     b = torch.empty_like(a)
     out["copy"] = 2 * a.numel() * 4 / timed(lambda: b.copy_(a)) / 1e9
     return out
+
+
+def heads(batch, tokens, kind, gen, width=WIDTH, count=HEADS, n=3):
+    new = lambda: torch.randn(batch, tokens, count, width, device=DEVICE, generator=gen).to(kind)  # noqa: E731
+    return tuple(new().transpose(1, 2) for _ in range(n))
+
+
+@torch.compile(dynamic=True)
+def row_products(a, b):
+    """Δ = rowsum(dO ∘ O), fused as in the model's program."""
+    return (a.float() * b.float()).sum(-1)
