@@ -36,10 +36,12 @@ from quadform.applications.step_size.words import lines
 from quadform.applications.subject import weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Record
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
 from quadform.train import dataset
+from quadform.train.runs import open_run
 
 RULES = [sgd(), sgd(0.9), sgd(0.5, nesterov=True), sgd(0.9, dampening=0.3), adam(0.9), adam(0.0)]
 ids = [r.name for r in RULES]
@@ -296,6 +298,51 @@ def test_the_model_is_left_untouched(data, batches):
     assert before[3:5] == after[3:5]
     assert all(torch.equal(a, b) for i in (1, 2) for a, b in zip(before[i], after[i], strict=True))
     assert torch.equal(before[5], after[5])
+
+
+def test_gradients_seen_are_adams_own_state():
+    """`Stepper.after` of B gradients is the second moment torch's AdamW has after B steps that move nothing."""
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(7, dtype=torch.float64))
+    optimizer = torch.optim.AdamW([p], lr=0.0, betas=(0.9, 0.97))
+    gradients = [torch.randn(7, dtype=torch.float64) for _ in range(3)]
+    for g in gradients:
+        p.grad = g.clone()
+        optimizer.step()
+    stepper = stepper_by_name("adamw", ("p",), beta2=0.97).after({"p": g} for g in gradients)
+    assert torch.allclose(stepper.second["p"], optimizer.state[p]["exp_avg_sq"], rtol=1e-14)
+    assert stepper.steps == {"p": 3}
+    assert "after 3 batches" in stepper.source
+    assert stepper_by_name("sgd", ("p",)).after(iter([])).second == {}
+
+
+def test_entries_near_zero_by_accident_do_not_set_the_ceiling(data, batches):
+    """Before the first step one gradient has entries near 0, and the top direction is one of them; two have none."""
+    model = Transformer("pre-ln", depth=2, dim=48, heads=2, seed=0, **data.settings)
+    one = lr(model, batches[:1], None, "adamw", progress=False)
+    several = lr(model, batches, None, "adamw", progress=False)
+    assert several.ceiling > 5 * one.ceiling
+    assert f"after {len(batches)} batches" in str(several)
+
+
+def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
+    """A training run: its model is drawn again with its seed, and the ceiling before its first step is told."""
+    words = ["train", "--data", "add:digits=1", "--dim", "8", "--heads", "2", "--depth", "1", "--steps", "30"]
+    assert main([*words, "--test", "0", "--out", str(tmp_path / "run"), "--quiet"]) == 0
+    ask = ["lr", str(tmp_path / "run"), "--verify", "0", "--quiet"]
+    assert main([*ask, "--out", str(tmp_path / "lr")]) == 0
+    said = capsys.readouterr().out
+    record = Record.load(tmp_path / "lr")
+    first = record.scalars["first_ceiling"]
+    assert f"Ceiling at step 0 was {first.value:.2e}" in said
+    fresh = Transformer(open_run(tmp_path / "run").model.config, seed=0)
+    probe = list(itertools.islice(dataset("add", digits=1).batches("valid", 8, 0), 4))
+    optimizer = torch.optim.AdamW(fresh.parameters(), betas=open_run(tmp_path / "run").config.betas, weight_decay=0.0)
+    expected = lr(fresh, probe, None, optimizer, progress=False).ceiling
+    assert first.value == pytest.approx(expected, rel=0.02)  # weight decay is left out here
+    (tmp_path / "run" / "scores.json").write_text('{"start_from": "elsewhere"}')
+    assert main(ask) == 0
+    assert "step 0" not in capsys.readouterr().out
 
 
 def test_entries_adam_has_not_seen_are_told():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,17 @@ from ..train.runs import Run, is_run
 from .configs.train import TrainVerbConfig
 from .machine import DTYPES, device_of
 from .subject import parse_data
+
+SCORES = "scores.json"
+
+
+def started_from(folder: Path | None) -> str | None:
+    """The run whose weights `quadform train --start-from` began with; None for a run that began at random."""
+    try:
+        body = json.loads((folder / SCORES).read_text(encoding="utf-8")) if folder is not None else {}
+        return body.get("start_from") if isinstance(body, dict) else None
+    except (OSError, ValueError):
+        return None
 
 
 def data_of(config: TrainVerbConfig) -> Dataset:
@@ -74,6 +86,7 @@ def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
         made=Provenance.collect(seed=config.seed, dtype=W.dtype, device=W.device),
     )
     if rank == 0:
-        body = {"stopped": done.stopped, **{name: dataclasses.asdict(e) for name, e in scalars.items()}}
-        write_atomically(folder / "scores.json", strict_json(body).encode())
+        body: dict[str, Any] = {"stopped": done.stopped, "start_from": config.start_from}
+        body |= {name: dataclasses.asdict(e) for name, e in scalars.items()}
+        write_atomically(folder / SCORES, strict_json(body).encode())
     return found, record

@@ -94,6 +94,9 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     for key, name, rule in given["rows"]:
         e = s[f"ceiling/{key}"]
         out.append(Row(numbers, texts("rate_ceiling") + f": {name}", estimate("ceiling", e), tag(e), note=rule))
+    if "first_ceiling" in s:
+        e = s["first_ceiling"]
+        out.append(Row(numbers, texts("rate_first"), estimate("ceiling", e), tag(e), note=given["rule"]))
     for fraction, factor, key in trials(record):
         fine: Status = "good" if EXPECTED.get(fraction, key) == key else "poor"
         said = texts(key, factor=number(factor)) if key == "rate_grows" else texts(key)

@@ -38,7 +38,7 @@ from ..journal import Deadline, Journal, TimeUp
 from ..machine import DTYPES, device_of
 from ..meter import Meter
 from ..short_run import ShortRun
-from ..step_size.ceiling import adamw_ceiling, seconds_of_product
+from ..step_size.ceiling import adamw_ceiling, seconds_of_product, seen_first
 from ..subject import parse_data
 from . import words
 
@@ -289,7 +289,9 @@ class _Work:
         H = hessian(risk)
         top = eigenpairs(H, top=1, max_products=PRODUCTS, **kept("H")).top[0]
         scalars["lambda_max"] = top
-        stepper = ShortRun(model, None, self.config(steps), None).stepper()
+        train = self.config(steps)
+        stepper = ShortRun(model, None, train, None).stepper()
+        stepper = seen_first(stepper, model, self.data.batches("train", train.batch_size, train.seed))
         found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, **kept("P")), ""
         if found is None:
             note = "no ceiling at the first step: Adam has seen no gradient along its top direction (P = eps)"

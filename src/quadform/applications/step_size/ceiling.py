@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...core.operator import Operator
 from ...core.progress import Report
@@ -14,6 +17,7 @@ from ...core.record import Estimate
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
 from ...estimate.lanczos import eigenpairs
+from ...nn.transformer import Transformer
 from .rules import FLOOR, Stepper, floor_share, risk_gradient
 
 
@@ -25,6 +29,17 @@ def ceiling_of(factor: float, lam: Estimate) -> Estimate:
     if lam.kind == "exact":
         return Estimate(value, matvecs=lam.matvecs, note=note)
     return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, note)
+
+
+#: Batches whose gradients Adam is taken to have seen where it has no state yet.
+SEEN = 8
+
+
+def seen_first(stepper: Stepper, model: Transformer, batches: Iterable[dict[str, Tensor]]) -> Stepper:
+    """An optimiser that has not stepped, as it is after the first batches of training, the weights held."""
+    device = model.embed.W_E.device
+    first = ({k: v.to(device) for k, v in b.items()} for b in itertools.islice(batches, SEEN))
+    return stepper.after(risk_gradient(Risk(model, None, b, quiet=True)) for b in first)
 
 
 def adamw_ceiling(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..journal import Deadline, Journal, TimeUp
 from ..meter import Meter
 from ..subject import weights_hash
 from .ceiling import ceiling_of, seconds_of_product
-from .rules import Stepper, floor_share, risk_gradient, sgd
+from .rules import FLOOR, Stepper, floor_share, risk_gradient, sgd
 from .trial import Pair, double_copy, try_out
 
 KIND = "step-size"
@@ -52,9 +52,12 @@ def measure(
     folder: str | Path | None = None,
     resume: bool = True,
     progress: bool | Report = True,
+    first: Risk | None = None,
 ) -> Record:
-    """The ceilings of a risk under SGD, SGD with momentum, and `stepper`."""
+    """The ceilings of a risk under SGD, SGD with momentum, and `stepper`; `first` is the same loss at step 0."""
     before = _hash(risk)
+    if not stepper.second and len(risk.batches) > 1:
+        stepper = stepper.after(each_gradient(risk))
     question = {
         "kind": KIND,
         "source": source,
@@ -70,10 +73,10 @@ def measure(
     with tempfile.TemporaryDirectory() as scratch:
         work = _Work(risk, stepper, journal, Path(scratch), products, tol, seed, Deadline(seconds))
         if progress is True:
-            say(plan_of(risk, stepper, verify)["text"])
-        with Progress(planned(risk, stepper, verify), "lr: products", show=progress) as bar:
+            say(plan_of(risk, stepper, verify, first is not None)["text"])
+        with Progress(planned(risk, stepper, verify, first is not None), "lr: products", show=progress) as bar:
             work.meter = Meter(bar, work.deadline)
-            scalars, tensors, told = work.everything(verify)
+            scalars, tensors, told = work.everything(verify, first)
     if _hash(risk) != before:
         raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
     if not told["partial"]:
@@ -92,20 +95,42 @@ def _hash(risk: Risk) -> str:
     return weights_hash(risk.model) if isinstance(risk.model, nn.Module) else "function"
 
 
+def one_batch(whole: Risk, i: int) -> Risk:
+    """The same loss on one batch of the probe alone."""
+    return Risk(
+        whole.model,
+        whole.loss,
+        [whole.batches[i]],
+        list(whole.params) if isinstance(whole.model, nn.Module) else whole.params,
+        include_frozen=True,
+        train_mode=whole.train_mode,
+        quiet=True,
+    )
+
+
+def each_gradient(risk: Risk) -> Iterator[dict[str, Tensor]]:
+    """The gradient on each batch of the probe alone."""
+    return (risk_gradient(one_batch(risk, i)) for i in range(len(risk.batches)))
+
+
+def _first_row(vectors: Vector) -> dict[str, Tensor]:
+    return {n: t[0] for n, t in vectors.items()}
+
+
 def is_plain(stepper: Stepper) -> bool:
     """Whether its operator is H itself."""
     return not stepper.rule.adaptive and not stepper.decay and set(stepper.rates.values()) <= {1.0}
 
 
-def planned(risk: Risk, stepper: Stepper, verify: int) -> int:
+def planned(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> int:
     """Products of the whole risk that are to be expected; a gradient counts as a third of one."""
-    searches = (1 if is_plain(stepper) else 2) + (len(risk.batches) > 1)
+    searches = (1 if is_plain(stepper) else 2) + (len(risk.batches) > 1) + first
     return TYPICAL * searches + 2 * verify
 
 
-def plan_of(risk: Risk, stepper: Stepper, verify: int) -> dict[str, Any]:
+def plan_of(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> dict[str, Any]:
     """The plan and its cost, one product timed."""
-    count, each = planned(risk, stepper, verify), seconds_of_product(risk)
+    count, each = planned(risk, stepper, verify, first), seconds_of_product(risk)
     size = risk.space.size
     memory = (ROWS + 6) * size * max(risk.dtype.itemsize, 4) + (verify > 0) * 10 * size * 8
     text = (
@@ -167,7 +192,7 @@ class _Work:
             self.pairs[name] = eigenpairs(
                 A, top=1, max_products=self.products, tol=self.tol, seed=self.seed, resume=state
             )
-        return {n: t[0] for n, t in self.pairs[name].vectors.items()}
+        return _first_row(self.pairs[name].vectors)
 
     def largest(self, A: Operator, name: str) -> Estimate:
         """lambda_max of A, written down once it is found."""
@@ -181,7 +206,9 @@ class _Work:
             self.journal.write(name, dataclasses.asdict(found))
         return found
 
-    def everything(self, verify: int) -> tuple[dict[str, Estimate], dict[str, Tensor], dict[str, Any]]:
+    def everything(
+        self, verify: int, first: Risk | None = None
+    ) -> tuple[dict[str, Estimate], dict[str, Tensor], dict[str, Any]]:
         risk, stepper, rule = self.risk, self.stepper, self.stepper.rule
         plain = self.largest(self.H, "H")
         lam = plain if is_plain(stepper) else self.largest(self.A, "yours")
@@ -209,6 +236,10 @@ class _Work:
             each = self.single()
             if len(each) == len(risk.batches):
                 tensors["ceilings"] = torch.tensor(each, dtype=torch.float64)
+        if first is not None and not self.partial:
+            found_first = self.at_first(first)
+            if found_first is not None:
+                scalars["first_ceiling"] = found_first
         if verify and not self.partial and 0 < lam.value < math.inf:
             found = self.journal.piece("verify", lambda: self.tried(verify, lam.value))
             names = ("fractions", "measured", "predicted", "losses")
@@ -243,6 +274,24 @@ class _Work:
                 break
         return found
 
+    def at_first(self, risk: Risk) -> Estimate | None:
+        """The ceiling of the same optimiser at step 0; None where Adam has seen no gradient along its direction yet."""
+        if "first" in self.journal:
+            self.meter.skip(TYPICAL)
+        else:
+            stepper = dataclasses.replace(self.stepper, second={}, steps={})
+            stepper = stepper.after(each_gradient(risk)) if len(risk.batches) > 1 else stepper
+            P = stepper.preconditioner(risk_gradient(risk), risk.params)
+            with self.meter.piece("step 0", TYPICAL):
+                pairs = self.search(stepper.operator(hessian(risk), P), "first", self.tol)
+            if self.partial:
+                return None
+            unseen = stepper.rule.adaptive and floor_share(P, stepper.eps, _first_row(pairs.vectors)) > FLOOR
+            lam = pairs.top[0]
+            self.journal.write("first", None if unseen else dataclasses.asdict(ceiling_of(stepper.rule.factor, lam)))
+        known = self.journal.done["first"]
+        return None if known is None else Estimate(**known)
+
     def one(self, i: int) -> float:
         self.deadline.check(advanced=False)
         count = len(self.risk.batches)
@@ -250,16 +299,7 @@ class _Work:
             return self.alone(i)
 
     def alone(self, i: int) -> float:
-        whole = self.risk
-        risk = Risk(
-            whole.model,
-            whole.loss,
-            [whole.batches[i]],
-            list(whole.params) if isinstance(whole.model, nn.Module) else whole.params,
-            include_frozen=True,
-            train_mode=whole.train_mode,
-            quiet=True,
-        )
+        risk = one_batch(self.risk, i)
         A = self.stepper.operator(hessian(risk), self.P)
         pairs = self.search(A, f"batch-{i}", BATCH_TOL, start=self.top)
         if self.partial:

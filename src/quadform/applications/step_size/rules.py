@@ -20,8 +20,8 @@ Source: [Coh21] for gradient descent and both momenta, [Coh22] for Adam; decoupl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -124,6 +124,25 @@ class Stepper:
         """The largest weight decay of any tensor."""
         return max([0.0, *self.coupled.values(), *self.decoupled.values()])
 
+    def after(self, gradients: Iterable[Vector]) -> Stepper:
+        """This optimiser once it has seen these gradients while the weights stood still; without Adam it is the same.
+
+        P of one gradient alone is |g|: of a hundred thousand entries some are near 0 by accident, and the largest
+        eigenvalue of P^-1 H is then the curvature along one of those. Two gradients or more have no such entries.
+        """
+        if not self.rule.adaptive:
+            return self
+        second, steps = {n: t.clone() for n, t in self.second.items()}, dict(self.steps)
+        count = 0
+        for g in gradients:
+            count += 1
+            for n in self.names:
+                square = (1 - self.beta2) * g[n].detach().square()
+                second[n] = self.beta2 * second[n] + square if n in second else square
+                steps[n] = steps.get(n, 0) + 1
+        source = f"no optimizer state, so P is what Adam has after {count} batches, the weights held"
+        return replace(self, second=second, steps=steps, source=source)
+
     def preconditioner(self, gradient: Vector, theta: Vector) -> dict[str, Tensor]:
         """P of the next step on this gradient: sqrt((b2 v + (1 - b2) g^2) / (1 - b2^(t+1))) + eps; ones without Adam.
 
@@ -182,7 +201,7 @@ def stepper_by_name(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> Stepper:
-    """An optimiser that has not stepped yet; for Adam P is then that of the first step, |g| + eps."""
+    """An optimiser that has not stepped yet; on one batch P of Adam is then that of the first step, |g| + eps."""
     source = "no optimizer state, so P is that of the first step, |gradient| + eps"
     if name in ("sgd", "momentum"):
         return Stepper(sgd(momentum if name == "momentum" else 0.0), names)

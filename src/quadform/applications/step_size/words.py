@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
+from ...report.why import CHANGED
 from .rules import FLOOR
 
 if TYPE_CHECKING:
@@ -122,4 +123,15 @@ def _limits(answer: StepSize) -> Iterator[str]:
             f"{share:.0f} % of the top direction lies where Adam has seen no gradient yet (P = eps) and P is about to"
             " change: train a few steps and ask again."
         )
-    yield "A ceiling, not a recommendation: batch noise and later sharpening lower it."
+    yield "A ceiling, not a recommendation: batch noise and later sharpening lower it." + _first(answer)
+
+
+def _first(answer: StepSize) -> str:
+    """The ceiling before the first step beside that of now: a reason for warm-up, or none."""
+    e, now = answer.record.scalars.get("first_ceiling"), answer.ceiling
+    if e is None or not math.isfinite(e.value):
+        return ""
+    said = f" Ceiling at step 0 was {e.value:.2e}"
+    if now > CHANGED * e.value:
+        return f"{said}, so warm up."
+    return f"{said}: no reason to warm up." if now * CHANGED > e.value else f"{said}: it has fallen since."

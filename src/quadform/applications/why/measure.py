@@ -35,7 +35,7 @@ from ..configs.why import REMOVABLE, WhyConfig
 from ..journal import Deadline, Journal, TimeUp
 from ..meter import Meter
 from ..short_run import ShortRun
-from ..step_size.ceiling import adamw_ceiling, ceiling_of, seconds_of_product
+from ..step_size.ceiling import adamw_ceiling, ceiling_of, seconds_of_product, seen_first
 from ..step_size.rules import risk_gradient
 from ..subject import Subject, open_subject, weights_hash
 from . import words
@@ -283,6 +283,8 @@ def _numbers(risk: Risk, run: ShortRun, meter: Meter, state: Path | None) -> Ite
     yield "lambda_min", low
     yield "ceiling_sgd", ceiling_of(2.0, top)
     stepper = run.stepper()
+    if not stepper.second and run.data is not None:
+        stepper = seen_first(stepper, run.model, run.data.batches("train", run.config.batch_size, run.config.seed))
     found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, **kept("P"))
     if found is not None:
         yield "ceiling_adamw", found
