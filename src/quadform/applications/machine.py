@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import torch
 
@@ -29,6 +30,14 @@ def device_of(name: str) -> torch.device:
     elif device.type != "cpu":
         raise InputError(f"`--device {name}`: float64 and eigenvalues need `cpu` or `cuda`.")
     return device
+
+
+def busy_seconds(device: torch.device) -> float:
+    """A clock of work: on a CPU the processor time a thread, which other programs do not stretch; on a GPU the time."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time() / torch.get_num_threads()
 
 
 def largest_hessian(device: torch.device, dtype: torch.dtype) -> int:

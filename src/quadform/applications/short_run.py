@@ -7,7 +7,6 @@ from its last stop and ends with the same weights (bit for bit on a CPU).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from ..train.datasets import Dataset
 from ..train.machinery import one_warning
 from ..train.optimiser import Optimiser
 from .journal import TimeUp
+from .machine import busy_seconds
 from .step_size.rules import Stepper, adam, read_optimizer
 
 
@@ -32,7 +32,7 @@ class ShortRun:
         self.model, self.data, self.config, self.folder = model, data, config, folder
         self.optimiser = Optimiser(model, config)
         self.step, self.broken = 0, ""
-        self.speeds: list[float] = []  # tokens a second, step by step of this process
+        self.speeds: list[float] = []  # tokens a second of work, step by step of this process
         self.losses: list[float] = []
         found = load_checkpoint(folder) if folder is not None else None
         if found is not None:
@@ -53,9 +53,9 @@ class ShortRun:
             with one_warning() as asked:
                 while self.step < step and not self.broken and not asked.is_set():
                     batch = {k: v.to(device) for k, v in next(stream).items()}
-                    began = time.perf_counter()
+                    began = busy_seconds(device)
                     self._update(batch)
-                    self.speeds.append(next(iter(batch.values())).numel() / (time.perf_counter() - began))
+                    self.speeds.append(next(iter(batch.values())).numel() / (busy_seconds(device) - began))
                     check()
         except TimeUp:
             self.save()

@@ -8,6 +8,7 @@ resumed run trains as long as an undisturbed one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -20,11 +21,12 @@ from torch import Tensor
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.memory import in_words
 from ...core.progress import Progress, Report, clock, say
 from ...core.record import Estimate, Provenance, Record
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
-from ...estimate.lanczos import eigenpairs
+from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
 from ...propagation.observe import find_stacks
 from ...propagation.profiler import Profiler
@@ -35,19 +37,19 @@ from ..answers import Answer, Grid
 from ..configs.compare import SORTS, CompareConfig
 from ..configs.shared import seconds_of
 from ..journal import Deadline, Journal, TimeUp
-from ..machine import DTYPES, device_of
+from ..machine import DTYPES, busy_seconds, device_of
 from ..meter import Meter
 from ..short_run import ShortRun
-from ..step_size.ceiling import adamw_ceiling, seconds_of_product, seen_first
+from ..step_size.ceiling import UNSEEN, adamw_ceiling, seen_first
 from ..subject import parse_data
 from . import words
 
-#: Most products for lambda_max of H and of P^-1 H; what they take as a rule.
-PRODUCTS, TYPICAL = 60, 45
+#: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this relative residual.
+PRODUCTS, TYPICAL, TOL = 60, 30, 1e-2
 #: Training gets at least this share of the budget, whatever measuring takes.
 LEAST_TRAINING = 0.25
 #: Training steps that are timed for the plan.
-TIMED = 6
+TIMED = 4
 #: Held-out batches of the loss after training.
 VALID_BATCHES = 4
 COLUMNS = {
@@ -118,7 +120,10 @@ class Compare(Answer):
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
         head = f"{len(self.cells)} models, width {given['dim']}, {given['heads']} heads, {given['about']}"
-        notes = [f"{design}, {depth} blocks: {note}" for design, depth, note in given["notes"]]
+        said: dict[str, list[str]] = {}
+        for design, depth, note in given["notes"]:
+            said.setdefault(note, []).append(f"{design} x {depth}")
+        notes = [f"{', '.join(cells)}: {note}" for note, cells in said.items()]
         tags = "parameters, FLOPs and memory exact; speed and loss depend on this machine; the rest estimates"
         cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
         return [head, *str(self.table()).splitlines(), f"[{tags}]", *notes, *self.verdict(), *cut]
@@ -157,6 +162,7 @@ def compare(
         "heads": heads,
         "batch": batch,
         "lr": lr,
+        "tol": TOL,
         "seed": seed,
         "data": data.to_dict(),
         "dtype": str(dtype or torch.get_default_dtype()).removeprefix("torch."),
@@ -186,24 +192,49 @@ class _Work:
         kind = getattr(torch, q["dtype"])
         return Transformer(design, dtype=kind, device=self.device, **options, **self.data.settings)
 
-    def timed(self) -> dict[str, Any]:
-        """Seconds of a product and of a training step of every cell, and the steps the budget then allows."""
-        products, steps, broken = {}, {}, {}
-        for cell in self.cells:
-            key = f"{cell[0]}/{cell[1]}"
-            try:
-                model = self.model(*cell)
-                products[key] = seconds_of_product(Risk(model, None, self.probe, quiet=True))
-                run = ShortRun(model, self.data, self.config(TIMED), None)
-                run.to(TIMED)  # the fastest of some: least disturbed by whatever else runs here
-                steps[key] = next(iter(self.probe.values())).numel() / max(run.speeds)
-            except InputError as error:
-                broken[key] = str(error)
-        measuring = TYPICAL * sum(products.values())
+    def timed(self, progress: bool | Report = True) -> dict[str, Any]:
+        """Work of a product and of a training step of every cell, and the steps the budget then allows.
+
+        Steps follow from work, so that models timed in a busy moment are not trained less; how many seconds of the
+        clock a second of work takes here is one number for all.
+        """
+        products, steps, broken, largest = {}, {}, {}, 0
+        began, worked = time.perf_counter(), busy_seconds(self.device)
+        with Progress(len(self.cells), "compare: timing models", show=progress) as bar:
+            for cell in self.cells:
+                key = f"{cell[0]}/{cell[1]}"
+                try:
+                    model = self.model(*cell)
+                    largest = max(largest, sum(p.numel() for p in model.parameters()))
+                    products[key] = self.product(Risk(model, None, self.probe, quiet=True))
+                    run = ShortRun(model, self.data, self.config(TIMED), None)
+                    run.to(TIMED)
+                    steps[key] = next(iter(self.probe.values())).numel() / max(run.speeds)
+                except InputError as error:
+                    broken[key] = str(error)
+                bar.step(text=key)
+        load = (time.perf_counter() - began) / max(busy_seconds(self.device) - worked, 1e-9)
+        measuring = load * TYPICAL * sum(products.values())
         training = max(self.budget - measuring, LEAST_TRAINING * self.budget)
-        each = training / max(len(steps), 1)
+        each = training / load / max(len(steps), 1)
         counts = {key: max(1, int(each / seconds)) for key, seconds in steps.items()}
-        return {"measuring": measuring, "training": training, "steps": counts, "broken": broken}
+        return {
+            "measuring": measuring,
+            "training": training,
+            "steps": counts,
+            "broken": broken,
+            "products": TYPICAL * len(products),
+            "bytes": float((ROWS + 6) * largest * getattr(torch, self.question["dtype"]).itemsize),
+        }
+
+    def product(self, risk: Risk) -> float:
+        """Work of one Hessian-vector product, the second of two."""
+        H = hessian(risk)
+        v = {n: t[None] for n, t in risk.params.items()}
+        H.apply(v)
+        began = busy_seconds(self.device)
+        H.apply(v)
+        return busy_seconds(self.device) - began
 
     def config(self, steps: int) -> TrainConfig:
         q = self.question
@@ -211,14 +242,21 @@ class _Work:
 
     def plan_text(self, plan: dict[str, Any]) -> str:
         counts = plan["steps"].values() or [0]
+        total = plan["measuring"] + plan["training"]
+        text = (
+            f"plan: {len(self.cells)} models, {clock(total)} in all: measuring about {clock(plan['measuring'])}"
+            f" ({plan['products']} products), training {clock(plan['training'])} ({min(counts):,} to {max(counts):,}"
+            f" steps each, equal time); {in_words(plan['bytes'])} for vectors"
+        )
+        if total <= 1.01 * self.budget:
+            return text
         return (
-            f"plan: {len(self.cells)} models; measuring about {clock(plan['measuring'])}, training"
-            f" {clock(plan['training'])} in all ({min(counts):,} to {max(counts):,} steps each, equal time)"
+            f"{text}; more than the budget of {clock(self.budget)}: fewer or shallower models, or a smaller width, fit"
         )
 
     def measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
         journal = Journal(folder, self.question, resume=resume)
-        plan = journal.piece("plan", self.timed)
+        plan = journal.piece("plan", functools.partial(self.timed, progress))
         if progress is True:
             say(self.plan_text(plan))
         scalars: dict[str, Estimate] = {}
@@ -287,14 +325,14 @@ class _Work:
             return {"progress": meter.of_estimator(), "resume": None if state is None else state / name}
 
         H = hessian(risk)
-        top = eigenpairs(H, top=1, max_products=PRODUCTS, **kept("H")).top[0]
+        top = eigenpairs(H, top=1, max_products=PRODUCTS, tol=TOL, **kept("H")).top[0]
         scalars["lambda_max"] = top
         train = self.config(steps)
         stepper = ShortRun(model, None, train, None).stepper()
         stepper = seen_first(stepper, model, self.data.batches("train", train.batch_size, train.seed))
-        found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, **kept("P")), ""
+        found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, tol=TOL, **kept("P")), ""
         if found is None:
-            note = "no ceiling at the first step: Adam has seen no gradient along its top direction (P = eps)"
+            note = UNSEEN
         else:
             scalars["lr_ceiling"] = found
         return {"scalars": _plain(scalars), "curves": curves, "note": note}
@@ -314,7 +352,7 @@ class _Work:
         if run.speeds:
             speeds = torch.tensor(run.speeds, dtype=torch.float64)
             spread = float(speeds.std() / len(speeds) ** 0.5) if len(speeds) > 1 else math.inf
-            note = "on this machine, as loaded as it was"
+            note = "processor time of this machine"
             scalars["speed"] = Estimate(float(speeds.mean()), spread, "estimate", note=note)
         return {"scalars": _plain(scalars), "curves": {"losses": run.losses}, "note": ""}
 
@@ -336,6 +374,7 @@ def _of(config: CompareConfig) -> _Work:
         "heads": config.heads,
         "batch": config.batch,
         "lr": config.lr,
+        "tol": TOL,
         "seed": config.seed,
         "data": data.to_dict(),
         "dtype": str(DTYPES[config.dtype]).removeprefix("torch."),
@@ -353,4 +392,5 @@ def plan(config: CompareConfig) -> dict[str, Any]:
     work = _of(config)
     began = time.perf_counter()
     found = work.timed()
-    return {"text": work.plan_text(found), **found, "timed_in": time.perf_counter() - began}
+    seconds = found["measuring"] + found["training"]
+    return {"text": work.plan_text(found), **found, "seconds": seconds, "timed_in": time.perf_counter() - began}

@@ -31,6 +31,7 @@ def ceiling_of(factor: float, lam: Estimate) -> Estimate:
     return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, note)
 
 
+UNSEEN = "no AdamW ceiling: Adam has seen no gradient along its top direction yet (P = eps)"
 #: Batches whose gradients Adam is taken to have seen where it has no state yet.
 SEEN = 8
 
@@ -43,11 +44,18 @@ def seen_first(stepper: Stepper, model: Transformer, batches: Iterable[dict[str,
 
 
 def adamw_ceiling(
-    H: Operator, risk: Risk, stepper: Stepper, products: int, *, progress: Report, resume: Path | None
+    H: Operator,
+    risk: Risk,
+    stepper: Stepper,
+    products: int,
+    *,
+    tol: float = 1e-3,
+    progress: Report,
+    resume: Path | None,
 ) -> Estimate | None:
     """The ceiling of AdamW; None where its top direction lies in entries Adam has seen no gradient for (P = eps)."""
     P = stepper.preconditioner(risk_gradient(risk), risk.params)
-    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, progress=progress, resume=resume)
+    pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, tol=tol, progress=progress, resume=resume)
     if floor_share(P, stepper.eps, {n: t[0] for n, t in pairs.vectors.items()}) > FLOOR:
         return None
     return ceiling_of(stepper.rule.factor, pairs.top[0])

@@ -35,7 +35,7 @@ from ..configs.why import REMOVABLE, WhyConfig
 from ..journal import Deadline, Journal, TimeUp
 from ..meter import Meter
 from ..short_run import ShortRun
-from ..step_size.ceiling import adamw_ceiling, ceiling_of, seconds_of_product, seen_first
+from ..step_size.ceiling import UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
 from ..step_size.rules import risk_gradient
 from ..subject import Subject, open_subject, weights_hash
 from . import words
@@ -266,7 +266,8 @@ def _cell(run: ShortRun, probe: list[dict[str, Tensor]], meter: Meter, state: Pa
         scalars = dict(_numbers(risk, run, meter, state))
     except InputError as error:
         return {"scalars": {}, "note": str(error)}
-    return {"scalars": {m: dataclasses.asdict(e) for m, e in scalars.items()}, "note": ""}
+    note = "" if "ceiling_adamw" in scalars else UNSEEN
+    return {"scalars": {m: dataclasses.asdict(e) for m, e in scalars.items()}, "note": note}
 
 
 def _numbers(risk: Risk, run: ShortRun, meter: Meter, state: Path | None) -> Iterator[tuple[str, Estimate]]:

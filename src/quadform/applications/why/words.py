@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
 from ...report.why import CHANGED, CHANGED_SHARE, FLATTER
+from ..answers import cell
 
 if TYPE_CHECKING:
     from .measure import Why
@@ -22,7 +23,7 @@ def factor(before: Estimate | None, after: Estimate | None) -> float | None:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
+    return f"{ratio:.2g}x" if ratio < 10 or ratio >= 1e4 else f"{ratio:.0f}x"
 
 
 def adam(why: Why) -> str:
@@ -61,7 +62,7 @@ def part(why: Why, name: str) -> str:
         a, b = why.get("full", measure), why.get(variant, measure)
         if change is not None and a is not None and b is not None and not 1 / CHANGED < change < CHANGED:
             verb = "rises" if change > 1 else "falls"
-            said.append(f"{words} {verb} {_times(max(change, 1 / change))} ({a.value:.2g} to {b.value:.2g})")
+            said.append(f"{words} {verb} {_times(max(change, 1 / change))} ({cell(a.value)} to {cell(b.value)})")
     for measure, words in (
         ("negative_curvature", "the share of negative curvature"),
         ("H_f_share", "the share of H_f in the curvature"),
