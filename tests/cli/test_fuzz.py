@@ -330,11 +330,12 @@ FOREIGN = st.sampled_from([REMOVED, None, True, -1, 0, 1e308, "", "x", [], {}, [
 @given(where=st.integers(0, 9999), value=FOREIGN)
 @example(where=0, value={})
 def test_records_with_foreign_values(verb: str, saved: dict[str, Path], where: int, value: Any) -> None:
-    """A record that is sound JSON with one value replaced by something else, or taken out."""
+    """A record of old, without a checksum: sound JSON with one value replaced by something else, or taken out."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         shutil.copytree(saved[verb], folder, ignore=shutil.ignore_patterns("report.html"))
         body = json.loads((folder / "record.json").read_text())
+        del body["sha256"]
         paths = list(leaves(body))
         *head, last = paths[where % len(paths)]
         inner = body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -12,6 +13,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from multiprocessing.context import ForkProcess
@@ -39,7 +41,8 @@ def names(folder: Path) -> list[str]:
 
 
 def body(folder: Path) -> dict:
-    return json.loads((folder / "record.json").read_text())
+    """The contents without their checksum, as records of old have them."""
+    return {k: v for k, v in json.loads((folder / "record.json").read_text()).items() if k != "sha256"}
 
 
 def put(folder: Path, content: dict) -> None:
@@ -209,6 +212,47 @@ def test_every_truncation_of_the_json_is_refused(tmp_path: Path) -> None:
     for length in range(len(whole.rstrip())):
         (tmp_path / "record.json").write_bytes(whole[:length])
         refused(tmp_path, "truncated or not JSON", "record.json")
+
+
+@given(where=st.integers(0, 10**6), bits=st.integers(1, 255), value=st.floats(allow_nan=True))
+def test_every_changed_byte_of_the_json_is_noticed(where: int, bits: int, value: float) -> None:
+    """Any byte flipped anywhere: refused in one line, or (white space, E for e) nothing of the record has changed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        record = Record(
+            "test", {"d": [4, "ü\ud800"]}, {"x": Estimate(value), "y": Estimate(0.1, 1e-5, "estimate")}, {}, MADE
+        )
+        folder = record.save(scratch)
+        blob = bytearray((folder / "record.json").read_bytes())
+        blob[where % len(blob)] ^= bits
+        (folder / "record.json").write_bytes(blob)
+        with contextlib.suppress(FileError):
+            again = Record.load(folder)
+            for name in ("kind", "inputs", "scalars", "made"):
+                assert repr(getattr(again, name)) == repr(getattr(record, name))
+
+
+def test_a_changed_digit_is_told_and_white_space_is_not(tmp_path: Path) -> None:
+    """One digit of a number, a word of an input, an entry nobody wrote: refused; another indentation: read."""
+    path = make(0.25).save(tmp_path) / "record.json"
+    text = path.read_text()
+    for old, new in (("0.25", "0.26"), ('"d": 4', '"d": 5'), ("exact", "bound"), ('"seed": 3', '"seed": null')):
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        refused(tmp_path, "is damaged or was changed by hand (its checksum differs)", "Make the record again")
+    path.write_text(text.replace('"sha256": "' + json.loads(text)["sha256"], '"sha257": "' + "0" * 64))
+    refused(tmp_path, "it has an entry 'sha257' that no record has")
+    path.write_text(json.dumps(json.loads(text), indent=4))
+    assert Record.load(tmp_path).scalars["trace"].value == 0.25
+
+
+def test_records_without_a_checksum_still_open(tmp_path: Path) -> None:
+    """What was written before records had one, those of the project included."""
+    put(tmp_path, body(make().save(tmp_path)))
+    assert Record.load(tmp_path).scalars["trace"].value == 1.0
+    kept = sorted((Path(module.__file__).parents[1] / "experiments" / "records").glob("*/record.json"))
+    assert len(kept) > 10
+    for path in kept:
+        assert Record.load(path).scalars
 
 
 def test_every_truncation_of_the_tensors_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Estimate, Record, Provenance: what a measurement leaves behind.
 
-A record is a folder with `record.json` (strict JSON) and one safetensors file that the JSON names with its SHA-256. The
-tensors are written first and the JSON is renamed into place last, so a reader sees the old record or the new one, never
-a mixture; writers of one folder wait for each other. Nothing that is loaded can execute code.
+A record is a folder with `record.json` (strict JSON, last the SHA-256 of its own contents) and one safetensors file the
+JSON names with its SHA-256. The tensors are written first and the JSON is renamed into place last, so a reader sees the
+old record or the new one, never a mixture; writers of one folder wait for each other. Nothing that is loaded can run
+code.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from .files import alone
 SCHEMA = 1
 JSON_NAME = "record.json"
 _FORMAT = "quadform-record"
+_SUM = "sha256"
+_ENTRIES = ("format", "schema", "kind", "inputs", "scalars", "tensors", "made")
 #: Tensor files, and the temporary files of a writer that was killed.
 _LITTER = re.compile(
     r"tensors-[0-9a-f]{12}\.safetensors|\.(tensors-[0-9a-f]{12}\.safetensors|record\.json)\.[0-9a-f]{8}"
@@ -152,7 +155,7 @@ class Record:
         blob = _tensor_bytes(self.tensors)
         digest = hashlib.sha256(blob).hexdigest()
         tensor_file = f"tensors-{digest[:12]}.safetensors"
-        text = strict_json(
+        body = _to_json(
             {
                 "format": _FORMAT,
                 "schema": self.schema,
@@ -163,11 +166,12 @@ class Record:
                 "made": asdict(self.made),
             }
         )
+        blob_of_json = _json_bytes(body | {_SUM: hashlib.sha256(_json_bytes(body)).hexdigest()})
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _only_writer(folder):
                 write_atomically(folder / tensor_file, blob)
-                write_atomically(folder / JSON_NAME, text.encode(errors="backslashreplace"))
+                write_atomically(folder / JSON_NAME, blob_of_json)
         except (OSError, ValueError) as error:
             raise FileError(f"cannot write a record to {folder}: {error}. Choose another folder.") from error
         return folder
@@ -230,7 +234,23 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise FileError(
             f"{path} was written by a newer quadform (schema {schema}; this one reads up to {SCHEMA}). Upgrade."
         )
+    _check(path, body)
     return body
+
+
+def _check(path: Path, body: dict[str, Any]) -> None:
+    """Refuse contents that are not those that were written; records of old have no checksum and are taken as they are.
+
+    The sum is of the values, not of the text: another indentation changes nothing, a changed digit does.
+    """
+    wanted = body.pop(_SUM, None)
+    if wanted is not None and wanted != hashlib.sha256(_json_bytes(body)).hexdigest():
+        raise FileError(f"{path} is damaged or was changed by hand (its checksum differs). Make the record again.")
+    unknown = [key for key in body if key not in _ENTRIES]
+    if unknown:
+        raise FileError(
+            f"{path} is damaged (it has an entry {unknown[0]!r} that no record has). Make the record again."
+        )
 
 
 def _no_constant(text: str) -> Any:
@@ -240,6 +260,11 @@ def _no_constant(text: str) -> Any:
 def strict_json(body: Any) -> str:
     """JSON that every parser reads, keys in their order; NaN and infinity are written `{"float": "nan"}`."""
     return json.dumps(_to_json(body), allow_nan=False, indent=1, ensure_ascii=False) + "\n"
+
+
+def _json_bytes(body: Any) -> bytes:
+    """The text of a record, from what `_to_json` made or `json.loads` gave back: equal for equal values."""
+    return f"{json.dumps(body, allow_nan=False, indent=1, ensure_ascii=False)}\n".encode(errors="backslashreplace")
 
 
 def _to_json(value: Any) -> Any:
