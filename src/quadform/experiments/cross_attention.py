@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -145,7 +144,7 @@ def _laws(config: Config, risk: Risk, path: str) -> dict[str, Tensor]:
         return torch.stack([t.square().sum() for t in V.values()]).sum().sqrt()
 
     H, H_o = hessian(risk), gauss_newton(risk)
-    column = _functional_column(risk, path, random("W_V"))
+    column = _times(functional(risk, f"{path}.*", f"{path}.W_V", split=path), random("W_V"))
     hollow = column[f"{path}.W_V"].norm() / column[f"{path}.W_Q"].norm()
     key_bias = norm(_times(H, random("b_K"))) / norm(_times(H, random("b_Q")))
     tangent, image = _gauge(risk, path, generator)
@@ -156,29 +155,6 @@ def _laws(config: Config, risk: Risk, path: str) -> dict[str, Tensor]:
     outer = norm(_times(H_o, tangent)) / norm(_times(H_o, other))
     laws = {"hollow": hollow, "key_bias": key_bias, "gauge": defect, "outer_gauge": outer}
     return laws | {"entropy": _entropy(risk, path)}
-
-
-def _functional_column(risk: Risk, path: str, z: dict[str, Tensor]) -> dict[str, Tensor]:
-    """H_f(., V) z of one attention module, split at its own output F: the derivative of d<g, F> along z."""
-    module = risk.model.get_submodule(path)  # type: ignore[union-attr]
-    how = "cross" if path.endswith("cross") else "forward"  # cross-attention is not called as a module
-    usual, seen = getattr(module, how), []
-
-    def look(*args: Any) -> Tensor:
-        seen.append(usual(*args))
-        return seen[-1]
-
-    live = {f"{path}.{w}": risk.params[f"{path}.{w}"].clone().requires_grad_() for w in WEIGHTS}
-    setattr(module, how, look)
-    try:
-        with torch.enable_grad(), risk.context():
-            loss = risk.run({**risk.params, **live}, risk.batches[0])[0]
-            (g,) = torch.autograd.grad(loss, seen[-1], retain_graph=True)
-            (first,) = torch.autograd.grad(seen[-1], live[f"{path}.W_V"], g.detach(), create_graph=True)
-            found = torch.autograd.grad(first, list(live.values()), z[f"{path}.W_V"], materialize_grads=True)
-    finally:
-        delattr(module, how)
-    return dict(zip(live, found, strict=True))
 
 
 def _times(A: Operator, V: dict[str, Tensor]) -> dict[str, Tensor]:

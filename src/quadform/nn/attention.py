@@ -136,8 +136,20 @@ class Attention(nn.Module):
         found = {x: self._split(part, heads[x]) for x, part in zip(stored, parts, strict=True)}
         return [found[x] if x in found else each[x](N) for x in letters]
 
-    def forward(self, N: Tensor, frame: Frame, cache: LayerCache | None = None) -> Tensor:
-        """Self-attention of N (batch, n, d) -> (batch, n, d); with a cache, N are the tokens after those it holds."""
+    def forward(
+        self,
+        N: Tensor,
+        frame: Frame,
+        cache: LayerCache | None = None,
+        memory: Memory | None = None,
+        layer: int = 0,
+    ) -> Tensor:
+        """Self-attention of N (batch, n, d) -> (batch, n, d); with a cache, N are the tokens after those it holds.
+
+        With a memory: cross-attention to it (`cross`), from layer `layer`.
+        """
+        if memory is not None:
+            return self.cross(N, memory, layer)
         if cache is not None and cache.kind == "x":
             return self._from_x_cache(N, frame, cache)
         q, k, v = self.projections(N)

@@ -79,7 +79,7 @@ class Block(nn.Module):
         spec = self.spec
         branches = [("attn", spec.attn, lambda N: self.attn(N, frame, cache))]
         if self.cross is not None:
-            branches.append(("cross", spec.cross, lambda N: self.cross.cross(N, memory, self.index)))
+            branches.append(("cross", spec.cross, lambda N: self.cross(N, frame, None, memory, self.index)))
         if self.mlp is not None:
             branches.append(("mlp", spec.mlp, self.mlp))
         if spec.layout == "parallel":
