@@ -167,7 +167,7 @@ def test_any_command_ends_well(verb: str, data: st.DataObject) -> None:
     for flag in data.draw(st.lists(st.sampled_from(sorted(flags)), max_size=2, unique=True)):
         words += [flag] if flags[flag] is bool else [flag, data.draw(values(flags[flag]))]
     if "--debug" not in words:
-        sound(words)
+        sound([verb, *words])
 
 
 MODELS = [
@@ -219,6 +219,18 @@ def test_data_that_cannot_be_opened(verb: str, data: str) -> None:
     """`--data` is any text: refused in one line, whatever the verb."""
     words = {"spectrum": ["new:pre-ln,depth=1,dim=4,heads=2"], "train": ["--dim", "4", "--heads", "2", "--steps", "1"]}
     assert sound([verb, *words.get(verb, []), "--data", data, "--dry-run", "--quiet"])[0] == 2
+
+
+@pytest.fixture
+def one_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Figures in light colours only (the dark ones read the same record), each checked once, when it is whole."""
+    from altair.utils.schemapi import debug_mode
+
+    from quadform.report import html
+
+    monkeypatch.setattr(html, "DRAWN", html.DRAWN[:1])
+    with debug_mode(False):
+        yield
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -283,6 +295,7 @@ DAMAGE = st.tuples(
 )
 
 
+@pytest.mark.usefixtures("one_look")
 @pytest.mark.parametrize(
     ("verb", "again"),
     [
@@ -325,6 +338,7 @@ REMOVED = object()
 FOREIGN = st.sampled_from([REMOVED, None, True, -1, 0, 1e308, "", "x", [], {}, [[]], {"float": "nan"}, [1, "a"]])
 
 
+@pytest.mark.usefixtures("one_look")
 @pytest.mark.parametrize("verb", ["attention", "spectrum", "signal"])
 @settings(max_examples=12)
 @given(where=st.integers(0, 9999), value=FOREIGN)
@@ -385,12 +399,15 @@ def _plain_model() -> dict[str, Any]:
     return design("pre-ln", depth=1, dim=8, heads=2, vocab=12).to_dict()
 
 
+MADE = Provenance.collect()
+
+
 # --- records ----------------------------------------------------------------------------------------------------------
 @settings(max_examples=40)
 @given(shape=st.lists(st.integers(0, 4), max_size=4), inputs=st.dictionaries(st.text(max_size=5), JSON, max_size=3))
 def test_records_of_any_shape(shape: list[int], inputs: dict[str, Any]) -> None:
     """A record with tensors of any shape (empty ones too) and any plain inputs: kept and read back, or refused."""
-    record = Record("fuzz", inputs, {"a": Estimate(1.0)}, {"t": torch.zeros(shape)}, Provenance.collect())
+    record = Record("fuzz", inputs, {"a": Estimate(1.0)}, {"t": torch.zeros(shape)}, MADE)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(QuadformError):
         record.save(folder)
         again = Record.load(folder)

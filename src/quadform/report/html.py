@@ -27,6 +27,8 @@ from .texts import Texts, language
 LIMIT = 3_000_000
 #: Tensors up to this many entries are written as plain lists, larger ones as base64.
 PLAIN_ENTRIES = 4096
+#: The looks every figure is drawn in, the first is the one exported.
+DRAWN = (LIGHT, DARK)
 #: Longer tables show this many rows at each end; their CSV has all.
 TABLE_ENDS = 100
 
@@ -180,7 +182,7 @@ def _checked(passed: int, all_: int, texts: Texts) -> str:
 
 
 def _figure(record: Record, draw: Draw, suffix: str, texts: Texts) -> dict[str, Any]:
-    drawings: dict[str, Figure] = {style.name: draw(record, texts, style) for style in (LIGHT, DARK)}
+    drawings: dict[str, Figure] = {style.name: draw(record, texts, style) for style in DRAWN}
     figure = drawings[LIGHT.name]
     name = f"{figure.name}-{suffix}"
     data: dict[str, Any] = {"name": figure.name, "csv": figure.table.csv(), "python": figure.python}
