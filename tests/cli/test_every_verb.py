@@ -48,7 +48,7 @@ COMMANDS = {
     "report": ["attention", "lr"],
 }
 #: Plans: what `--dry-run --json` of the long verbs prints.
-PLANNED = ("spectrum", "signal", "why", "compare", "lr", "train", "reproduce")
+PLANNED = ("attention", "spectrum", "signal", "why", "compare", "lr", "train", "reproduce", "report")
 
 
 def strict(text: str) -> Any:

@@ -134,6 +134,36 @@ def test_report_of_the_default(
     assert len(page) <= 3_000_000
 
 
+def test_report_in_the_time_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--dry-run` plans and writes nothing; `--max-time` draws what there is and names the rest; `--resume` ends it."""
+    from quadform.applications.study import stages
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(stages, "PROBE", {"batch": 2, "batches": 1})
+    words = ["report", "new:pre-ln,depth=1,dim=8,heads=2", "--data", "add:digits=1", "--out", "run", "--quiet"]
+    assert main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"plan for new:\S+: 4 stages, about [\d,]+ products, .* in all, .* beside the model", said[0])
+    assert [line.split()[0] for line in said[1:]] == ["signal", "lr", "spectrum", "why"]
+    assert list(tmp_path.iterdir()) == []
+    assert main([*words, "--max-time", "0.001s"]) == 3
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2].startswith("PARTIAL: not measured to the end: lr, spectrum, why")
+    page = Path("run/report.html").read_text()
+    assert "Not measured, or not to the end: learning rate, spectrum, the model without its parts" in page
+    for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):
+        assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
+        assert words_ in Path("run/report.html").read_text()
+    capsys.readouterr()
+    assert main(["report", "run", "--data", "add:digits=1", "--quiet", "--resume", "--json"]) == 0
+    assert strict(capsys.readouterr().out)["missing"] == []
+    assert "This study is not whole" not in Path("run/report.html").read_text()
+    assert main(["report", "run", "--dry-run"]) == 0
+    assert capsys.readouterr().out == "run: 4 records there; redrawn, nothing is computed\n"
+
+
 def test_report_redraws_without_computing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from ..applications.configs.shared import Output
 from ..core.progress import say
 from ..core.record import Record
 from .folders import writable
-from .show import print_json, record_json
+from .show import print_json, print_plan, record_json
 
 
 def answer_with(
@@ -22,12 +22,7 @@ def answer_with(
 ) -> int:
     """`--dry-run` tells the plan; else the record is made, kept and shown. 3 where a check failed or time was up."""
     if config.dry_run:
-        body = plan(config)
-        if output.json:
-            print_json(body)
-        else:
-            print(body["text"])
-        return 0
+        return print_plan(plan(config), output)
     folder = writable(output)
     try:
         record = run(config, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from ..applications.configs.shared import Output
 from ..core.record import Estimate, Record, strict_json
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ def _estimate_json(e: Estimate) -> dict[str, Any]:
 
 def print_json(body: dict[str, object]) -> None:
     sys.stdout.write(strict_json(body))
+
+
+def print_plan(body: dict[str, Any], output: Output) -> int:
+    """What `--dry-run` prints, and its exit code."""
+    if output.json:
+        print_json(body)
+    else:
+        print(body["text"])
+    return 0
 
 
 def seconds(value: float) -> str:

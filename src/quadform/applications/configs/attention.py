@@ -99,6 +99,8 @@ class AttentionConfig(Numerics):
     """Which tokens a token sees."""
     vary: str = "scale=0.01:30:25"
     """Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`."""
+    dry_run: bool = False
+    """Print the plan and its cost, and stop."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "dim", "d_k", "d_v"):
@@ -144,7 +146,8 @@ class AttentionConfig(Numerics):
         """The question as plain JSON, every default spelled out."""
         _, _, d_k, d_v = self.shape
         sweep = self.sweep
-        return dataclasses.asdict(self) | {
+        asked = {name: value for name, value in dataclasses.asdict(self).items() if name != "dry_run"}
+        return asked | {
             "d_k": d_k,
             "d_v": d_v,
             "vary": {sweep.name: [sweep.lo, sweep.hi, sweep.points]} if sweep else None,

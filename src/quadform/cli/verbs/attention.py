@@ -10,7 +10,7 @@ from ...applications.configs.shared import Output
 from ...core.progress import say
 from ...core.record import Record
 from ..folders import choose_threads, writable
-from ..show import LABELS, power, print_json, print_table, record_json, seconds, table
+from ..show import LABELS, power, print_json, print_plan, print_table, record_json, seconds, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,10 +20,12 @@ ONE_HOT = 0.01
 
 
 def answer(config: AttentionConfig, output: Output) -> int:
-    from ...applications.attention import run
+    from ...applications.attention import plan, run
 
-    folder = writable(output)
     choose_threads(config.parameters)
+    if config.dry_run:
+        return print_plan(plan(config), output)
+    folder = writable(output)
     record = run(config)
     if folder:
         record.save(folder)

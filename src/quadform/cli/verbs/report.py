@@ -14,7 +14,7 @@ from ...core.errors import CheckFailed, FileError, QuadformError
 from ...core.progress import say
 from ...core.record import Record
 from ..folders import choose_threads, folder_of, writable
-from ..show import print_json
+from ..show import print_json, print_plan
 from .attention import attention_verdict
 
 if TYPE_CHECKING:
@@ -32,11 +32,7 @@ def answer(config: ReportConfig, output: Output) -> int:
     choose_threads(0)
     if config.dry_run:
         body = plan(config.runs, config, Path(output.out) if output.out else None if config.runs else DEFAULT_RUN)
-        if output.json:
-            print_json(body)
-        else:
-            print(body["text"])
-        return 0
+        return print_plan(body, output)
     folder = writable(output)
     try:
         if not config.runs:
