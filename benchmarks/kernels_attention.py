@@ -11,22 +11,22 @@ import torch.nn.functional as F
 from kernels_common import DEVICE, HEADS, WIDTH, alone, heads, peak, ready, row_products, timed
 from kernels_profile import profiled
 
+PRODUCTS = {"forward_tangent": 5, "tangent_rows": 8, "tangent_columns": 10}
 
-def executed(tokens: int) -> tuple[int, float]:
-    """Products of the tangent kernels per pair of tiles, and as executed (masked parts too) over the causal half."""
+
+def executed(tokens: int) -> float:
+    """Products the tangent kernels execute per pair of tiles of the causal half, masked parts of tiles included."""
     from quadform.kernels import launch
 
-    counts = {"forward_tangent": 5, "tangent_rows": 8, "tangent_columns": 10, "tangent_keys": 8, "tangent_values": 5}
-    columns = launch.column_kernels(torch.bfloat16, WIDTH)
     total = 0.0
-    for kernel in ("forward_tangent", "tangent_rows", *columns):
+    for kernel, count in PRODUCTS.items():
         BM, BN = launch.tiles(kernel, torch.bfloat16, WIDTH, "tf32", tokens)[:2]
-        if kernel in columns:
+        if kernel == "tangent_columns":
             area = sum(tokens - c // BM * BM for c in range(0, tokens, BN)) * BN
         else:
             area = sum(-(-(m + BM) // BN) * BN for m in range(0, tokens, BM)) * BM
-        total += counts[kernel] * area / (tokens**2 / 2)
-    return sum(counts[kernel] for kernel in ("forward_tangent", "tangent_rows", *columns)), total
+        total += count * area / (tokens**2 / 2)
+    return total
 
 
 def attention_alone(report, lengths) -> None:
@@ -85,9 +85,8 @@ def attention_alone(report, lengths) -> None:
                 "ours_fwd_bwd_ms": first_ms, "tangents_ms": ours_ms, "tangents_ms_each_of_4": four_ms,
                 "ratio": ours_ms / stock_ms, "ratio_with_gradient": (ours_ms + first_ms) / stock_ms,
                 "ratio_each_of_4": four_ms / stock_ms if four_ms else None, "first_order_ratio": first_ms / stock_ms,
-                "products": executed(tokens)[0], "executed_products": executed(tokens)[1],
-                "executed_rate": executed(tokens)[1] * product / ours_ms,
-                "executed_share": executed(tokens)[1] * product / ours_ms / rates[mode],
+                "executed_products": executed(tokens), "executed_rate": executed(tokens) * product / ours_ms,
+                "executed_share": executed(tokens) * product / ours_ms / rates[mode],
                 "share_of_23": 23 * product / ours_ms / rates[mode],
                 "floor_products_ms": 17 * product / rates[mode], "floor_bytes_ms": 13 * size / rates["copy"],
                 "gib": peak(tangents),
@@ -190,11 +189,9 @@ def tiles(report, tokens: int = 4096) -> None:
     tlse, tdelta = lse[None], delta[None]
     known, run = launch.tiles, ops._launch
     choices = {
-        "forward_tangent": (5, [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)]),
-        "tangent_rows": (8, [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)]),
-        "tangent_columns": (10, [(64, 128, 8, 3)]),
-        "tangent_keys": (8, [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 2), (64, 128, 8, 3)]),
-        "tangent_values": (5, [(64, 64, 4, 2), (64, 64, 4, 3), (64, 128, 8, 3), (128, 128, 8, 2)]),
+        "forward_tangent": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)],
+        "tangent_rows": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 2)],
+        "tangent_columns": [(64, 128, 8, 2), (64, 128, 8, 3)],
     }
 
     def call(kernel):
@@ -204,23 +201,22 @@ def tiles(report, tokens: int = 4096) -> None:
         return ops._attend_grad_tangent(q, k, v, None, None, None, lse, delta, g, *rest)
 
     def each():
-        for kernel, (count, list_) in choices.items():
+        for kernel, sizes in choices.items():
             ops._launch = lambda name, *a, kernel=kernel: name == kernel and run(name, *a)
-            launch.SPLIT = kernel != "tangent_columns"
-            for tile in list_:
+            for tile in sizes:
                 launch.tiles = lambda *_, tile=tile: tile
-                yield kernel, count, tile
+                yield kernel, tile
 
-    for kernel, _, _ in each():
+    for kernel, _ in each():
         call(kernel)
     ready("tiles")
     out = {}
     with alone():
-        for kernel, count, tile in each():
+        for kernel, tile in each():
             ms = timed(lambda kernel=kernel: call(kernel))
-            rate = count * 2 * 8 * HEADS * tokens**2 * WIDTH / 2 / ms / 1e9
+            rate = PRODUCTS[kernel] * 2 * 8 * HEADS * tokens**2 * WIDTH / 2 / ms / 1e9
             share = rate / report["ceilings"]["bf16"]
             out[f"{kernel} {tile}"] = {"ms": ms, "share": share}
             print(f"  {kernel} {tile}: {ms:.3f} ms, {rate:.0f} TFLOP/s = {share:.1%}", flush=True)
-    launch.tiles, ops._launch, launch.SPLIT = known, run, True
+    launch.tiles, ops._launch = known, run
     report["tiles"] = out

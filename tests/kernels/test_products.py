@@ -96,6 +96,31 @@ def test_halve(n, size):
         assert ((half.double() * back.double() - x.double()).abs() <= 2**-11 * x.abs() + 2**-39 * x.abs().max()).all()
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-15, 1e15])
+def test_operands_of_the_attention_kernels(size):
+    """Q as it is, dO and tangents times a power of two near 1/8, one for each tangent; strided, odd sizes."""
+    pytest.importorskip("triton")
+    from quadform.kernels import scaling
+
+    gen = torch.Generator().manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    new = lambda *s: torch.randn(*s, generator=gen).to(device)  # noqa: E731
+    q = new(2, 19, 3, 2, 8).unbind(2)[0].transpose(1, 2)
+    each = size * torch.tensor([1.0, 1e-9, 1e9], device=device).view(3, 1, 1, 1, 1)
+    tk, g = each * new(3, 2, 1, 21, 8), new(2, 2, 19, 20) / size
+    tg = each / size * new(3, 2, 2, 19, 20)
+    outs, units = scaling.operands((q, tk, tg, g), (scaling.AS_IS, scaling.TANGENT, scaling.BOTH, scaling.COTANGENT))
+    first, own = units[0], units[1:].view(3, 1, 1, 1, 1)
+    assert torch.equal(units.log2(), units.log2().round())
+    for out, exact in zip(outs, (q, tk * own, tg * own * first, g * first), strict=True):
+        assert out.dtype == torch.float16
+        torch.testing.assert_close(out.float(), exact, rtol=2**-10, atol=2**-24)
+    assert 1 / 8 <= outs[3].abs().max() <= 1 / 4
+    largest = torch.maximum(outs[1].flatten(1).abs().amax(1), outs[2].flatten(1).abs().amax(1))
+    assert (largest >= 1 / 8).all()
+    assert (largest <= 1 / 4).all()
+
+
 def test_halve_obeys_its_contract():
     """torch's own check of schema and fake kernel, for dense, transposed and sliced input; zeros stay zeros."""
     x = torch.randn(6, 8)

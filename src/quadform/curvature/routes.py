@@ -4,7 +4,7 @@
             (`retained`); else, or where that fails, `jvp(grad)`, several vectors at once.
 `traced`    two aten programs (`linear`): what no vector touches runs once and is kept, the rest runs for every vector.
 `compiled`  the second of them through torch's compiler: a minute or more at first, then fastest. On a GPU replayed from
-            a CUDA graph, and where torch may take TF32 its large products are taken in scaled float16.
+            a CUDA graph if there is one batch; where torch may take TF32, large products are then in scaled float16.
 `auto`      whichever is predicted to end first; the prediction is said in one line.
 """
 
@@ -205,7 +205,8 @@ class Products:
 
             compiled = self.route == "compiled"
             ten_bits = self.risk.device.type == "cuda" and default_precision() == "tf32"  # torch may take TF32 then
-            products = "halves" if compiled and ten_bits else "torch"
+            replayed = compiled and len(self.risk.batches) == 1  # else halves would wait for the host
+            products = "halves" if ten_bits and replayed else "torch"
             self.programs[key] = Linearised(whole, primal, V, compile=compiled, products=products)
         program = self.programs[key]
         return program(primal, self._kept(i, primal, lambda: program.at(primal), program.bytes), V)

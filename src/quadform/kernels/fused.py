@@ -261,11 +261,11 @@ def _grad_columns(
     tq, tq_st, tk, tk_st, tv, tv_st, tmix, tmix_st, tlse, tdelta, tg, tg_st, dk, dk_st, dvalue, dv_st, units,
     scale, rows, columns, heads, D, DV,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_MASK: tl.constexpr, SHAPED: tl.constexpr,
-    SCALED: tl.constexpr, TANGENT: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    SCALED: tl.constexpr, TANGENT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_D: tl.constexpr,
+    PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV (or one of them) of one column tile, summed over the query heads that share it; or their tangents."""
+    """dK and dV of one column tile, summed over the query heads that share it, or dK̇ and dV̇ along one tangent."""
     c = tl.program_id(0)
     z, n = tl.program_id(1), tl.program_id(2).to(tl.int64)
     heads_k = heads // GROUP
@@ -277,13 +277,11 @@ def _grad_columns(
     K = _tile(k + b * k_st[0] + hk * k_st[1], j, d, k_st[2], columns, D, EVEN_N, EVEN_D)
     if TANGENT:
         tK = _tile(tk + n * tk_st[0] + b * tk_st[1] + hk * tk_st[2], j, d, tk_st[3], columns, D, EVEN_N, EVEN_D)
-    if KEYS:
-        acc_k = tl.zeros((BN, BD), tl.float32)
-        V = _tile(v + b * v_st[0] + hk * v_st[1], j, dv, v_st[2], columns, DV, EVEN_N, EVEN_D)
-        if TANGENT:
-            tV = _tile(tv + n * tv_st[0] + b * tv_st[1] + hk * tv_st[2], j, dv, tv_st[3], columns, DV, EVEN_N, EVEN_D)
-    if VALUES:
-        acc_v = tl.zeros((BN, BDV), tl.float32)
+    V = _tile(v + b * v_st[0] + hk * v_st[1], j, dv, v_st[2], columns, DV, EVEN_N, EVEN_D)
+    if TANGENT:
+        tV = _tile(tv + n * tv_st[0] + b * tv_st[1] + hk * tv_st[2], j, dv, tv_st[3], columns, DV, EVEN_N, EVEN_D)
+    acc_k = tl.zeros((BN, BD), tl.float32)
+    acc_v = tl.zeros((BN, BDV), tl.float32)
     for member in range(GROUP):
         h = hk * GROUP + member
         q_at = q + b * q_st[0] + h * q_st[1]
@@ -315,44 +313,35 @@ def _grad_columns(
                 if phase == 0:
                     seen = _seen(i[None, :], j[:, None], mask_at, mask_st, rows, columns, CAUSAL, HAS_MASK)
                     pT = tl.where(seen, pT, 0.0)
-                if VALUES:
-                    wT = pT
-                    if SHAPED:
-                        count = _count(i, columns, CAUSAL)[None, :]
-                        wT = _mixed(pT, i[None, :], j[:, None], seen, count, alpha, beta, gamma, phase == 0, CAUSAL)
-                    if TANGENT:
-                        acc_v = tl.dot(wT.to(tG.dtype), tG, acc_v, input_precision=PRECISION)
+                wT = pT
+                if SHAPED:
+                    count = _count(i, columns, CAUSAL)[None, :]
+                    wT = _mixed(pT, i[None, :], j[:, None], seen, count, alpha, beta, gamma, phase == 0, CAUSAL)
                 if TANGENT:
+                    acc_v = tl.dot(wT.to(tG.dtype), tG, acc_v, input_precision=PRECISION)
                     tpT = pT * (tT * scale - (_vector(tlse + all_rows + row, i, rows, EVEN_M) * unit)[None, :])
-                if VALUES:
-                    if TANGENT:
-                        wT = tpT
-                        if SHAPED:
-                            wT = beta * tpT
-                            wT += _mixed(
-                                pT, i[None, :], j[:, None], seen, count, talpha, tbeta, tgamma, phase == 0, CAUSAL
-                            )
-                    acc_v = tl.dot(wT.to(G.dtype), G, acc_v, input_precision=PRECISION)
-                if KEYS:
-                    dpT = tl.dot(V, G.T, input_precision=PRECISION)
-                    if TANGENT:
-                        tdpT = tl.dot(V, tG.T, input_precision=PRECISION)
-                        tdpT = tl.dot(tV, G.T, tdpT, input_precision=PRECISION)
-                    dpT -= (_vector(delta + row, i, rows, EVEN_M) * first)[None, :]
+                    wT = tpT
                     if SHAPED:
-                        if TANGENT:
-                            tpT = beta * tpT + tbeta * pT
-                        pT = beta * pT
-                    dsT = pT * dpT
+                        wT = _mixed(pT, i[None, :], j[:, None], seen, count, talpha, tbeta, tgamma, phase == 0, CAUSAL)
+                        wT += beta * tpT
+                acc_v = tl.dot(wT.to(G.dtype), G, acc_v, input_precision=PRECISION)
+                dpT = tl.dot(V, G.T, input_precision=PRECISION)
+                if TANGENT:
+                    tdpT = tl.dot(V, tG.T, input_precision=PRECISION)
+                    tdpT = tl.dot(tV, G.T, tdpT, input_precision=PRECISION)
+                dpT -= (_vector(delta + row, i, rows, EVEN_M) * first)[None, :]
+                if SHAPED:
                     if TANGENT:
-                        acc_k = tl.dot(dsT.to(tQ.dtype), tQ, acc_k, input_precision=PRECISION)
-                        tdpT -= (_vector(tdelta + all_rows + row, i, rows, EVEN_M) * (first * unit))[None, :]
-                        dsT = tpT * dpT + pT * tdpT
-                    acc_k = tl.dot(dsT.to(Q.dtype), Q, acc_k, input_precision=PRECISION)
+                        tpT = beta * tpT + tbeta * pT
+                    pT = beta * pT
+                dsT = pT * dpT
+                if TANGENT:
+                    acc_k = tl.dot(dsT.to(tQ.dtype), tQ, acc_k, input_precision=PRECISION)
+                    tdpT -= (_vector(tdelta + all_rows + row, i, rows, EVEN_M) * (first * unit))[None, :]
+                    dsT = tpT * dpT + pT * tdpT
+                acc_k = tl.dot(dsT.to(Q.dtype), Q, acc_k, input_precision=PRECISION)
     back = 1.0 / (first * unit)
-    if KEYS:
-        at = dk + n * dk_st[0] + b * dk_st[1] + hk * dk_st[2]
-        _put(at, acc_k * (scale * back), j, d, dk_st[3], columns, D)
-    if VALUES:
-        at = dvalue + n * dv_st[0] + b * dv_st[1] + hk * dv_st[2]
-        _put(at, acc_v * back, j, dv, dv_st[3], columns, DV)
+    at = dk + n * dk_st[0] + b * dk_st[1] + hk * dk_st[2]
+    _put(at, acc_k * (scale * back), j, d, dk_st[3], columns, D)
+    at = dvalue + n * dv_st[0] + b * dv_st[1] + hk * dv_st[2]
+    _put(at, acc_v * back, j, dv, dv_st[3], columns, DV)

@@ -13,19 +13,6 @@ SHORT = 128
 """Up to so many tokens small tiles win in the gradient: 111 against 144 us for 1,536 heads of 128 tokens."""
 
 
-SPLIT = True
-"""Whether dK̇ and dV̇ have a kernel each where heads are narrow: three products more, but none waits for registers."""
-
-
-def column_kernels(dtype: torch.dtype, width: int) -> tuple[str, ...]:
-    """The kernels that give dK̇ and dV̇."""
-    split = SPLIT and dtype != torch.float32 and width <= 64
-    return ("tangent_keys", "tangent_values") if split else ("tangent_columns",)
-
-
-COLUMNWISE = ("columns", "keys", "values")
-
-
 def tiles(kernel: str, dtype: torch.dtype, width: int, precision: str, tokens: int) -> tuple[int, int, int, int]:
     """Rows, columns per tile, warps, pipeline stages; measured on an H200 (benchmarks/kernels.py short)."""
     if interpreted():
@@ -34,9 +21,9 @@ def tiles(kernel: str, dtype: torch.dtype, width: int, precision: str, tokens: i
     if not half and precision == "ieee":
         return 16, 16, 4, 1
     if width > 128:
-        return (32, 64, 8, 1) if kernel.endswith(COLUMNWISE) else (64, 32, 8, 1)
+        return (32, 64, 8, 1) if kernel.endswith("columns") else (64, 32, 8, 1)
     if not half:
-        return (32, 64, 4, 1) if kernel.endswith(COLUMNWISE) else (64, 32, 4, 1)
+        return (32, 64, 4, 1) if kernel.endswith("columns") else (64, 32, 4, 1)
     if narrow and tokens <= SHORT and kernel.startswith("grad"):
         return 64, 64, 4, 2
     table = {
@@ -46,8 +33,6 @@ def tiles(kernel: str, dtype: torch.dtype, width: int, precision: str, tokens: i
         "grad_columns": ((64, 128, 8, 3), (64, 64, 4, 2)),
         "tangent_rows": ((64, 64, 4, 2), (64, 32, 4, 1)),
         "tangent_columns": ((64, 128, 8, 3), (32, 64, 4, 1)),
-        "tangent_keys": ((64, 64, 4, 2),),
-        "tangent_values": ((64, 64, 4, 3),),
     }
     return table[kernel][0 if narrow else 1]
 
@@ -100,14 +85,10 @@ def _launch(
         "EVEN_D": q.shape[3] == BD and v.shape[3] == BDV,
         "PRECISION": precision,
     }
-    columnwise = kernel.endswith(COLUMNWISE)
+    columnwise = kernel.endswith("columns")
     grid = (triton.cdiv(rows, BM), q.shape[0] * heads, tangents or 1)
     if columnwise:
-        constants |= {
-            "EVEN_N": columns % BN == 0,
-            "KEYS": not kernel.endswith("values"),
-            "VALUES": not kernel.endswith("keys"),
-        }
+        constants["EVEN_N"] = columns % BN == 0
         grid = (triton.cdiv(columns, BN), q.shape[0] * k.shape[1], tangents or 1)
     if kernel.startswith("forward"):
         program = fused._forward if kernel == "forward" else fused._forward_tangent

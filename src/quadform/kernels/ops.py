@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quadform.core.errors import InputError
 
-from .launch import _dense, _extras, _in_halves, _launch, _rows_first, _weights, column_kernels
+from .launch import _dense, _extras, _in_halves, _launch, _rows_first, _weights
 from .scaling import AS_IS, BOTH, COTANGENT, TANGENT, operands
 
 CUDNN = torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
@@ -158,8 +158,7 @@ def _attend_grad_tangent(
     head += (tq, tq.stride(), tk, tk.stride(), tv, tv.stride(), *_weights(q, tmix, (*tq.shape[:3], 3)))
     head += (tlse, tdelta, tg, tg.stride())
     rest = (q, k, v, bias, mask, mix, causal, scale, precision, tq.shape[0], units)
-    for kernel in column_kernels(q.dtype, max(q.shape[3], v.shape[3])):
-        _launch(kernel, (*head, tdk, tdk.stride(), tdv, tdv.stride()), *rest)
+    _launch("tangent_columns", (*head, tdk, tdk.stride(), tdv, tdv.stride()), *rest)
     _launch("tangent_rows", (*head, tdq, tdq.stride(), tc), *rest)
     return tdq, tdk, tdv, tc
 
