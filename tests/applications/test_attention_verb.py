@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quadform.applications import AttentionConfig, attention_hessian, toy, vary
-from quadform.applications.attention import PAPER, entropy, run
+from quadform.applications.attention import PAPER, entropy, plan, run
 from quadform.applications.configs import BLOCKS, Vary
+from quadform.applications.machine import MATRICES
 from quadform.applications.problem import Problem, toy_problem
 from quadform.core.errors import InputError
 from quadform.core.record import Record
@@ -246,3 +247,25 @@ def test_toy_streams_are_independent() -> None:
     assert not torch.equal(one.W_Q, one.W_K)
     rounded = toy_problem(tokens=4, dim=3, dtype=torch.float32)
     assert torch.equal(rounded.X, one.X.float())
+
+
+@pytest.mark.parametrize(("mask", "factor"), [("none", "qk"), ("causal", "qk"), ("none", "single")])
+def test_a_sink_draws_attention_and_stays_exact(mask: str, factor: str) -> None:
+    """`--sink b` adds b to every score of the first token: its share rises to 1, and the Hessian is that of autodiff."""
+    shares = []
+    for sink in (0.0, 2.0, 8.0):
+        record = run(AttentionConfig(tokens=5, dim=3, sink=sink, mask=mask, factor=factor, vary="none"), progress=False)
+        assert record.scalars["autodiff_error"].value < 1e-12
+        shares.append(float(record.tensors["A"][:, 0].mean()))
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.95
+    assert record.inputs["sink"] == 8.0
+
+
+def test_a_plan_of_the_exact_hessian() -> None:
+    """Memory as the guard counts it, the time of one Hessian times what follows; nothing of it enters the record."""
+    config = AttentionConfig(tokens=4, dim=4, vary="none", dry_run=True)
+    found = plan(config)
+    assert found["bytes"] == MATRICES * 8 * config.parameters**2
+    assert found["seconds"] > 0
+    assert "dry_run" not in config.inputs()

@@ -181,6 +181,7 @@ def _problem(config: AttentionConfig) -> Problem:
         temperature=config.temperature,
         mask=config.mask,
         factor=config.factor,
+        sink=config.sink,
     )
 
 

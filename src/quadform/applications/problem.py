@@ -26,7 +26,8 @@ class Problem:
     """F = softmax(scale^2 X W_Q W_K^T X^T / (t sqrt(d_K))) (scale X) W_V and its mean squared error against Y.
 
     X (L, d), W_Q and W_K (d, d_K), W_V (d, d_V), Y (L, d_V); `attention="linear"` leaves out the softmax,
-    `factor="single"` takes W_QK = W_Q W_K^T (d, d) as one parameter: the same function, another Hessian.
+    `factor="single"` takes W_QK = W_Q W_K^T (d, d) as one parameter: the same function, another Hessian. `sink` is added to
+    every score of the first token.
     Source: [ODS25, section 2].
     """
 
@@ -40,6 +41,7 @@ class Problem:
     temperature: float = 1.0
     mask: str = "none"
     factor: str = "qk"
+    sink: float = 0.0
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -68,7 +70,7 @@ class Problem:
             return LinearAttentionLayer(*arguments, temperature=self.temperature)
         options: dict[str, Any] = {
             "temperature": self.temperature,
-            "mask": "causal" if self.mask == "causal" else None,
+            "mask": self.bias if self.sink else "causal" if self.mask == "causal" else None,
         }
         if self.factor == "single":
             from ..theory.merged_qk import MergedLayer
@@ -77,6 +79,14 @@ class Problem:
         from ..theory.attention import AttentionLayer
 
         return AttentionLayer(*arguments, **options)
+
+    @property
+    def bias(self) -> Tensor:
+        """What is added to the scores, (L, L): -inf where a token is not seen, the sink on the first."""
+        L = len(self.X)
+        B = self.X.new_full((L, L), -math.inf if self.mask == "causal" else 0.0).triu(1)
+        B[:, 0] = B[:, 0] + self.sink
+        return B
 
     def pattern(self, W: dict[str, Tensor]) -> Tensor:
         """The attention matrix A (L, L)."""
@@ -88,6 +98,9 @@ class Problem:
         if self.mask == "causal":
             unseen = torch.ones_like(T, dtype=torch.bool).triu(1)
             T = T.masked_fill(unseen, -math.inf)
+        if self.sink:
+            first = torch.arange(T.shape[-1], device=T.device) == 0
+            T = T + self.sink * first
         return T.softmax(dim=-1)
 
     def output(self, W: dict[str, Tensor]) -> Tensor:

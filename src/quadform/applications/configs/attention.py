@@ -97,6 +97,8 @@ class AttentionConfig(Numerics):
     """Scores are divided by this (besides sqrt(d_k))."""
     mask: Literal["none", "causal"] = "none"
     """Which tokens a token sees."""
+    sink: float = 0.0
+    """Added to every score of the first token: an attention sink."""
     vary: str = "scale=0.01:30:25"
     """Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`."""
     dry_run: bool = False
@@ -115,6 +117,10 @@ class AttentionConfig(Numerics):
             raise InputError("linear attention has no masked closed form. Use `--mask none` or `--attention softmax`.")
         if self.attention == "linear" and self.factor == "single":
             raise InputError("linear attention with one matrix W_QK has no closed form here. Use `--factor qk`.")
+        if not math.isfinite(self.sink):
+            raise InputError(f"`--sink {self.sink:g}`: give a finite number.")
+        if self.sink and self.attention == "linear":
+            raise InputError("a sink is drawn by the softmax; linear attention has none. Leave out `--sink`.")
         _ = self.sweep
 
     @property

@@ -178,6 +178,7 @@ SENTENCES = {
     "row_mask": "mask",
     "row_scale": "input scale",
     "row_temperature": "temperature",
+    "row_sink": "sink, added to the scores of the first token",
     "row_seed": "seed",
     "row_precision": "number format, device",
     "row_parameters": "parameters",

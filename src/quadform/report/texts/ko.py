@@ -182,6 +182,7 @@ SENTENCES = {
     "row_mask": "마스크",
     "row_scale": "입력 크기",
     "row_temperature": "온도",
+    "row_sink": "첫 토큰의 점수에 더한 값(싱크)",
     "row_seed": "시드",
     "row_precision": "수 형식, 장치",
     "row_parameters": "매개변수",
