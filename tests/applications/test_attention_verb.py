@@ -251,7 +251,7 @@ def test_toy_streams_are_independent() -> None:
 
 @pytest.mark.parametrize(("mask", "factor"), [("none", "qk"), ("causal", "qk"), ("none", "single")])
 def test_a_sink_draws_attention_and_stays_exact(mask: str, factor: str) -> None:
-    """`--sink b` adds b to every score of the first token: its share rises to 1, and the Hessian is that of autodiff."""
+    """`--sink b` adds b to every score of the first token: its share rises to 1, and autodiff agrees."""
     shares = []
     for sink in (0.0, 2.0, 8.0):
         record = run(AttentionConfig(tokens=5, dim=3, sink=sink, mask=mask, factor=factor, vary="none"), progress=False)

@@ -26,8 +26,8 @@ class Problem:
     """F = softmax(scale^2 X W_Q W_K^T X^T / (t sqrt(d_K))) (scale X) W_V and its mean squared error against Y.
 
     X (L, d), W_Q and W_K (d, d_K), W_V (d, d_V), Y (L, d_V); `attention="linear"` leaves out the softmax,
-    `factor="single"` takes W_QK = W_Q W_K^T (d, d) as one parameter: the same function, another Hessian. `sink` is added to
-    every score of the first token.
+    `factor="single"` takes W_QK = W_Q W_K^T (d, d) as one parameter: the same function, another Hessian. `sink` is
+    added to every score of the first token.
     Source: [ODS25, section 2].
     """
 
