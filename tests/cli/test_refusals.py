@@ -178,3 +178,9 @@ def test_unwritable_folder_is_told_before_the_work(tmp_path: Path, capsys: pytes
     (tmp_path / "file").write_text("")
     said = refused(["attention", "--out", str(tmp_path / "file" / "run")], capsys)
     assert said.startswith(f"quadform: `--out {tmp_path}/file/run` cannot be written: ")
+
+
+def test_what_was_typed_cannot_speak_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Escape codes, line breaks and separators in a value are shown, not obeyed: the refusal stays one line."""
+    said = refused(["verify", "--device", "\x1b[31mred\x1e\nline"], capsys)
+    assert said == "quadform: `--device \\x1b[31mred\\x1e line` is not a device. Use `cpu`, `cuda` or `cuda:0`.\n"

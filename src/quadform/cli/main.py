@@ -121,8 +121,13 @@ def _told(text: str, code: int, words: Sequence[str]) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"quadform: {text}", file=sys.stderr)
+    print(f"quadform: {printable(text)}", file=sys.stderr)
     return code
+
+
+def printable(text: str) -> str:
+    """One line that a terminal can only show: what somebody typed may hold line breaks and control characters."""
+    return "".join(c if c.isprintable() else " " if c == "\n" else repr(c)[1:-1] for c in text)
 
 
 if __name__ == "__main__":
