@@ -20,7 +20,8 @@ class Replay:
 
     run        leaves of tensors -> list of tensors, the same work for all values
     fixed      so many leaves are read where they lie: others in their place start over. The rest is copied to where the
-               graph reads it, and results are copied out, so that those of an earlier call stay as they are
+               graph reads it, and results are copied out, so that those of an earlier call stay as they are; they are
+               not differentiated further
 
     The graph holds the memory of one run for as long as this object lives. Where it cannot be made (work that waits for
     the host, too little memory) that is said once, and `run` is called as before.
@@ -35,6 +36,7 @@ class Replay:
         self._given_up = False
 
     def __call__(self, *leaves: Any) -> Sequence[Any]:
+        leaves = tuple(t.detach() if isinstance(t, Tensor) else t for t in leaves)
         if self._given_up or not _on_gpu(leaves):
             return self.run(*leaves)
         places = [_place(t) for t in leaves[: self.fixed]]
