@@ -1,7 +1,7 @@
 """A program replayed from a CUDA graph: its hundreds of launches become one.
 
 A Hessian product of GPT-2 124M (8 × 1,024 tokens, products in halves) keeps an H200 busy for 72 ms, but starting its
-2,300 kernels one by one takes the host 149 ms; replayed it takes 72.
+2,900 kernels and fills one by one takes the host 149 ms; replayed it takes 72.
 """
 
 from __future__ import annotations
