@@ -119,7 +119,8 @@ class Compare(Answer):
 
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
-        head = f"{len(self.cells)} models, width {given['dim']}, {given['heads']} heads, {given['about']}"
+        many = len(self.cells)
+        head = f"{many} models of width {given['dim']}, {given['heads']} heads, {given['dtype']}; {given['about']}"
         said: dict[str, list[str]] = {}
         for design, depth, note in given["notes"]:
             said.setdefault(note, []).append(f"{design} x {depth}")

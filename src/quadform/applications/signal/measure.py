@@ -131,7 +131,7 @@ def run(config: SignalConfig, out: Path | None = None) -> Signal:
                 loss=found.loss,
                 blocks=config.blocks,
                 fresh=drawn,
-                notes=found.notes,
+                notes=[*found.notes, *([f"step {found.step}"] if found.run else [])],
             )
     measure.parts.finish(not measure.partial)
     asked = {k: v for k, v in asdict(config).items() if k not in ("resume", "max_time", "dry_run", "table")}
@@ -145,7 +145,7 @@ def plan(config: SignalConfig) -> list[str]:
         if subject not in config.designs:
             _is_model(subject)
             many = f"{config.batches} batch{'es' * (config.batches > 1)} of {config.batch} sequences"
-            lines.append(f"{subject}: {many}, about {clock(seconds_of_model(config, subject))} here")
+            lines.append(f"{subject}: {many}, about {clock(max(1.0, seconds_of_model(config, subject)))} here")
             continue
         for depth in config.depth_list:
             described = design(subject, depth=depth, dim=config.dim, heads=config.heads, vocab=VOCAB)

@@ -21,6 +21,7 @@ from ...core.record import Estimate, Record
 from ...core.space import LABELS, paper_name
 from ...curvature.groups import layer_of, part_of
 from ..answers import Answer, Grid, cell
+from ..probes import probe_words
 
 KIND = "spectrum"
 _WORDS = {paper: label for label, paper in reversed(LABELS.items())}
@@ -165,6 +166,7 @@ class Spectrum(Answer):
         cost = inputs["cost"]
         spent = f"{cost['products']} products, {clock(cost['seconds'])}, {in_words(cost['bytes'])}"
         out = ["; ".join([inputs["coverage"], *inputs["notes"], spent])]
+        out.append(f"{probe_words(self.record)}, loss {s['loss'].value:.4g}; model left untouched")
         first = []
         if "top/0" in s:
             first.append(_said("lambda_max", s["top/0"]))

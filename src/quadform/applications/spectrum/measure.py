@@ -30,6 +30,7 @@ from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
 from ..configs.spectrum import SpectrumConfig
 from ..journal import Deadline, Journal, TimeUp
+from ..probes import probe_of
 from ..subject import open_subject
 from .answer import KIND, Spectrum
 from .exact_parts import functional_norms
@@ -228,7 +229,7 @@ def _in_time(
         "coverage": risk.coverage,
         "notes": list(risk.notes),
         "parameters": risk.space.size,
-        "batches": len(risk.batches),
+        **probe_of(risk.batches),
         "cost": spent,
         "top": wish.top,
         "bottom": wish.bottom,

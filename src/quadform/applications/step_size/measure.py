@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..journal import Deadline, Journal, TimeUp
 from ..meter import Meter
+from ..probes import probe_of
 from ..subject import weights_hash
 from .ceiling import ceiling_of, seconds_of_product
 from .rules import FLOOR, Stepper, floor_share, risk_gradient, sgd
@@ -81,7 +82,7 @@ def measure(
         raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
     if not told["partial"]:
         journal.forget_state()
-    inputs = {**question, **told, **_probe(risk.batches), "lr": learning_rate or stepper.lr, "notes": risk.notes}
+    inputs = {**question, **told, **probe_of(risk.batches), "lr": learning_rate or stepper.lr, "notes": risk.notes}
     return Record(
         kind=KIND,
         inputs=inputs,
@@ -331,12 +332,3 @@ def _formula(stepper: Stepper) -> str:
     if stepper.decoupled:
         return stepper.rule.formula.replace("H)", f"H + {1 / stepper.rule.kappa:.4g} W)")
     return stepper.rule.formula
-
-
-def _probe(batches: Sequence[Any]) -> dict[str, Any]:
-    """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers."""
-    first = batches[0]
-    values = list(first.values()) if isinstance(first, dict) else list(first) if isinstance(first, tuple) else [first]
-    found = [t for t in values if isinstance(t, Tensor) and t.dim()]
-    tokens = bool(found) and not found[0].is_floating_point()
-    return {"probe": list(found[0].shape[:2]) if found else [], "of": " tokens" if tokens else ""}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
 from ...report.why import CHANGED
+from ..probes import probe_words
 from .rules import FLOOR
 
 if TYPE_CHECKING:
@@ -27,11 +28,7 @@ def lines(answer: StepSize) -> list[str]:
 
 def _measured(answer: StepSize) -> Iterator[str]:
     s, given = answer.record.scalars, answer.record.inputs
-    shape = " x ".join(map(str, given["probe"]))
-    many = f"{given['batches']} batches of " if given["batches"] > 1 else ""
-    step = f", step {given['source']['step']}" if "step" in given["source"] else ""
-    made = answer.record.made.dtype
-    yield f"probe {many}{shape}{given['of']}{step}, {made}, loss {s['loss'].value:.4g}; model left untouched"
+    yield f"{probe_words(answer.record)}, loss {s['loss'].value:.4g}; model left untouched"
     yield f"{given['coverage']}"
     adaptive = "P^-1 H" in given["formula"]
     width = 19 if adaptive else 14

@@ -106,7 +106,9 @@ class Why(Answer):
 
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
-        head = f"{given['name']}: one part at a time taken out, same weights, data and seed; {given['probe']}"
+        where = f"{given['probe']}, {self.record.made.dtype}"
+        covered = f"; whole models, {given['parameters']:,} parameters" if "parameters" in given else ""
+        head = f"{given['name']}: one part at a time taken out, same weights, data and seed; {where}{covered}"
         notes = [f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]]
         cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
         tags = "losses exact; all other numbers are estimates (s.e. in --json)"
@@ -230,10 +232,10 @@ def _measure(
             partial = True
     if not partial:
         journal.forget_state()
-    first = model.embed.W_E
+    first, count = model.embed.W_E, sum(p.numel() for p in model.parameters())
     return Record(
         kind=Why.kind,
-        inputs={**question, "notes": notes, "partial": partial},
+        inputs={**question, "notes": notes, "partial": partial, "parameters": count},
         scalars=scalars,
         tensors={},
         made=Provenance.collect(seed=question["seed"], dtype=first.dtype, device=first.device),

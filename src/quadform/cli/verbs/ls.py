@@ -121,7 +121,8 @@ def experiments(config: LsConfig) -> List:
         cost = verdict = "-"
         if record is not None:
             statuses = [v.status for v in found.verdicts(record)]
-            cost = f"{record.scalars['cpu_seconds'].value:.0f} s ({record.inputs['preset']})"
+            where = ", GPU" if record.made.device.startswith("cuda") else ""
+            cost = f"{record.scalars['cpu_seconds'].value:.0f} s ({record.inputs['preset']}{where})"
             verdict = ", ".join(f"{statuses.count(w)} {w}" for w in ("met", "not met", "not tested") if w in statuses)
         rows.append((name, found.title, found.source, cost, verdict))
     columns = ("experiment", "what it shows", "source", "processor time", "last verdict")

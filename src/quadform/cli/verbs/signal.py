@@ -64,10 +64,11 @@ def show(found: Signal) -> None:
     )
     print("gradient: at the input over the last layer; entropy: of its maximum, least to most head; sink: largest head")
     print(found.table())
+    kind = found.record.made.dtype
     for c in about:
         e = found.record.scalars[f"{c['label']}/cosine"]
         word = next(w for limit, w in _WORDS if e.value > limit)
-        size = f"{c['depth']} blocks of width {c['dim']}, {c['tokens'] or 'varying'} tokens, {c['over']}"
+        size = f"{c['depth']} blocks of width {c['dim']}, {c['tokens'] or 'varying'} tokens, {c['over']}, {kind}"
         print(f"{c['label']}: {word} ({size}; {'; '.join(c['notes'])})")
         for name in c["jacobians"]:
             ends = [found.record.scalars[f"{c['label']}/jacobian/{name}/{end}"] for end in ("smallest", "largest")]

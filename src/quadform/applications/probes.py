@@ -1,0 +1,31 @@
+"""The probe of a measurement in words: how many batches of which size, at which step, in which number format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..core.record import Record
+
+
+def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
+    """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers."""
+    first = batches[0]
+    values = (
+        list(first.values()) if isinstance(first, Mapping) else list(first) if isinstance(first, tuple) else [first]
+    )
+    found = [t for t in values if isinstance(t, Tensor) and t.dim()]
+    tokens = bool(found) and not found[0].is_floating_point()
+    return {"batches": len(batches), "probe": list(found[0].shape[:2]) if found else [], "of": " tokens" * tokens}
+
+
+def probe_words(record: Record) -> str:
+    """`probe 4 batches of 8 x 9 tokens, step 500, float32`; older records tell less."""
+    given = record.inputs
+    shape = given.get("probe")
+    many = f"{given['batches']} batches of " if given.get("batches", 1) > 1 else ""
+    size = f"probe {many}{' x '.join(map(str, shape))}{given.get('of', '')}" if isinstance(shape, list) else "probe"
+    step = given.get("source", {}).get("step")
+    return ", ".join([size, *([] if step is None else [f"step {step}"]), record.made.dtype])
