@@ -18,6 +18,7 @@ from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
 from quadform.experiments.experiment import Experiment, Lines, OutOfTime, Units
 from quadform.experiments.gallery import committed_entries, markdown
+from quadform.experiments.pool import measure, parts_of
 from quadform.experiments.runner import reproduce
 from quadform.report.figure import Rows
 
@@ -39,6 +40,9 @@ def test_a_claim_without_its_number_or_preset_is_not_tested() -> None:
     assert claim.verdict({"slope": Estimate(0.0)}, "smoke").status == "not tested"
     assert claim.verdict({}, "paper").status == "not tested"
     assert claim.verdict({"slope": Estimate(0.0)}, "paper").status == "not met"
+    assert "too small" in claim.verdict({}, "cpu").reason
+    small = dataclasses.replace(claim, presets=("cpu",))
+    assert "only cpu" in small.verdict({"slope": Estimate(0.0)}, "paper").reason
 
 
 def test_a_claim_that_cannot_fail_is_refused() -> None:
@@ -100,7 +104,8 @@ def planted(monkeypatch: pytest.MonkeyPatch):
 
     def plant(e: Experiment) -> None:
         monkeypatch.setattr("quadform.experiments.runner.CATALOG", {"toy": ".toy"})
-        monkeypatch.setattr("quadform.experiments.runner.experiment", lambda name: e)
+        for module in ("runner", "pool"):
+            monkeypatch.setattr(f"quadform.experiments.{module}.experiment", lambda name: e)
 
     return plant
 
@@ -212,6 +217,40 @@ def test_the_gallery_is_drawn_from_the_committed_records() -> None:
     assert (ROOT / "docs" / "gallery.html").exists()
 
 
+# --- many processes ---------------------------------------------------------------------------------------------------
+def test_several_processes_give_what_one_gives(tmp_path: Path, planted) -> None:
+    """Parts computed by two processes make the record that one makes; nothing is computed where they are collected."""
+    toy = _Toy()
+    planted(toy.experiment(6))
+    assert [name for name, _ in parts_of(toy.experiment(6), _Config())] == [f"part {i}" for i in range(4)]
+    assert toy.computed == []
+    assert measure(tmp_path, "smoke", 2, 60.0, ["toy"]) == ["toy"]
+    assert toy.computed == []  # the other processes did
+    assert Record.load(tmp_path / "toy").scalars["sum"].value == 6
+
+
+def test_processes_out_of_time_leave_what_they_did(tmp_path: Path, planted) -> None:
+    """A time that is over finishes nothing, and does not count as finished."""
+    planted(_Toy().experiment(6))
+    assert measure(tmp_path, "smoke", 1, -1.0, ["toy"]) == []
+
+
+def test_a_part_keeps_what_it_cost(tmp_path: Path) -> None:
+    """The processor time of a part is part of the run that takes it up again."""
+
+    def slow() -> dict[str, torch.Tensor]:
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+        return {"v": torch.tensor(1.0)}
+
+    Units(tmp_path, {}, "toy", False)("a", slow)
+    again = Units(tmp_path, {}, "toy", False)
+    assert again("a", lambda: pytest.fail("computed again")).keys() == {"v"}
+    assert again.seconds >= 0.05
+    assert again.here == 0
+
+
 # --- the protocol of machines with torch alone ------------------------------------------------------------------------
 def test_lines_keep_parts_and_go_on(tmp_path: Path) -> None:
     """Parts written as lines of JSON come back equal, a line cut off by a kill is computed again."""
@@ -222,6 +261,8 @@ def test_lines_keep_parts_and_go_on(tmp_path: Path) -> None:
     second = Lines(path, "toy")
     assert second("a", lambda: pytest.fail("computed again"))["v"].tolist() == [1.5, 2.0]
     assert float(second("b", lambda: {"v": torch.tensor(7.0)})["v"]) == 7.0
+    second.write({"made": {"machine": "a GPU"}})
+    assert Lines(path, "toy").made == [{"machine": "a GPU"}]
 
 
 def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, planted, capsys) -> None:

@@ -67,8 +67,24 @@ def test_the_protocol_names_every_run_once() -> None:
     assert all(blocks.recipe(config, name, seed).steps >= 1000 for name, seed in runs)
 
 
+def test_the_matched_pre_ln_has_the_blocks_of_sas_p_in_parameters() -> None:
+    """d_ff - d in place of d_ff takes from a Pre-LN block what W_V and W_O are, 2 d^2: then it has one of SAS-P."""
+    from quadform.core.parameters import count_parameters
+
+    config, data = blocks.PRESETS["smoke"], Addition(digits=1)
+
+    def block_of(name: str) -> int:
+        made = blocks.recipe(config, name, 0)
+        a, b = (count_parameters(dataclasses.replace(made, depth=d).model_config(data)) for d in (3, 4))
+        return b - a
+
+    one_norm, scalars = config.dim, 2 + 3 * config.heads  # SAS-P: one norm less, b_SA, b_FF, alpha, beta, gamma more
+    assert block_of("pre-ln, matched") - one_norm + scalars == block_of("sas-p")
+    assert block_of("pre-ln") > block_of("pre-ln, matched")
+
+
 def test_a_packed_corpus_is_windows_of_its_tokens(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are windows of the file's tokens; held-out tokens never appear in training batches."""
+    """Batches are windows of the file's tokens, labels the next ones; held-out tokens never appear in training."""
     path = tmp_path / "c.npz"
     np.savez_compressed(
         path, vocab=np.array(60), train=np.arange(50, dtype=np.uint16), valid=np.full(20, 55, dtype=np.uint16)
@@ -76,7 +92,9 @@ def test_a_packed_corpus_is_windows_of_its_tokens(tmp_path, monkeypatch: pytest.
     monkeypatch.setenv("QUADFORM_CORPUS", str(path))
     data = Packed(seq_len=8)
     assert data.settings["vocab"] == 60
-    tokens = next(data.batches("train", 16, seed=1))["tokens"]
+    batch = next(data.batches("train", 16, seed=1))
+    tokens, labels = batch["tokens"], batch["labels"]
     assert torch.equal(tokens - tokens[:, :1], torch.arange(8).expand(16, 8))
-    assert int(tokens.max()) < 50
+    assert torch.equal(labels, tokens + 1)
+    assert int(labels.max()) < 50
     assert set(next(data.batches("valid", 4))["tokens"].flatten().tolist()) == {55}

@@ -3,6 +3,8 @@
 gallery docs               write the gallery from the committed records
 keep RUNS [ID ...]         take finished records from a folder of `quadform reproduce` into the package
 verdicts RUNS              renew the table the tests compare with, from a folder of smoke runs
+measure RUNS PRESET PROCESSES SECONDS ID ...
+                           run presets without figures, parts in several processes; `reproduce --out RUNS` draws them
 corpus                     pack the Python source installed here for the GPU protocol
 protocol FILE [SECONDS]    run the GPU protocol (`blocks`, preset paper) into FILE, go on where it was, stop in time
 protocol-record FILE RUNS  make the record of a finished protocol
@@ -10,6 +12,7 @@ protocol-record FILE RUNS  make the record of a finished protocol
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -24,9 +27,11 @@ from .experiment import Lines, OutOfTime
 
 
 def keep(runs: str, names: list[str]) -> None:
-    """Take finished records from a folder of `quadform reproduce` into the package."""
+    """Take finished records from a folder of `quadform reproduce` into the package; commands lose their folders."""
     for name in names or [n for n in CATALOG if (Path(runs) / n / JSON_NAME).exists()]:
-        Record.load(Path(runs) / name).save(RECORDS / name)
+        record = Record.load(Path(runs) / name)
+        command = f"quadform reproduce {name} --preset {record.inputs['preset']}"
+        dataclasses.replace(record, made=dataclasses.replace(record.made, command=command)).save(RECORDS / name)
         print(RECORDS / name)
 
 
@@ -52,6 +57,8 @@ def protocol(path: str, seconds: str = "540") -> int:
     from .blocks import PRESETS, plan, run
 
     units = Lines(Path(path), "blocks", time.monotonic() + float(seconds))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    units.write({"made": dataclasses.asdict(Provenance.collect(seed=0, dtype=torch.bfloat16, device=device))})
     try:
         scalars, _ = run(PRESETS["paper"], units)
     except OutOfTime as stopped:
@@ -71,10 +78,11 @@ def protocol_record(path: str, runs: str) -> None:
     """The record of a finished protocol, saved in RUNS/blocks; nothing is computed again."""
     e = experiment("blocks")
     config = e.config("paper")
-    scalars, tensors = e.run(config, Lines(Path(path), "blocks", until=-math.inf))
-    spent = sum(e.value for k, e in scalars.items() if k.startswith("step_seconds/"))
-    scalars["cpu_seconds"] = Estimate(spent, note="sum of seconds a step; the runs were made on a GPU")
-    made = Provenance.collect(seed=config.seed, dtype=torch.bfloat16)
+    lines = Lines(Path(path), "blocks", until=-math.inf)
+    scalars, tensors = e.run(config, lines)
+    spent = sum(float(part["seconds"]) for part in lines.done.values())
+    scalars["cpu_seconds"] = Estimate(spent, note="wall-clock seconds of all steps, on a GPU")
+    made = Provenance(**lines.made[-1])
     Record("experiment", e.inputs("paper", config), scalars, tensors, made).save(Path(runs) / "blocks")
 
 
@@ -88,6 +96,12 @@ def main(words: list[str]) -> int:
             keep(runs, names)
         case ["verdicts", runs]:
             verdicts(runs)
+        case ["measure", runs, preset, processes, seconds, *names]:
+            from .pool import measure
+
+            finished = measure(Path(runs), preset, int(processes), float(seconds), names)
+            print("finished:", *finished)
+            return 0 if len(finished) == len(names) else 130
         case ["corpus"]:
             from .packed import pack
 

@@ -33,7 +33,9 @@ from .protocol import Recipe, train_run
 class Config:
     """Three designs with `seeds` seeds, the others with one; `deep` compares two depths at width `deep_dim`.
 
-    `long` and `short` are the warm-ups, `corpus` "stdlib" (bytes, or so many pieces) or "packed" (a file).
+    `long` and `short` are the warm-ups, `corpus` "stdlib" (bytes, or so many pieces) or "packed" (a file). `deepest` is
+    one depth more for SAS-P, `spa_depth` that of the signal-preserving designs; both at `deep_dim` and `deep_steps`.
+    `spa` is the init and the learning rate of the latter.
     """
 
     depth: int = 12
@@ -56,6 +58,8 @@ class Config:
     deep_dim: int = 48
     deep_steps: int = 150
     spa_depth: int = 0
+    spa: tuple[str, float] = ("orthogonal", 5e-4)
+    deepest: int = 0
     valid_batches: int = 8
     seed: int = 0
 
@@ -63,14 +67,27 @@ class Config:
 PRESETS = {
     "smoke": Config(depth=3, dim=16, heads=2, d_ff=32, seq_len=16, batch=4, steps=12, seeds=1, pieces=0, limit=60_000,
                     singles=("shaped",), valid_batches=2),
-    "cpu": Config(),
+    "cpu": Config(spa_depth=36, deep_dim=32, deep_steps=600),
     "paper": Config(depth=18, dim=384, heads=6, d_ff=1536, seq_len=128, batch=128, steps=2500, lr=1e-3, long=500.0,
                     short=0.05, seeds=3, pieces=8192, corpus="packed", init="normal", deep=(12, 48), deep_dim=256,
-                    deep_steps=1000, spa_depth=36, valid_batches=32,
-                    singles=("parallel", "shaped", "shaped, lr 3e-4", "sas", "sas-p, short warm-up",
-                             "sas-p, orthogonal queries", "sas, no MLP skip")),
+                    deep_steps=1000, spa_depth=36, spa=("normal", 1e-3), deepest=72, valid_batches=32,
+                    singles=("sas-p, short warm-up", "sas", "parallel", "shaped", "pre-ln, matched",
+                             "sas, no MLP skip", "sas-p, orthogonal queries", "pre-ln, short warm-up",
+                             "shaped, lr 3e-4")),
 }  # fmt: skip
 MAIN = ("pre-ln", "sas-p", "sas-p-no-norm")
+SPA = ("u-spa", "e-spa")
+#: The curves of the figure; its bars and its table have all of them.
+DRAWN = (*MAIN, "parallel", "sas", "shaped", "sas, no MLP skip", "sas-p, short warm-up")
+#: Differences of final losses, where both were run.
+PAIRS = {
+    "shaped_behind": ("shaped", "sas-p", "nats, shaped with orthogonal W_V and W_O minus sas-p"),
+    "warmup_cure": ("sas-p, short warm-up", "sas-p", "nats, sas-p: short warm-up minus long"),
+    "warmup_pre_ln": ("pre-ln, short warm-up", "pre-ln", "nats, pre-ln: short warm-up minus long"),
+    "matched_gap": ("sas-p", "pre-ln, matched", "nats, sas-p minus pre-ln with as many parameters a block"),
+    "no_mlp_skip": ("sas, no MLP skip", "sas", "nats, sas without the MLP skip minus sas"),
+    "zero_queries": ("sas-p, orthogonal queries", "sas-p", "nats, orthogonal queries minus zero ones"),
+}
 
 
 @functools.cache
@@ -93,7 +110,10 @@ def recipe(config: Config, name: str, seed: int) -> Recipe:
         "lr 3e-4": {"lr": 3e-4},
         "orthogonal queries": {"queries": "orthogonal"},
         "no MLP skip": {"mlp_skip": False, "lr": 1e-4},
+        "matched": {"d_ff": config.d_ff - config.dim},  # as many parameters a block as without W_V and W_O
     }
+    if stem in SPA:
+        made = dataclasses.replace(made, init=config.spa[0], lr=config.spa[1])
     if change.startswith("depth "):
         return dataclasses.replace(made, depth=int(change[6:]), dim=config.deep_dim, d_ff=2 * config.deep_dim, heads=4,
                                    steps=config.deep_steps)  # fmt: skip
@@ -106,7 +126,9 @@ def plan(config: Config) -> list[tuple[str, int]]:
     runs += [(name, config.seed) for name in config.singles]
     runs += [(f"{name}, depth {d}", config.seed) for d in config.deep for name in ("pre-ln", "sas-p")]
     if config.spa_depth:
-        runs += [(f"{name}, depth {config.spa_depth}", config.seed) for name in ("pre-ln", "u-spa", "e-spa")]
+        runs += [(f"{name}, depth {config.spa_depth}", config.seed) for name in ("pre-ln", *SPA)]
+    if config.deepest:
+        runs += [(f"{name}, depth {config.deepest}", config.seed) for name in ("sas-p", "pre-ln")]
     return runs
 
 
@@ -142,31 +164,47 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         scalars[f"parameters/{name}"] = Estimate(float(runs[0]["parameters"]))
         each = [float(r["seconds"]) / len(r["loss"]) for r in runs]
         scalars[f"step_seconds/{name}"] = mean(each, "processor time a step on a CPU, wall-clock on a GPU")
-    base = scalars["loss/pre-ln"].value
+
+    def minus(a: str, b: str, note: str) -> Estimate:
+        x, y = scalars[f"loss/{a}"], scalars[f"loss/{b}"]
+        return Estimate(x.value - y.value, math.hypot(x.stderr or 0.0, y.stderr or 0.0), "estimate", note=note)
+
     for name in found:
         if name != "pre-ln" and ", depth" not in name:
-            scalars[f"gap/{name}"] = Estimate(
-                scalars[f"loss/{name}"].value - base, note="nats above pre-ln, equal steps"
-            )
+            scalars[f"gap/{name}"] = minus(name, "pre-ln", "nats above pre-ln, equal steps")
+            base, own = scalars["step_seconds/pre-ln"], scalars[f"step_seconds/{name}"]
+            speed = base.value / own.value
+            error = speed * math.hypot(*((e.stderr or 0.0) / e.value for e in (base, own)))
+            scalars[f"speed/{name}"] = Estimate(speed, error, "estimate", note="steps a second over those of pre-ln")
     scalars["saving"] = Estimate(1 - scalars["parameters/sas-p"].value / scalars["parameters/pre-ln"].value)
-    scalars["speed/sas-p"] = Estimate(scalars["step_seconds/pre-ln"].value / scalars["step_seconds/sas-p"].value)
-    if "shaped" in found:
-        scalars["shaped_behind"] = Estimate(scalars["loss/shaped"].value - scalars["loss/sas-p"].value)
-    if "sas-p, short warm-up" in found:
-        scalars["warmup_cure"] = Estimate(scalars["loss/sas-p, short warm-up"].value - scalars["loss/sas-p"].value)
+    scalars["time_gap/sas-p"] = _time_gap(found["pre-ln"], found["sas-p"])
+    for key, (a, b, note) in PAIRS.items():
+        if a in found and b in found:
+            scalars[key] = minus(a, b, note)
     if config.deep:
         low, high = min(config.deep), max(config.deep)
         for name in ("pre-ln", "sas-p"):
-            gain = scalars[f"loss/{name}, depth {low}"].value - scalars[f"loss/{name}, depth {high}"].value
-            scalars[f"depth_gain/{name}"] = Estimate(gain, note=f"loss at depth {low} minus {high}, one seed")
+            note = f"loss at depth {low} minus {high}, one seed"
+            scalars[f"depth_gain/{name}"] = minus(f"{name}, depth {low}", f"{name}, depth {high}", note)
+            if config.deepest:
+                note = f"loss at depth {high} minus {config.deepest}, one seed"
+                further = minus(f"{name}, depth {high}", f"{name}, depth {config.deepest}", note)
+                scalars[f"deepest_gain/{name}"] = further
     if config.spa_depth:
-        for name in ("u-spa", "e-spa"):
+        level = unigram(data_of(config))
+        for name in SPA:
+            own = scalars[f"loss/{name}, depth {config.spa_depth}"]
+            note = f"nats below {level:.3f}, the loss of guessing from frequencies"
+            scalars[f"learned/{name}"] = Estimate(level - own.value, own.stderr, "estimate", note=note)
             ratio = _steps_ratio(
                 found[f"pre-ln, depth {config.spa_depth}"][0], found[f"{name}, depth {config.spa_depth}"][0]
             )
             scalars[f"steps_ratio/{name}"] = Estimate(
                 ratio, note="steps over those of pre-ln to the same training loss"
             )
+    data = data_of(config)
+    if isinstance(data, Packed):
+        scalars |= {f"corpus/{split}": Estimate(float(n), note="tokens") for split, n in data.sizes.items()}
     for name in ("pre-ln", "parallel", "sas", "sas-p", "sas-p-no-norm"):
         scalars[f"gpt/{name}"] = Estimate(float(count_parameters(design(name, **CODEPARROT))))
         scalars[f"bert/{name}"] = Estimate(float(count_parameters(design(name, **CRAMMED_BERT))))
@@ -180,6 +218,22 @@ def smooth(loss: Tensor, points: int = 60) -> Tensor:
     return loss[: len(loss) // n * n].reshape(-1, n).nanmean(1).double()
 
 
+def unigram(data: Dataset) -> float:
+    """The loss on the held-out tokens of guessing from the frequencies of the training tokens (add-one), in nats."""
+    of = data.stream_of  # type: ignore[attr-defined]
+    train, held = (torch.bincount(of(s).long(), minlength=data.settings["vocab"]).double() for s in ("train", "valid"))
+    return float(-(held * ((train + 1) / (train + 1).sum()).log()).sum() / held.sum())
+
+
+def _time_gap(base: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> Estimate:
+    """Training loss of `other` at its end minus that of `base` after as many seconds (or at its end, if sooner)."""
+    gaps = []
+    for x, y in zip(base, other, strict=True):
+        a, b, share = smooth(x["loss"]), smooth(y["loss"]), float(y["seconds"]) / float(x["seconds"])
+        gaps.append(float(b[-1] - a[min(max(round(len(a) * share), 1), len(a)) - 1]))
+    return mean(gaps, f"nats of training loss; {len(gaps)} seeds, the last at {share:.2f} of pre-ln's time")
+
+
 def _steps_ratio(fast: dict[str, Tensor], slow: dict[str, Tensor]) -> float:
     """How many times more steps the slow run took to its final loss than the fast one to the same."""
     a, b = smooth(fast["loss"]), smooth(slow["loss"])
@@ -191,17 +245,31 @@ _HH = "[HH24]"
 _CPU = ("cpu", "paper")
 CLAIMS = (
     at_most("parity: SAS-P within 0.05 nats of Pre-LN at equal steps, mean of three seeds", "gap/sas-p", 0.05, _HH,
-            presets=("paper",), why="declared before any run"),
+            presets=("paper",), why="declared before any run", page="0811-the-gpu-protocol.md"),
     at_most("SAS-P without norms within 0.12 nats of Pre-LN (0.09 published)", "gap/sas-p-no-norm", 0.12, _HH,
             presets=("paper",)),
+    at_most("parity of parameters: SAS-P within 0.05 nats of a Pre-LN whose smaller MLP leaves it as many",
+            "matched_gap", 0.05, "[own]", presets=("paper",), why="the parity bar", page="0811-the-gpu-protocol.md"),
+    at_most("parity in time: after the seconds of SAS-P's run Pre-LN's training loss is at most 0.05 nats lower",
+            "time_gap/sas-p", 0.05, _HH, presets=("paper",), why="the parity bar; Pre-LN's rate has not decayed then"),
+    at_most("SAS within 0.05 nats of Pre-LN", "gap/sas", 0.05, _HH, presets=("paper",), why="the parity bar, one seed",
+            page="0811-the-gpu-protocol.md"),
+    at_most("Parallel within 0.05 nats of Pre-LN", "gap/parallel", 0.05, _HH, presets=("paper",),
+            why="the parity bar, one seed"),
+    at_least("SAS without the MLP skip (leaky, lr 1e-4) is slower: over 0.2 nats behind SAS", "no_mlp_skip", 0.2, _HH,
+             presets=("paper",), why="'much slower', no number published"),
+    at_least("queries that start at zero are not behind orthogonal ones, to 0.02 nats", "zero_queries", -0.02, _HH,
+             presets=("paper",), why="one seed"),
+    at_most("a short warm-up costs Pre-LN less than 0.2 nats", "warmup_pre_ln", 0.2, "[own]", presets=("paper",),
+            why="0.07 in an earlier replica of 1,500 steps"),
     at_most("small models: SAS-P with a long warm-up within 0.15 nats of Pre-LN", "gap/sas-p", 0.15, "[own]",
             presets=("cpu",), why="4.99 against 4.93 in an earlier replica"),
     at_least("V-SkipInit (shaped, orthogonal W_V, W_P) is behind SAS-P", "shaped_behind", 0.0, _HH, presets=_CPU,
              page="0806-blocks-on-a-cpu.md"),
     at_least("a short warm-up costs SAS-P more than 0.2 nats: a collapse the papers do not mention", "warmup_cure",
-             0.2, "[own]", presets=_CPU, page="0806-blocks-on-a-cpu.md"),
+             0.2, "[own]", presets=_CPU, page="0811-the-gpu-protocol.md"),
     at_least("... because tokens collapse: last cosine above 0.8", "cosine/sas-p, short warm-up", 0.8, "[own]",
-             presets=_CPU, page="0806-blocks-on-a-cpu.md"),
+             presets=_CPU, page="0811-the-gpu-protocol.md"),
     at_least("SAS-P is at least 4 % faster a step than Pre-LN", "speed/sas-p", 1.04, _HH, presets=_CPU,
              why="published 1.16 for BERT; 1.04 measured with fused attention", page="0806-blocks-on-a-cpu.md"),
     near("GPT: Pre-LN has 166,645,248 parameters", "gpt/pre-ln", 166_645_248, 0.5, _HH),
@@ -217,8 +285,13 @@ CLAIMS = (
     at_least("depth 12 to 48 improves SAS-P", "depth_gain/sas-p", 0.0, _HH, presets=("paper",)),
     *(
         at_least(f"{n.upper()} at depth 36 is slower than Pre-LN per step", f"steps_ratio/{n}", 1.2, "[HMZ23]",
-                 presets=("paper",))
-        for n in ("u-spa", "e-spa")
+                 presets=_CPU)
+        for n in SPA
+    ),
+    *(
+        at_least(f"{n.upper()} at depth 36 trains: 0.1 nats below guessing from frequencies", f"learned/{n}", 0.1,
+                 "[HMZ23]", presets=_CPU, page="0811-the-gpu-protocol.md", why="added after the paper preset was run")
+        for n in SPA
     ),
 )  # fmt: skip
 
@@ -227,7 +300,7 @@ def figure(record: Record) -> Figure:
     over, s = Rows(), record.scalars
     steps = record.inputs["config"]["steps"]
     names = [k.removeprefix("loss/") for k in s if k.startswith("loss/")]
-    shown = [n for n in names if ", depth" not in n]
+    shown = [n for n in DRAWN if n in names]
     rows, timed = [], []
     for n in shown:
         curve = record.tensors[f"loss/{n}"].tolist()
@@ -239,7 +312,7 @@ def figure(record: Record) -> Figure:
     low = min(r["y"] for r in rows if math.isfinite(r["y"]))
     domain = (None, [low - 0.05 * (high - low), high])
     curves = line_panel(over, rows, x="step", y="training loss (nats)", log=(False, False), points=False, domain=domain,
-                        order=shown, title="at equal steps")  # fmt: skip
+                        order=shown, title="at equal steps", legend=None)  # fmt: skip
     clocks = line_panel(over, timed, x="seconds", y="training loss (nats)", log=(False, False), points=False,
                         domain=domain, order=shown, title="against time")  # fmt: skip
     finals = bar_panel(over, [{"name": n, "value": s[f"loss/{n}"].value} for n in names], x="validation loss (nats)",
@@ -249,7 +322,7 @@ def figure(record: Record) -> Figure:
     return figure_of(
         "blocks",
         "Simplified blocks in training",
-        side_by_side(over, curves, clocks, finals, cosine, colours="shared"),
+        side_by_side(over, curves, clocks, finals, cosine),
         headline=f"After {steps} steps SAS-P is {s['gap/sas-p'].value:+.3f} nats from Pre-LN with "
         f"{s['saving'].value:.0%} fewer parameters and {s['speed/sas-p'].value:.2f} times its speed a step.",
         reading="Lower is better. A design whose tokens point the same way at the end (cosine near 1) has collapsed.",
@@ -261,8 +334,19 @@ def figure(record: Record) -> Figure:
             for n in names
         ],
         tags=("estimate",),
-        caption="Training curves are means over windows and seeds.",
+        caption=f"Training curves are means over windows and seeds.{_where(record)}",
     )  # fmt: skip
+
+
+def _where(record: Record) -> str:
+    """What the paper preset ran on; what attention runs on belongs beside a speed."""
+    if "corpus/train" not in record.scalars:
+        return ""
+    tokens = record.scalars["corpus/train"].value / 1e6
+    return (
+        f" Python source of the packages installed when it was packed, {tokens:.1f} M tokens; bfloat16, compiled, "
+        "steps as CUDA graphs; attention: torch's fused kernel in Pre-LN and Parallel, one kernel with the mixing else."
+    )
 
 
 EXPERIMENT = Experiment(

@@ -34,13 +34,13 @@ def line_panel(
 ) -> Any:
     """Lines of `rows` with entries x, y, series: one line a series, with its own colour and dash.
 
-    On a log axis values that are not positive are left out. `rules` are horizontal lines; `domain` fixes the axes.
+    On a log axis values that are not positive are left out. `rules` are horizontal lines; `domain` fixes the axes;
+    `order` names all series, also those that only another panel shows, so that each has one colour everywhere.
     """
     import altair as alt
 
     kept = [r for r in rows if _shown(r["x"], log[0]) and _shown(r["y"], log[1])]
     names = list(order) if order else list(dict.fromkeys(r["series"] for r in kept))
-    names = [n for n in names if any(r["series"] == n for r in kept)]
     chosen = colours or dict(zip(names, COLOURS * 4, strict=False))
     key = {
         "sort": names,

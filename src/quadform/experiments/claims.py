@@ -57,7 +57,9 @@ class Claim:
         """Met or not, or why it cannot be said."""
         found = scalars.get(self.key)
         if preset not in self.presets:
-            return Verdict(self, "not tested", found, f"the preset {preset} is too small for it")
+            small = PRESETS.index(preset) < min(map(PRESETS.index, self.presets))
+            reason = "is too small for it" if small else f"is not asked it, only {' and '.join(self.presets)}"
+            return Verdict(self, "not tested", found, f"the preset {preset} {reason}")
         if found is None:
             return Verdict(self, "not tested", None, "the record has no such number")
         return Verdict(self, "met" if self.low <= found.value <= self.high else "not met", found)

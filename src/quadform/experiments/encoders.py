@@ -46,13 +46,13 @@ class Config:
     heads: int = 4
     seq_len: int = 128
     batch: int = 64
-    steps: int = 20_000
+    steps: int = 4000
     lr: float = 1e-3
     warmup: float = 0.3
     tune_steps: int = 1000
     tune_lr: float = 3e-4
     classes: int = 6
-    seeds: int = 3
+    seeds: int = 2
     tests: int = 32
     valid_batches: int = 32
     limit: int = 0
@@ -96,7 +96,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         scalars[f"cosine/{name}"] = mean([float(p["cosine"][-1]) for p in parts], "token cosine after the last block")
         scalars[f"parameters/{name}"] = Estimate(float(parts[0]["parameters"]))
         seconds = [float(p["seconds"]) / config.steps for p in parts]
-        scalars[f"step_seconds/{name}"] = mean(seconds, "processor time a step on a CPU")
+        scalars[f"step_seconds/{name}"] = mean(seconds, "processor time a step on a CPU, wall-clock on a GPU")
         for kind in ("score", "scratch"):
             if f"{kind}/right" in parts[0]:
                 scalars[f"{kind}/{name}"] = _pooled(parts, kind)
@@ -141,20 +141,22 @@ def _block_parameters(config: Config, name: str) -> int:
 def one(config: Config, name: str, seed: int) -> dict[str, Tensor]:
     """Pretrain a design; of the scored ones, fine-tune it, and train the same from scratch, on the classes."""
     data, task = masked(config), Packages(classes=config.classes, seq_len=config.seq_len)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     kept: list[Transformer] = []
 
     def keep(step: int, model: Transformer, batch: Batch) -> dict[str, float]:
         kept.append(model)
         return {}
 
-    out = train_run(recipe(config, name, seed), data, valid_batches=config.valid_batches, at=(config.steps,), look=keep)
+    out = train_run(recipe(config, name, seed), data, valid_batches=config.valid_batches, device=device,
+                    at=(config.steps,), look=keep)  # fmt: skip
     if name in SCORED:
         tune = Recipe(design=name, depth=config.depth, dim=config.dim, heads=config.heads, d_ff=4 * config.dim,
                       steps=config.tune_steps, batch=config.batch, lr=config.tune_lr, warmup=0.1, seed=seed,
                       norm="layer")  # fmt: skip
-        fresh = Transformer(recipe(config, name, seed).model_config(task), seed=seed)
+        fresh = Transformer(recipe(config, name, seed).model_config(task), seed=seed, device=device)
         for kind, model in (("score", started_from(kept[0], task, seed=seed)[0]), ("scratch", fresh)):
-            train_run(tune, task, valid_batches=1, model=model)
+            train_run(tune, task, valid_batches=1, model=model, device=device)
             right = accuracy(model, task, split="test", batches=config.tests, seed=config.seed)
             out[f"{kind}/right"] = torch.tensor([right.value, right.stderr])
     return out

@@ -24,6 +24,8 @@ from ..core.spec import choose
 from ..report.figure import Figure
 from .claims import PRESETS, Claim, Verdict
 
+_SPENT = "__seconds__"  # kept with a part: the processor time it took
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -67,8 +69,8 @@ class Experiment:
         units = Units(work, inputs, self.id, progress, until)
         began = time.process_time()
         scalars, tensors = self.run(config, units)
-        units.seconds += max(0.0, time.process_time() - began - units.seconds)  # parts, and what lies between them
-        scalars["cpu_seconds"] = Estimate(units.seconds, note="processor time of the parts run in this process")
+        units.seconds += max(0.0, time.process_time() - began - units.here)  # parts, and what lies between them
+        scalars["cpu_seconds"] = Estimate(units.seconds, note="processor time of all parts")
         return Record(kind="experiment", inputs=inputs, scalars=scalars, tensors=tensors, made=made)
 
     def verdicts(self, record: Record) -> tuple[Verdict, ...]:
@@ -104,7 +106,7 @@ class Units:
         digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
         self.folder = None if work is None else work / f"parts-{digest}"
         self.what, self.show, self.until = what, progress, until
-        self.seconds = 0.0
+        self.seconds = self.here = 0.0  # processor time of all parts, and of those computed here
         self._bar: Progress | None = None
 
     def plan(self, total: int) -> contextlib.AbstractContextManager[Any]:
@@ -119,8 +121,10 @@ class Units:
                 raise OutOfTime(f"the time is up in {self.what}, before part {name!r}; what was done is kept.")
             began = time.process_time()
             found = {key: torch.as_tensor(t).detach().cpu() for key, t in compute().items()}
-            self.seconds += time.process_time() - began
+            found[_SPENT] = torch.tensor(time.process_time() - began, dtype=torch.float64)
+            self.here += float(found[_SPENT])
             self._save(name, found)
+        self.seconds += float(found.pop(_SPENT, 0.0))
         if self._bar is not None:
             self._bar.step(text=name)
         return found
@@ -160,26 +164,33 @@ class Units:
 
 
 class Lines(Units):
-    """Parts as lines of one JSON file, for machines that have torch and numpy alone."""
+    """Parts as lines of one JSON file, for machines that have torch and numpy alone; `made` says by what and where."""
 
     def __init__(self, path: Path, what: str, until: float = math.inf) -> None:
         super().__init__(None, {}, what, True, until)
         self.path = path
         self.done: dict[str, dict[str, Tensor]] = {}
+        self.made: list[dict[str, Any]] = []
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             with contextlib.suppress(ValueError, KeyError):  # a line that was cut off
                 body = json.loads(line)
+                if "made" in body:
+                    self.made.append(body["made"])
+                    continue
                 self.done[body["part"]] = {k: torch.tensor(v) for k, v in body["values"].items()}
 
     def _load(self, name: str) -> dict[str, Tensor] | None:
         return self.done.get(name)
 
     def _save(self, name: str, part: Mapping[str, Tensor]) -> None:
-        self.done[name] = dict(part)
+        self.done[name] = {k: t for k, t in part.items() if k != _SPENT}
+        self.write({"part": name, "values": {k: t.tolist() for k, t in part.items() if k != _SPENT}})
+
+    def write(self, line: dict[str, Any]) -> None:
+        """One line more."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        values = {k: t.tolist() for k, t in part.items()}
         with open(self.path, "a", encoding="utf-8") as f:
-            f.write(json.dumps({"part": name, "values": values}) + "\n")
+            f.write(json.dumps(line) + "\n")
 
 
 def _file_name(name: str) -> str:

@@ -43,6 +43,11 @@ class Entry:
     def seconds(self) -> float:
         return self.record.scalars["cpu_seconds"].value
 
+    @property
+    def cost(self) -> str:
+        """`208 processor seconds`, or seconds of a GPU."""
+        return f"{self.seconds:.0f} {'GPU' if self.record.made.device.startswith('cuda') else 'processor'} seconds"
+
     @cached_property
     def figure(self) -> Figure:
         return self.experiment.figure(self.record)
@@ -127,7 +132,7 @@ def markdown(entries: Sequence[Entry]) -> str:
             "",
             f"Read it like this: {f.reading} It does not mean: {f.not_meaning} {f.caption}".strip(),
             "",
-            f"`{e.command}` ({e.seconds:.0f} processor seconds; source {e.experiment.source})",
+            f"`{e.command}` ({e.cost}; source {e.experiment.source})",
             "",
             "| | claim | found | wanted | source |",
             "|---|---|---|---|---|",
@@ -204,6 +209,7 @@ def _section(e: Entry) -> str:
         f'<div class="scroll"><table><thead><tr><th scope="col">verdict</th><th scope="col">claim</th>'
         f'<th scope="col">found</th><th scope="col">wanted</th><th scope="col">source</th></tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
-        f"<p><code>{t(e.command)}</code>. Source {t(e.experiment.source)}. Made {t(made.made_at)}, seed {made.seed}, "
+        f"<p><code>{t(e.command)}</code> ({t(e.cost)}). Source {t(e.experiment.source)}. Made {t(made.made_at)}, "
+        f"seed {made.seed}, "
         f"{t(', '.join(f'{k} {v}' for k, v in made.versions.items()))}, {t(made.git)}.</p></section>"
     )

@@ -44,7 +44,10 @@ def _opened(path: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(Dataset):
-    """Windows of `seq_len` tokens at uniform places of the packed corpus; files, not windows, are held out."""
+    """Windows of `seq_len` tokens at uniform places of the packed corpus, each with the token after it as its label.
+
+    Files, not windows, are held out.
+    """
 
     seq_len: int = 128
 
@@ -52,12 +55,22 @@ class Packed(Dataset):
     def settings(self) -> dict[str, Any]:
         return {"kind": "decoder", "vocab": int(_opened(place())["vocab"]), "seq_len": self.seq_len}
 
+    def stream_of(self, split: str) -> Tensor:
+        """All tokens of a split, one after another."""
+        return _opened(place())["valid" if split == "valid" else "train"]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Tokens of each split."""
+        return {split: len(self.stream_of(split)) for split in ("train", "valid")}
+
     def batches(self, split: str, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[Batch]:
-        tokens = _opened(place())["valid" if split == "valid" else "train"]
+        tokens = self.stream_of(split)
         while True:
             generator = stream(seed, f"packed/{split}/{start}")
-            at = torch.randint(len(tokens) - self.seq_len + 1, (batch_size, 1), generator=generator)
-            yield {"tokens": tokens[at + torch.arange(self.seq_len)].long()}
+            at = torch.randint(len(tokens) - self.seq_len, (batch_size, 1), generator=generator)
+            window = tokens[at + torch.arange(self.seq_len + 1)].long()
+            yield {"tokens": window[:, :-1], "labels": window[:, 1:]}
             start += 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -83,13 +84,16 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             )
             scalars[f"loss/{init}/{beta:g}"] = e if config.seeds > 1 else one_seed
     first, last = config.betas[0], config.betas[-1]
-    scalars["identity_gain"] = Estimate(
-        scalars[f"loss/orthogonal/{first:g}"].value - scalars[f"loss/identity/{first:g}"].value,
-        note=f"nats, orthogonal minus identity at beta = {first:g}",
+
+    def minus(a: str, b: str, note: str) -> Estimate:
+        x, y = scalars[f"loss/{a}"], scalars[f"loss/{b}"]
+        return Estimate(x.value - y.value, math.hypot(x.stderr or 0.0, y.stderr or 0.0), "estimate", note=note)
+
+    scalars["identity_gain"] = minus(
+        f"orthogonal/{first:g}", f"identity/{first:g}", f"nats, orthogonal minus identity at beta = {first:g}"
     )
-    scalars["small_beta_gain"] = Estimate(
-        scalars[f"loss/identity/{last:g}"].value - scalars[f"loss/identity/{first:g}"].value,
-        note=f"nats, identity: beta = {last:g} minus {first:g}",
+    scalars["small_beta_gain"] = minus(
+        f"identity/{last:g}", f"identity/{first:g}", f"nats, identity: beta = {last:g} minus {first:g}"
     )
     scalars |= _duality(config.seed)
     return scalars, {"betas": torch.tensor(config.betas, dtype=torch.float64), "loss": losses.mean(0)}
@@ -121,7 +125,7 @@ CLAIMS = (
     at_most("SGD: a step on dW is a step on W with lr beta^2", "duality/sgd", 1e-12, "[HH24, Sec. 4.2]"),
     at_most("Adam: the first step on dW is a step on W with lr beta", "duality/adam", 1e-9, "[HH24, Sec. 4.2]"),
     at_least("without an attention skip identity W_V, W_P beat orthogonal ones (beta = 0)", "identity_gain", 0.0,
-             _HH, presets=("cpu", "paper")),
+             _HH, presets=("cpu", "paper"), page="0812-paper-presets.md"),
     at_least("from the identity, smaller beta is not worse: beta = 0 against 1", "small_beta_gain", -0.05, _HH,
              presets=("cpu", "paper"),
              page="0806-blocks-on-a-cpu.md"),
@@ -143,9 +147,8 @@ def figure(record: Record) -> Figure:
         "projections",
         "Values and projections: how far from W_init may they move",
         side_by_side(over, chart),
-        headline=f"At beta = {betas[0]:g} identity W_V and W_P are {s['identity_gain'].value:+.3f} nats better than "
-        f"orthogonal ones; from the identity, beta = {betas[-1]:g} is {s['small_beta_gain'].value:+.3f} nats worse "
-        f"than {betas[0]:g}.",
+        headline=f"At beta = {betas[0]:g} orthogonal W_V, W_P end {_gap(s['identity_gain'])} identity ones; from the "
+        f"identity, beta = {betas[-1]:g} ends {_gap(s['small_beta_gain'])} beta = {betas[0]:g}.",
         reading="Left: W_V and W_O stay what they were at the start. Right: they are trained freely.",
         not_meaning="Small models and few steps; the published curves are of 18 blocks and 43,000 steps.",
         columns=("init", *(f"beta {b:g}" for b in betas)),
@@ -154,6 +157,11 @@ def figure(record: Record) -> Figure:
         caption=f"Shaped attention without attention skip, {record.inputs['config']['depth']} blocks, "
         f"{record.inputs['config']['steps']} steps, {record.inputs['config']['seeds']} seeds.",
     )
+
+
+def _gap(e: Estimate) -> str:
+    """`0.009 +- 0.011 nats below`."""
+    return f"{abs(e.value):.3f} +- {e.stderr or 0.0:.3f} nats {'above' if e.value > 0 else 'below'}"
 
 
 EXPERIMENT = Experiment(

@@ -1,7 +1,8 @@
 """One training run as a part of an experiment: a recipe in, curves out. Torch and numpy alone, on a CPU or a GPU.
 
-On CUDA the forward and backward pass run in bfloat16 autocast, and a step is recorded once as a CUDA graph where that
-works. Wall-clock is taken between synchronised points, validation left out.
+On CUDA the forward and backward pass run in bfloat16 autocast, blocks are compiled, and a step is recorded once as a
+CUDA graph, each where that works. Wall-clock is taken between synchronised points, validation and the first steps, in
+which all this is made, left out.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ from ..core.progress import say
 from ..core.spec import Gain, ModelConfig, Projection
 from ..nn.transformer import Transformer
 from ..train.datasets import Batch, Dataset
+from ..train.feed import ahead
 from ..train.schedule import Schedule
 from ..train.watch import token_cosines
+
+#: Steps on CUDA that are not timed: the blocks are compiled and the step is recorded in them.
+SETTLE = 8
+#: Batches made in advance on CUDA.
+AHEAD = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +86,8 @@ def train_run(
     model: Transformer | None = None,
 ) -> dict[str, Tensor]:
     """Train and return `loss` (steps,), `valid` (its mean and standard error), `cosine` (blocks,) at the end,
-    `seconds` of all steps (processor time on a CPU, wall-clock on a GPU), `parameters`, and `diverged` (0 or 1).
+    `seconds` of all steps (processor time on a CPU; on a GPU wall-clock, the first steps counted as the others),
+    `parameters`, `diverged` (0 or 1), and `made`: of 2 whether the blocks were compiled and the step recorded.
 
     `look(step, model, batch)` is called before step `at[i]` (and after the last, for `steps`) on a held-out batch; its
     numbers come back as `look/NAME` (points,). A given `model` is trained on, whatever the
@@ -91,21 +99,27 @@ def train_run(
     held = [_to(b, device) for b in islice(data.batches("valid", recipe.batch, 0), valid_batches)]
     stepper = _stepper(model, recipe, device)
     clock = time.process_time if device == "cpu" else time.monotonic
-    stream: Iterator[Batch] = data.batches("train", recipe.batch, recipe.seed)
-    losses, seen, seconds, diverged = [], [], 0.0, 0
+    stream = _feed(data.batches("train", recipe.batch, recipe.seed), device)
+    losses, seen, seconds, diverged, settled = [], [], 0.0, 0, 0
     began = clock()
     for step in range(recipe.steps):
+        if device != "cpu" and step == SETTLE:
+            _wait(device)
+            seconds, settled, began = 0.0, SETTLE, clock()
         if step in at and look is not None:
             _wait(device)
             seconds += clock() - began
             seen.append(look(step, model, held[0]))
             began = clock()
-        losses.append(stepper(_to(next(stream), device), recipe.lr * schedule.factor(step, recipe.steps)))
+        losses.append(stepper(next(stream), recipe.lr * schedule.factor(step, recipe.steps)))
         if step % 100 == 99 and not math.isfinite(float(losses[-1])):
             diverged = 1
             break
     _wait(device)
-    seconds += clock() - began
+    seconds = (seconds + clock() - began) * len(losses) / (len(losses) - settled)
+    made = stepper.close() if isinstance(stepper, _Graphed) else 0
+    if hasattr(stream, "close"):
+        stream.close()
     if recipe.steps in at and look is not None and not diverged:
         seen.append(look(recipe.steps, model, held[0]))
     out = torch.full((recipe.steps,), math.nan)
@@ -123,6 +137,7 @@ def train_run(
         "seconds": torch.tensor(seconds),
         "parameters": torch.tensor(sum(p.numel() for p in model.parameters())),
         "diverged": torch.tensor(diverged),
+        "made": torch.tensor(made),
         **({f"look/{k}": torch.tensor([s[k] for s in seen]) for k in seen[0]} if seen else {}),
     }
 
@@ -139,12 +154,16 @@ def _stepper(model: Transformer, recipe: Recipe, device: str) -> Callable[[Batch
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     rate = torch.tensor(recipe.lr, device=device) if device != "cpu" else recipe.lr
     optimiser = torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=rate, betas=(0.9, 0.999), capturable=device != "cpu"
+        [g for g in groups if g["params"]],
+        lr=rate,
+        betas=(0.9, 0.999),
+        fused=device != "cpu",
+        capturable=device != "cpu",
     )
     model.train()
 
     def step(batch: Batch) -> Tensor:
-        optimiser.zero_grad(set_to_none=False)
+        optimiser.zero_grad(set_to_none=True)
         loss = _loss(model, batch, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -162,22 +181,54 @@ def _stepper(model: Transformer, recipe: Recipe, device: str) -> Callable[[Batch
         set_rate(lr)
         return step(batch)
 
-    return plain if device == "cpu" else _Graphed(step, plain, set_rate)
+    return plain if device == "cpu" else _Graphed(model, step, plain, set_rate)
 
 
 class _Graphed:
-    """Steps recorded as one CUDA graph after a few plain ones; plain for ever where recording fails."""
+    """Steps recorded as one CUDA graph after a few plain ones, blocks compiled; without either where it fails.
+
+    Blocks with signal-preserving biases stay as they are: each has its own, and would be compiled on its own.
+    """
 
     def __init__(
         self,
+        model: Transformer,
         step: Callable[[Batch], Tensor],
         plain: Callable[[Batch, float], Tensor],
         set_rate: Callable[[float], None],
     ) -> None:
-        self.step, self.plain, self.set_rate = step, plain, set_rate
-        self.taken, self.works = 0, True
+        self.model, self.step, self.plain, self.set_rate = model, step, plain, set_rate
+        self.taken, self.works, self.compiled = 0, True, True
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream()
+        torch._dynamo.reset()
+        for block in model.layers:
+            if block.attn.strengths is None:
+                block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
+            else:
+                self.compiled = False
+
+    def _uncompiled(self) -> None:
+        for block in self.model.layers:
+            block.__dict__.pop("forward", None)
+
+    def close(self) -> int:
+        """Take the compiled blocks and the recording away; how many of the two there were."""
+        self._uncompiled()
+        self.graph = None
+        return int(self.compiled) + int(self.works)
+
+    def _first(self, batch: Batch, lr: float) -> Tensor:
+        """A plain step; where the compiler gives up, before any weight has moved, the same without it."""
+        try:
+            return self.plain(batch, lr)
+        except Exception as error:
+            if self.taken > 1 or not self.compiled:
+                raise
+            say(f"blocks are not compiled ({type(error).__name__}: {str(error)[:120]}); plain ones instead")
+            self.compiled = False
+            self._uncompiled()
+            return self.plain(batch, lr)
 
     def __call__(self, batch: Batch, lr: float) -> Tensor:
         self.taken += 1
@@ -186,7 +237,7 @@ class _Graphed:
         if self.graph is None and self.taken <= 3:  # allocations settle on a side stream, as capturing asks
             self.stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.stream):
-                loss = self.plain(batch, lr).clone()
+                loss = self._first(batch, lr).clone()
             torch.cuda.current_stream().wait_stream(self.stream)
             return loss
         if self.graph is None:
@@ -194,7 +245,7 @@ class _Graphed:
                 self.batch = {k: t.clone() for k, t in batch.items()}
                 self.set_rate(lr)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread makes batches
                     self.loss = self.step(self.batch)
                 self.graph = graph
             except RuntimeError as error:
@@ -211,6 +262,15 @@ class _Graphed:
 
 def _to(batch: Batch, device: str) -> Batch:
     return batch if device == "cpu" else {k: t.to(device, non_blocking=True) for k, t in batch.items()}
+
+
+def _feed(batches: Iterator[Batch], device: str) -> Iterator[Batch]:
+    """The batches on the device; for a GPU a thread makes them ahead in pinned memory."""
+    if device == "cpu":
+        yield from batches
+        return
+    for batch in ahead(({k: t.pin_memory() for k, t in b.items()} for b in batches), AHEAD):  # type: ignore[arg-type]
+        yield _to(batch, device)  # type: ignore[arg-type]
 
 
 def _wait(device: str) -> None:

@@ -63,7 +63,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in DESIGNS}
     data = Addition(digits=config.digits)
 
-    def one(name: str, seed: int) -> dict[str, Tensor]:
+    def one(name: str, seed: int, warmup: float = 0.1) -> dict[str, Tensor]:
         recipe = Recipe(
             design=name,
             depth=config.depth,
@@ -73,18 +73,23 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             steps=config.steps,
             batch=config.batch,
             lr=config.lr,
-            warmup=0.1,
+            warmup=warmup,
             seed=seed,
         )
         look = lambda step, model, batch: measure(config, model, batch)  # noqa: E731
-        return train_run(recipe, data, valid_batches=4, at=config.at, look=look)
+        return train_run(recipe, data, valid_batches=4, at=config.at if warmup else (), look=look)
 
-    with units.plan(len(DESIGNS) * config.seeds):
+    cold: dict[str, list[float]] = {name: [] for name in ("pre-ln", "post-ln")}
+    with units.plan((len(DESIGNS) + len(cold)) * config.seeds):
         for s in range(config.seeds):
             for name in DESIGNS:
                 found[name].append(
                     units(f"{name}, seed {config.seed + s}", lambda n=name, z=config.seed + s: one(n, z))
                 )
+            for name in cold:
+                part = units(f"{name}, seed {config.seed + s}, no warm-up",
+                             lambda n=name, z=config.seed + s: one(n, z, 0.0))  # fmt: skip
+                cold[name].append(float(part["valid"][0]))
     scalars, tensors = {}, {"at": torch.tensor(config.at)}
     for name, runs in found.items():
         for metric in METRICS:
@@ -100,6 +105,14 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             float(sharp[1:].max() / sharp[0]), note="largest lambda_max over the first"
         )
         scalars[f"least_heterogeneity/{name}"] = Estimate(float(tensors[f"heterogeneity/{name}"].min()))
+    for name, losses in cold.items():
+        gaps = [b - float(r["valid"][0]) for b, r in zip(losses, found[name], strict=True)]
+        scalars[f"warmup_gain/{name}"] = mean(gaps, f"nats, without warm-up minus with it, {config.seeds} seeds")
+        sharp = tensors[f"sharpness/{name}"]
+        after = next(i for i, step in enumerate(config.at) if step >= 0.1 * config.steps)
+        scalars[f"calmed/{name}"] = Estimate(
+            float(sharp[0] / sharp[after]), note=f"lambda_max at the start over that before step {config.at[after]}"
+        )
     scalars["apart_at_start"] = Estimate(
         scalars["cosine/pre-ln/start"].value - scalars["cosine/sas-p/start"].value,
         note="token cosine, pre-ln minus sas-p",
@@ -159,6 +172,22 @@ CLAIMS = (
         "[Coh22]",
         presets=("cpu", "paper"),
     ),
+    at_least(
+        "why warm-up: without it Post-LN ends at least 0.05 nats higher",
+        "warmup_gain/post-ln",
+        0.05,
+        "[own]",
+        presets=("cpu", "paper"),
+        page="0812-paper-presets.md",
+    ),
+    at_most(
+        "... and Pre-LN needs it less: at most 0.05 nats",
+        "warmup_gain/pre-ln",
+        0.05,
+        "[own]",
+        presets=("cpu", "paper"),
+        page="0812-paper-presets.md",
+    ),
     at_least("SAS-P starts with its tokens further apart than Pre-LN", "apart_at_start", 0.1, "[HH24]"),
     at_least(
         "Post-LN starts closer to collapse than Pre-LN ends up",
@@ -197,7 +226,9 @@ def figure(record: Record) -> Figure:
         f"{s['sharpness/pre-ln/end'].value:.3g}, the share of H_f from {s['functional_share/pre-ln/start'].value:.2f} "
         f"to {s['functional_share/pre-ln/end'].value:.2f}; token cosines start at "
         f"{s['cosine/pre-ln/start'].value:.2f} (Pre-LN), {s['cosine/post-ln/start'].value:.2f} (Post-LN), "
-        f"{s['cosine/sas-p/start'].value:.2f} (SAS-P).",
+        f"{s['cosine/sas-p/start'].value:.2f} (SAS-P). Without warm-up Post-LN ends "
+        f"{s['warmup_gain/post-ln'].value:+.3f} nats from where it ends with it, Pre-LN "
+        f"{s['warmup_gain/pre-ln'].value:+.3f}.",
         reading="Read the panels down one step: what the tokens do, and what the loss looks like from there.",
         not_meaning="One small task; the numbers depend on the learning rate, which was the same for all three.",
         columns=("design", "step", *METRICS),
