@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from ..applications.configs.shared import Output
@@ -11,6 +12,15 @@ from ..core.record import JSON_NAME
 #: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
 #: threads that wait for each other make the work ten times longer.
 _SHARED_FROM = 1000
+
+
+#: The words of the command that is being answered; `main` sets them.
+asked: list[str] = []
+
+
+def resume_command() -> str:
+    """The command that goes on with this one."""
+    return shlex.join(["quadform", *(word for word in asked if word != "--resume"), "--resume"])
 
 
 def choose_threads(parameters: int) -> None:

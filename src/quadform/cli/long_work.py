@@ -8,7 +8,7 @@ from typing import Any
 from ..applications.configs.shared import Output
 from ..core.progress import say
 from ..core.record import Record
-from .folders import writable
+from .folders import resume_command, writable
 from .show import print_json, print_plan, record_json
 
 
@@ -28,7 +28,7 @@ def answer_with(
         record = run(config, folder)
     except KeyboardInterrupt:
         if folder:
-            say(f"stopped; go on with the same command and `--resume` (`--out {folder}`)")
+            say(f"stopped and saved; go on with `{resume_command()}`")
         raise
     if folder:
         record.save(folder)
@@ -41,4 +41,6 @@ def answer_with(
             print(f"saved {folder}; next: `quadform report {folder}`")
         else:
             say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run go on with `--resume`")
+    if folder and record.inputs.get("partial"):
+        say(f"the time was up; go on with `{resume_command()}`")
     return 0 if found.ok else 3

@@ -101,6 +101,9 @@ def _run(words: list[str]) -> int:
         config, output = parse(name, getattr(configs, config_name), rest)
     except SystemExit:  # --help was answered
         return 0
+    from . import folders
+
+    folders.asked[:] = words
     _share_the_machine()
     before, progress.quiet = progress.quiet, output.quiet
     try:

@@ -13,7 +13,7 @@ from ...applications.configs.shared import Output
 from ...core.errors import CheckFailed, FileError, QuadformError
 from ...core.progress import say
 from ...core.record import Record
-from ..folders import choose_threads, folder_of, writable
+from ..folders import choose_threads, folder_of, resume_command, writable
 from ..show import print_json, print_plan
 from .attention import attention_verdict
 
@@ -40,12 +40,12 @@ def answer(config: ReportConfig, output: Output) -> int:
         studies = open_studies(config.runs, config, folder)
         folder = folder or folder_of(config.runs[0])
     except KeyboardInterrupt:
-        say("stopped; the same command with `--resume` goes on")
+        say(f"stopped and saved; go on with `{resume_command()}`")
         raise
     records = [record for study in studies for record in study.records]
     missing = [name for study in studies for name in study.missing]
     if not records:
-        raise CheckFailed("the time was over before anything could be drawn; the same command with `--resume` goes on.")
+        raise CheckFailed(f"the time was over before anything could be drawn; go on with `{resume_command()}`.")
     with _readable(config.runs):
         shown, left = [study.records for study in studies], [study.missing for study in studies]
         path = write_report(shown, folder / REPORT_NAME, lang=output.lang, missing=left)
@@ -63,7 +63,7 @@ def answer(config: ReportConfig, output: Output) -> int:
     if drawn:
         print(f"figures: {len(drawn)} files in {config.figures}")
     if missing:
-        print(f"PARTIAL: not measured to the end: {', '.join(missing)}; the same command with `--resume` goes on")
+        print(f"PARTIAL: not measured to the end: {', '.join(missing)}; go on with `{resume_command()}`")
     print(f"report: {path}")
     return _code(missing)
 

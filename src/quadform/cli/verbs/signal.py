@@ -8,7 +8,7 @@ from ...applications.configs.shared import Output
 from ...applications.configs.signal import SignalConfig
 from ...core.progress import say
 from ...core.record import Record
-from ..folders import writable
+from ..folders import resume_command, writable
 from ..show import print_json, record_json
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def answer(config: SignalConfig, output: Output) -> int:
         else:
             say("nothing was saved; `--out runs/NAME` keeps it, with the figure, for `quadform report runs/NAME`")
     if found.partial:
-        say("stopped by `--max-time`: partial; `--resume` with the same `--out` goes on")
+        say(f"stopped by `--max-time`: partial; go on with `{resume_command()}`")
     return 3 if found.partial or _disagreeing(found) else 0
 
 

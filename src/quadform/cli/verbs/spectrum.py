@@ -9,7 +9,7 @@ from pathlib import Path
 from ...applications.configs.shared import Output
 from ...applications.configs.spectrum import SpectrumConfig
 from ...core.progress import say
-from ..folders import writable
+from ..folders import resume_command, writable
 from ..show import print_json, record_json
 
 
@@ -25,7 +25,7 @@ def answer(config: SpectrumConfig, output: Output) -> int:
         return 0
     folder = writable(dataclasses.replace(output, out=output.out or str(default_folder(config.model))))
     assert folder is not None
-    go_on = f"`quadform spectrum {config.model} --out {folder} --resume` and the same flags"
+    go_on = f"`{resume_command()}`"
     try:
         record = run(config, folder)
     except KeyboardInterrupt:
