@@ -53,13 +53,19 @@ def number(value: float) -> str:
 
 
 def _table(answer: StepSize) -> Iterator[str]:
-    rows = [(name, ceiling, rule, mine) for name, ceiling, rule, _, mine in answer.table()]
-    wide = max(len(r[0]) for r in rows)
-    long = max(len(r[2]) for r in rows)
-    yield f"  {'optimizer':{wide}}  {'ceiling':9}  rule"
-    for name, ceiling, rule, mine in rows:
-        shown = f"{ceiling:.2e}" if math.isfinite(ceiling) else "none yet" if not answer.estimate.converged else "none"
-        yield f"  {name:{wide}}  {shown:9}  {rule:{long}}  {mine}".rstrip()
+    rows = [(name, _shown(answer, key), rule) for key, name, rule in answer.record.inputs["rows"]]
+    wide, middle, long = (max(map(len, column)) for column in zip(("", " " * 9, ""), *rows, strict=True))
+    yield f"  {'optimizer':{wide}}  {'ceiling':{middle}}  rule"
+    for (name, shown, rule), (key, _, _) in zip(rows, answer.record.inputs["rows"], strict=True):
+        yield f"  {name:{wide}}  {shown:{middle}}  {rule:{long}}  {'<- yours' if key == 'yours' else ''}".rstrip()
+
+
+def _shown(answer: StepSize, key: str) -> str:
+    """The ceiling of a row; `at most` where lambda_max is a lower bound."""
+    e = answer.record.scalars[f"ceiling/{key}"]
+    if not math.isfinite(e.value):
+        return "none" if e.converged else "none yet"
+    return f"{e.value:.2e}" if e.converged else f"at most {e.value:.2e}"
 
 
 def _interval(answer: StepSize) -> Iterator[str]:
