@@ -32,7 +32,7 @@ from ...train.datasets import Dataset
 from ..answers import Answer, Grid
 from ..configs.shared import seconds_of
 from ..configs.why import REMOVABLE, WhyConfig
-from ..journal import Deadline, Journal, TimeUp
+from ..journal import Deadline, Journal, TimeUp, kept_state
 from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
@@ -223,7 +223,8 @@ def _measure(
                         with meter.piece(f"{variant}, training", step - max(run.step, before)):
                             run.to(step, lambda: meter.spend(1))
                         with meter.piece(key, TYPICAL):
-                            journal.write(key, _cell(run, probe, meter, journal.state(key.replace(" ", "-"))))
+                            state = kept_state(journal, key.replace(" ", "-"), run.model, deadline)
+                            journal.write(key, _cell(run, probe, meter, state))
                     found = journal.done[key]
                     if found["note"]:
                         notes.append([variant, step, found["note"]])
