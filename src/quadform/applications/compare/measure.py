@@ -7,6 +7,7 @@ resumed run trains as long as an undisturbed one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -42,6 +43,7 @@ from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import UNSEEN, adamw_ceiling, seen_first
 from ..subject import parse_data
+from ..threads import fitting_threads
 from . import words
 
 #: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this residual, gradients included.
@@ -253,6 +255,17 @@ class _Work:
         )
 
     def measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
+        with self.threads():
+            return self._measure(folder, resume, sort, progress)
+
+    def threads(self) -> contextlib.AbstractContextManager[None]:
+        """As many threads as suit the first model that can be measured; any number where none can."""
+        for cell in self.cells:
+            with contextlib.suppress(InputError):
+                return fitting_threads(Risk(self.model(*cell), None, self.probe, quiet=True))
+        return contextlib.nullcontext()
+
+    def _measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
         journal = Journal(folder, self.question, resume=resume)
         plan = journal.piece("plan", functools.partial(self.timed, progress))
         if progress is True:
@@ -389,6 +402,7 @@ def plan(config: CompareConfig) -> dict[str, Any]:
     """What `quadform compare --dry-run` tells."""
     work = _of(config)
     began = time.perf_counter()
-    found = work.timed()
+    with work.threads():
+        found = work.timed()
     seconds = found["measuring"] + found["training"]
     return {"text": work.plan_text(found), **found, "seconds": seconds, "timed_in": time.perf_counter() - began}

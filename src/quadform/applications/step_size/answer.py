@@ -25,6 +25,7 @@ from ..configs.lr import LrConfig
 from ..configs.shared import seconds_of
 from ..fitting import started_from
 from ..subject import Subject, open_subject
+from ..threads import fitting_threads
 from .measure import KIND, measure, plan_of
 from .rules import Stepper, read_optimizer, stepper_by_name
 from .state import stepper_of_file
@@ -179,7 +180,8 @@ def at_step_0(config: LrConfig, subject: Subject, risk: Risk) -> Risk | None:
 def plan(config: LrConfig) -> dict[str, Any]:
     """What `quadform lr --dry-run` tells."""
     subject, risk, stepper = _open(config)
-    return plan_of(risk, stepper, config.verify, at_step_0(config, subject, risk) is not None)
+    with fitting_threads(risk):
+        return plan_of(risk, stepper, config.verify, at_step_0(config, subject, risk) is not None)
 
 
 def _open(config: LrConfig) -> tuple[Subject, Risk, Stepper]:

@@ -26,6 +26,7 @@ from ..journal import Deadline, Journal, TimeUp
 from ..meter import Meter
 from ..probes import probe_of
 from ..subject import weights_hash
+from ..threads import fitting_threads
 from .ceiling import ceiling_of, seconds_of_product
 from .rules import FLOOR, Stepper, floor_share, risk_gradient, sgd
 from .trial import Pair, double_copy, try_out
@@ -71,7 +72,7 @@ def measure(
         "weights": before,
     }
     journal = Journal(folder, question, resume=resume)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, fitting_threads(risk):
         work = _Work(risk, stepper, journal, Path(scratch), products, tol, seed, Deadline(seconds))
         if progress is True:
             say(plan_of(risk, stepper, verify, first is not None)["text"])

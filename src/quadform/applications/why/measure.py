@@ -38,6 +38,7 @@ from ..short_run import ShortRun
 from ..step_size.ceiling import UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
 from ..step_size.rules import risk_gradient
 from ..subject import Subject, open_subject, weights_hash
+from ..threads import fitting_threads
 from . import words
 from .ablation import config_without, model_without
 
@@ -166,7 +167,8 @@ def why(
     }
     seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
     train = TrainConfig(steps=max(moments[-1], 1), lr=lr, batch_size=batch, seed=seed)
-    record = _measure(model, data, probe, question, train, Deadline(seconds), resume, True, progress)
+    with fitting_threads(Risk(model, None, probe, quiet=True)):
+        record = _measure(model, data, probe, question, train, Deadline(seconds), resume, True, progress)
     return Why(record)
 
 
@@ -352,14 +354,16 @@ def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Re
     }
     train = TrainConfig(steps=max(config.moments[-1], 1), lr=config.lr, batch_size=config.batch, seed=config.seed)
     deadline = Deadline(config.seconds)
-    return _measure(model, data, subject.batches, question, train, deadline, folder, config.resume, progress)
+    with fitting_threads(Risk(model, None, subject.batches, quiet=True)):
+        return _measure(model, data, subject.batches, question, train, deadline, folder, config.resume, progress)
 
 
 def plan(config: WhyConfig) -> dict[str, Any]:
     """What `quadform why --dry-run` tells."""
     subject, model, _ = _open(config)
     variants = 1 + len(_removable(model, config.parts))
-    return plan_of(model, subject.batches, variants * len(config.moments), variants * config.moments[-1])
+    with fitting_threads(Risk(model, None, subject.batches, quiet=True)):
+        return plan_of(model, subject.batches, variants * len(config.moments), variants * config.moments[-1])
 
 
 def _open(config: WhyConfig) -> tuple[Subject, Transformer, Dataset | None]:
