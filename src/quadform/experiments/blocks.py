@@ -67,7 +67,7 @@ class Config:
 PRESETS = {
     "smoke": Config(depth=3, dim=16, heads=2, d_ff=32, seq_len=16, batch=4, steps=12, seeds=1, pieces=0, limit=60_000,
                     singles=("shaped",), valid_batches=2),
-    "cpu": Config(spa_depth=36, deep_dim=32, deep_steps=600),
+    "cpu": Config(spa_depth=36, deep_dim=32, deep_steps=1000),
     "paper": Config(depth=18, dim=384, heads=6, d_ff=1536, seq_len=128, batch=128, steps=2500, lr=1e-3, long=500.0,
                     short=0.05, seeds=3, pieces=8192, corpus="packed", init="normal", deep=(12, 48), deep_dim=256,
                     deep_steps=1000, spa_depth=36, spa=("normal", 1e-3), deepest=72, valid_batches=32,
