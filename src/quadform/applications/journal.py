@@ -125,7 +125,7 @@ class Deadline:
 
 
 #: Vectors an estimator keeps on disk, about; and the bytes from which writing them costs more than it saves.
-_VECTORS, _LARGE = 40, 200e6
+_VECTORS, _LARGE = 40, 30e6
 
 
 def kept_state(journal: Journal, name: str, model: nn.Module, deadline: Deadline) -> Path | None:
