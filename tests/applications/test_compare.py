@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from quadform.applications.compare.measure import COLUMNS, Compare, compare
+from quadform.applications.compare.answer import COLUMNS, Compare
+from quadform.applications.compare.measure import compare
 from quadform.applications.compare.words import size, verdict
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName

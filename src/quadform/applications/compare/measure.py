@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ from ...propagation.profiler import Profiler
 from ...train.config import TrainConfig
 from ...train.datasets import Dataset
 from ...train.score import evaluate
-from ..answers import Answer, Grid
-from ..configs.compare import SORTS, CompareConfig
+from ..configs.compare import CompareConfig
 from ..configs.shared import seconds_of
 from ..journal import Deadline, Journal, TimeUp, kept_state
 from ..machine import DTYPES, busy_seconds, device_of
@@ -45,6 +44,7 @@ from ..step_size.ceiling import UNSEEN, adamw_ceiling, seen_first
 from ..subject import parse_data
 from ..threads import fitting_threads
 from . import words
+from .answer import Compare
 
 #: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this residual, gradients included.
 PRODUCTS, TYPICAL, TOL = 60, 36, 1e-2
@@ -54,82 +54,6 @@ LEAST_TRAINING = 0.25
 TIMED = 4
 #: Held-out batches of the loss after training.
 VALID_BATCHES = 4
-COLUMNS = {
-    "parameters": "parameters",
-    "flops": "FLOPs/token",
-    "memory": "memory MB",
-    "cosine": "cosine",
-    "rank": "rank",
-    "gradient": "gradient",
-    "lambda_max": "lambda_max",
-    "lr_ceiling": "lr ceiling",
-    "loss": "loss",
-    "steps": "steps",
-    "speed": "tokens/s",
-}
-_WHOLE = ("parameters", "steps")
-#: Sorting: the best first. Gradient is by its distance from 1.
-_BEST: dict[str, Callable[[float], float]] = {
-    "loss": lambda v: v,
-    "cosine": lambda v: v,
-    "parameters": lambda v: v,
-    "gradient": lambda v: abs(math.log(v)) if v > 0 else math.inf,
-    "lr_ceiling": lambda v: -v,
-    "rank": lambda v: -v,
-    "speed": lambda v: -v,
-}
-
-
-class Compare(Answer):
-    """The cells (design, depth) of a comparison."""
-
-    kind = "compare"
-
-    @property
-    def cells(self) -> list[tuple[str, int]]:
-        return [(str(d), int(n)) for d, n in self.record.inputs["cells"]]
-
-    @property
-    def ok(self) -> bool:
-        return not self.record.inputs["partial"] and all(e.converged for e in self.record.scalars.values())
-
-    def get(self, design: str, depth: int, measure: str) -> Estimate | None:
-        """One number of one cell; None where it is not there."""
-        return self.record.scalars.get(f"{design}/{depth}/{measure}")
-
-    def table(self, sort: str | None = None) -> Grid:
-        """One row a cell, the best first by `sort`; a dash where a number is not there."""
-        sort = sort or str(self.record.inputs["sort"])
-        if sort not in SORTS:
-            raise UnknownName(f"rows cannot be sorted by {sort!r} ({', '.join(SORTS)}).{did_you_mean(sort, SORTS)}")
-        cells = self.cells
-        if sort != "design":
-            known = {c: self.get(*c, sort) for c in cells}
-            cells = sorted(cells, key=lambda c: math.inf if (e := known[c]) is None else _BEST[sort](e.value))
-        rows = []
-        for cell in cells:
-            values: list[Any] = []
-            for measure in COLUMNS:
-                e = self.get(*cell, measure)
-                values.append(None if e is None else int(e.value) if measure in _WHOLE else e.value)
-            rows.append((*cell, *values))
-        return Grid(("design", "depth", *COLUMNS.values()), tuple(rows))
-
-    def verdict(self) -> list[str]:
-        """What follows from the stated limits."""
-        return words.verdict(self)
-
-    def lines(self) -> Sequence[str]:
-        given = self.record.inputs
-        many = len(self.cells)
-        head = f"{many} models of width {given['dim']}, {given['heads']} heads, {given['dtype']}; {given['about']}"
-        said: dict[str, list[str]] = {}
-        for design, depth, note in given["notes"]:
-            said.setdefault(note, []).append(f"{design} x {depth}")
-        notes = [f"{', '.join(cells)}: {note}" for note, cells in said.items()]
-        tags = "parameters, FLOPs and memory exact; speed and loss depend on this machine; the rest estimates"
-        cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
-        return [head, *str(self.table()).splitlines(), f"[{tags}]", *notes, *self.verdict(), *cut]
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ...nn.transformer import Transformer
 from ...report.compare import COSINE
 
 if TYPE_CHECKING:
-    from .measure import Compare
+    from .answer import Compare
 
 #: Tokens have collapsed when their mean cosine after the last block is above this.
 COLLAPSED = COSINE[1]
