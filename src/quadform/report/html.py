@@ -186,8 +186,19 @@ def _figure(record: Record, draw: Draw, suffix: str, texts: Texts) -> dict[str, 
     figure = drawings[LIGHT.name]
     name = f"{figure.name}-{suffix}"
     data: dict[str, Any] = {"name": figure.name, "csv": figure.table.csv(), "python": figure.python}
-    data |= {style: drawing.spec for style, drawing in drawings.items()}
+    data |= _shared({style: drawing.spec for style, drawing in drawings.items()})
     return {"id": name, "figure": figure, "rows": shown(figure.table), "left": cut(figure.table), "data": data}
+
+
+def _shared(specs: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The specification of each style; tables that all styles draw alike stand once, under `datasets`."""
+    tables = [spec.get("datasets", {}) for spec in specs.values()]
+    common = {name: rows for name, rows in tables[0].items() if all(t.get(name) == rows for t in tables[1:])}
+    apart = {
+        style: spec | {"datasets": {n: rows for n, rows in spec.get("datasets", {}).items() if n not in common}}
+        for style, spec in specs.items()
+    }
+    return apart | {"datasets": common}
 
 
 def cut(table: Table) -> int:

@@ -5,8 +5,9 @@
   const views = new Map();
 
   // A figure fits the room it has: fluid views take the width, grids become one column on a narrow page.
-  function fit(spec, room) {
-    spec = structuredClone(spec);
+  function fit(data, theme, room) {
+    const spec = structuredClone(data[theme]);
+    spec.datasets = { ...data.datasets, ...spec.datasets };
     const meta = spec.usermeta || {}, narrow = room < (meta.narrow || 0);
     const chrome = narrow ? meta.chrome_narrow || meta.chrome || 0 : meta.chrome || 0;
     const width = Math.max(120, Math.floor(room / (narrow ? 1 : meta.columns || 1)) - chrome);
@@ -25,7 +26,7 @@
     const sign = kept && kept.signs ? kept.view.signal("sign") : null;
     if (kept) kept.finalize();
     controls.replaceChildren();
-    const made = await vegaEmbed(place, fit(data[root.dataset.theme], room), {
+    const made = await vegaEmbed(place, fit(data, root.dataset.theme, room), {
       renderer: "svg", actions: false, bind: controls,
     });
     const signs = controls.querySelector("input") !== null;
@@ -67,7 +68,7 @@
   async function prepare() {
     for (const place of document.querySelectorAll("[data-chart]")) {
       const id = place.dataset.chart, aside = document.createElement("div");
-      const made = await vegaEmbed(aside, fit(charts[id].light, 660), { renderer: "svg", actions: false, bind: aside });
+      const made = await vegaEmbed(aside, fit(charts[id], "light", 660), { renderer: "svg", actions: false, bind: aside });
       paper.set(id, await made.view.toSVG());
       made.finalize();
     }
