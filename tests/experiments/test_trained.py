@@ -1,13 +1,13 @@
-"""What the experiments on trained models compute themselves: the Gauss-Newton matrix, the functional column."""
+"""What the experiments on trained models compute themselves: the Gauss-Newton matrix, the laws of attention."""
 
 from __future__ import annotations
 
 import torch
 
 from quadform.core.designs import design
-from quadform.curvature import Risk, functional, gauss_newton
-from quadform.experiments.cross_attention import WEIGHTS, _entropy, _functional_column, _laws, sites
+from quadform.curvature import Risk, gauss_newton
 from quadform.experiments.cross_attention import Config as CrossConfig
+from quadform.experiments.cross_attention import _entropy, _laws, sites
 from quadform.experiments.trained_hessian import outer_dense
 from quadform.nn.transformer import IGNORE, Transformer
 
@@ -40,19 +40,6 @@ def test_gauss_newton_from_the_jacobian() -> None:
     torch.testing.assert_close(outer_dense(risk), H_o, rtol=0, atol=1e-12 * float(H_o.abs().max()))
 
 
-def test_the_functional_column_of_a_self_attention() -> None:
-    """Taken at the layer's output it is that of `functional(risk, split=...)`."""
-    _, risk = _translator_risk()
-    path = "layers.1.attn"
-    z = {f"{path}.W_V": torch.randn(8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)}
-    column = _functional_column(risk, path, z)
-    A = functional(risk, split=path)
-    wanted = A @ {**A.domain.zeros(dtype=torch.float64), **z}
-    for w in WEIGHTS:
-        torch.testing.assert_close(column[f"{path}.{w}"], wanted[f"{path}.{w}"], rtol=1e-9, atol=1e-12)
-    assert float(column[f"{path}.W_Q"].norm()) > 1e-6
-
-
 def test_laws_hold_in_an_encoder_decoder() -> None:
     """Key bias flat, gauge identity, H_f(V, V) = 0 in cross-attention; the model is left as it was."""
     model, risk = _translator_risk()
@@ -61,7 +48,6 @@ def test_laws_hold_in_an_encoder_decoder() -> None:
         laws = _laws(CrossConfig(), risk, path)
         assert all(float(laws[k]) < 1e-10 for k in ("hollow", "key_bias", "gauge", "outer_gauge"))
         assert 0 < float(laws["entropy"]) <= 1
-    assert "cross" not in vars(model.layers[0].cross)
 
 
 def test_entropy_of_an_attention_that_cannot_choose() -> None:

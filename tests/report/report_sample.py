@@ -53,6 +53,16 @@ class Layer:
     def whole(self, scale: float) -> Tensor:
         return jacfwd(grad(self.loss))(self.w, scale * self.X)
 
+    def moments(self, scale: float) -> list[float]:
+        """Mean norms of mean, covariance and third central moment of the tokens under each row of attention."""
+        X, found = scale * self.X, []
+        for row in self.mixing(self.w, X):
+            c = X - row @ X
+            M2 = sum(p * torch.outer(z, z) for p, z in zip(row, c, strict=True))
+            M3 = sum(p * torch.einsum("a,b,c->abc", z, z, z) for p, z in zip(row, c, strict=True))
+            found.append(torch.stack([(row @ X).norm(), M2.norm(), M3.norm()]))
+        return torch.stack(found).mean(0).tolist()
+
     def entropy(self, scale: float) -> float:
         A = self.mixing(self.w, scale * self.X)
         if self.attention != "softmax" or self.tokens == 1:
@@ -134,6 +144,8 @@ def make_record(
         rows = [layer.split(float(s)) for s in scales]
         tensors["scales"] = scales
         tensors["growth_entropy"] = torch.tensor([layer.entropy(float(s)) for s in scales], dtype=torch.float64)
+        if attention == "softmax" and layer.tokens > 1:
+            tensors["growth_moments"] = torch.tensor([layer.moments(float(s)) for s in scales], dtype=torch.float64)
         used = (scales >= 0.00999) & (scales <= 0.10001)
         paper = PAPER if attention == "softmax" else LINEAR_PAPER
         for i, part in enumerate(("outer", "functional")):

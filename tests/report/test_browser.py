@@ -30,7 +30,7 @@ FLAGS = [
     "--no-first-run",
 ]
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-FIGURES = ("heat_map-1", "spectrum-1", "blocks-1", "growth-1")
+FIGURES = ("heat_map-1", "spectrum-1", "blocks-1", "growth-1", "moments-1")
 
 
 @pytest.fixture(scope="module")

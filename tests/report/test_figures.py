@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Record
-from quadform.report import DARK, LIGHT, blocks, export_figures, growth, heat_map, spectrum
+from quadform.report import DARK, LIGHT, blocks, export_figures, growth, heat_map, moments, spectrum
 from quadform.report.attention.reading import SATURATED, Reading
 from quadform.report.numbers import number, percent, short_name
 from quadform.report.page import drawn
@@ -279,6 +279,16 @@ def test_saturation_begins_where_the_entropy_falls(record, variants) -> None:
     assert Reading(variants["small"]).saturates_at() is None
     assert EN("band_saturated") in json.dumps(growth(record).spec)
     assert EN("band_saturated") not in json.dumps(growth(variants["small"]).spec)
+
+
+def test_moments_tell_when_attention_picks_one_key(record, variants) -> None:
+    """M_k over scale^k starts at 1; the headline says so where M2 is gone, and keeps to what it kept elsewhere."""
+    figure = moments(record)
+    assert figure.headline.startswith("At scale 30 the spread M2")
+    assert moments(variants["small"]).headline.startswith("Up to scale 0.3 the spread M2")
+    first, last = figure.table.rows[0], figure.table.rows[-1]
+    assert last[2] < 0.01 * first[2]
+    assert last[1] > first[1]
 
 
 def test_without_a_sweep_there_is_no_growth_figure(record, variants) -> None:

@@ -9,7 +9,7 @@ from strategies import randn, seeds, sizes
 
 from quadform.theory import attention_moments
 from quadform.theory import moments as room
-from quadform.theory.moments import second_and_contracted_third
+from quadform.theory.moments import moment_norms, second_and_contracted_third
 
 
 def rows(seed: int, batch: int, L: int, S: int, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Generator]:
@@ -48,3 +48,13 @@ def test_contracted_third_moment_is_m3_times_gamma(
     want = torch.einsum("bia,biacd->bicd", gamma, M.M3.unflatten(2, (d, d)))
     assert torch.allclose(M2, M.M2.flatten(0, 1), atol=1e-13)
     assert torch.allclose(N, want.flatten(0, 1), atol=1e-12)
+
+
+@given(seeds, sizes, sizes, sizes)
+def test_norms_of_moments_without_the_moments(seed: int, L: int, S: int, d: int) -> None:
+    """sum_jl A_ij A_il (c_ij . c_il)^k is the squared norm of M_k, k = 2, 3; each norm is the mean over the rows."""
+    A, Z, _ = rows(seed, 1, L, S, d)
+    A, Z = A[0], Z[0]
+    M = attention_moments(A, Z)
+    dense = torch.stack([M.M1.norm(dim=-1), M.M2.flatten(1).norm(dim=-1), M.M3.flatten(1).norm(dim=-1)]).mean(1)
+    torch.testing.assert_close(moment_norms(A, Z), dense, rtol=1e-9, atol=1e-7)

@@ -15,6 +15,7 @@ from ..core.errors import InputError, did_you_mean
 from ..core.memory import in_words
 from ..core.progress import Progress, Report, clock, say
 from ..core.record import Estimate, Provenance, Record
+from ..theory.moments import moment_norms
 from .configs.attention import BLOCKS, MERGED_BLOCKS, AttentionConfig, Vary
 from .machine import DTYPES, MATRICES, device_of, guard
 from .problem import Problem, toy_problem
@@ -211,13 +212,15 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
             scalars["entropy"] = Estimate(entropy(tensors["A"]))
         inputs = config.inputs()
         if sweep:
-            grown, entropies = _grow(problem, sweep, bar)
+            grown, entropies, moments = _grow(problem, sweep, bar)
             inputs["fit_range"] = list(grown.fit_range)
             scalars |= {f"slope/{part}/{b}": e for part in PARTS[:2] for b, e in grown.fits(part).items()}
             scalars |= _paper_scalars("single" if config.factor == "single" else config.attention)
             tensors |= {"scales": grown.values} | {f"growth_{part}": grown.norms[part] for part in PARTS}
             if config.attention == "softmax":
                 tensors["growth_entropy"] = torch.tensor(entropies)
+                if len(problem.X) > 1:  # one token has one key: nothing spreads
+                    tensors["growth_moments"] = torch.stack(moments)
     return Record(
         kind="attention",
         inputs=inputs,
@@ -293,14 +296,17 @@ def _seconds(problem: Problem) -> Estimate:
     )
 
 
-def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, list[float]]:
-    rows, entropies = [], []
+def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, list[float], list[Tensor]]:
+    """Block norms, entropy of the attention, and norms of its moments, at every scale."""
+    rows, entropies, moments = [], [], []
     for scale in sweep.grid:
         at = problem.at(scale)
+        A = at.pattern(at.weights)
         rows.append(block_norms(at.layer(), problem.blocks))
-        entropies.append(entropy(at.pattern(at.weights)))
+        entropies.append(entropy(A))
+        moments.append(moment_norms(A, at.scale * at.X))
         bar.step(text=f"scale {scale:.3g}")
-    return Sweep.of(sweep.name, problem.blocks, sweep.grid, rows), entropies
+    return Sweep.of(sweep.name, problem.blocks, sweep.grid, rows), entropies, moments
 
 
 def _paper_scalars(kind: str) -> dict[str, Estimate]:

@@ -23,6 +23,7 @@ __getattr__, __dir__, __all__ = attach(
         "export_figures": ".export",
         "drawn": ".page",
         "growth": ".attention.slopes",
+        "moments": ".attention.moments",
         "heads": ".depth",
         "heat_map": ".attention.heat",
         "jacobians": ".isometry",

@@ -44,6 +44,18 @@ def attention_moments(A: Float[Tensor, "*batch i j"], Z: Float[Tensor, "*batch j
     return Moments(M1, M2, M3)
 
 
+def moment_norms(A: Float[Tensor, "i j"], Z: Float[Tensor, "j d"]) -> Float[Tensor, " three"]:
+    """Frobenius norms of M1, M2, M3, each the mean over the rows of A, without building M3.
+
+    |M_k|^2 = sum_jl A_ij A_il (c_ij . c_il)^k for the centred moments k = 2, 3.
+    """
+    M1 = A @ Z
+    c = Z - M1[:, None, :]
+    gram, weight = c @ c.mT, A[:, :, None] * A[:, None, :]
+    rows = [M1.norm(dim=-1)] + [(weight * gram**k).sum((1, 2)).clamp(min=0).sqrt() for k in (2, 3)]
+    return torch.stack(rows).mean(1)
+
+
 @torch.no_grad()
 def second_and_contracted_third(
     A: Float[Tensor, "b i j"], Z: Float[Tensor, "b j d"], phi: Float[Tensor, "b i j"]

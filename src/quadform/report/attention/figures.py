@@ -16,6 +16,7 @@ from ..numbers import number, percent, power, times
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
 from .heat import heat_map
+from .moments import moments
 from .reading import PARTS, Reading
 from .slopes import growth
 
@@ -33,7 +34,8 @@ ROUND_OFF = 1e-16
 
 def drawn(record: Record) -> tuple[Callable[..., Figure], ...]:
     """The figures this record has the data for, in the order of the report."""
-    return (heat_map, spectrum, blocks, *((growth,) if Reading(record).varied else ()))
+    varied = (growth,) if Reading(record).varied else ()
+    return (heat_map, spectrum, blocks, *varied, *((moments,) if "growth_moments" in record.tensors else ()))
 
 
 # --- spectrum -------------------------------------------------------------------------------------------------------

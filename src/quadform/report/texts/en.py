@@ -78,6 +78,18 @@ SENTENCES = {
     " their lengths.",
     "block_norm": "norm of the block",
     # growth
+    "moments_title": "What attention sees: moments of the keys",
+    "moments_head_fall": "At scale {scale} the spread M2 of the keys a token sees is {share} of what it was: attention"
+    " picks single keys, and query and key curvature go with M2.",
+    "moments_head_keep": "Up to scale {scale} the spread M2 of the keys a token sees keeps {share} of what it was.",
+    "moments_reading": "Each line is the size of one moment of the keys under attention, the input scale taken out,"
+    " over its value at the smallest scale. M1 is the mean key, M2 the spread, M3 the lopsidedness. A line at 1:"
+    " attention is as even as for tiny inputs. M2 and M3 at 0: each token looks at one key.",
+    "moments_not": "Even attention is not better attention. Values learn through M1, so their curvature stays where M2"
+    " is gone.",
+    "moments_caption": "Mean over tokens of the Frobenius norms of M1, M2, M3, divided by scale, scale², scale³.",
+    "moments_axis": "over its value at scale {scale}",
+    "col_moment": "moment",
     "growth_title": "Growth with the input scale",
     "growth_head": "Twice as large inputs make {steep} {more} times and {flat} {less} times as sharp (outer part,"
     " small inputs).",
