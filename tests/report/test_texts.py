@@ -11,27 +11,8 @@ from quadform.core.errors import UnknownName
 from quadform.report.texts import EN, KO, language
 
 #: Words that stay as they are in every language: names from code, formats, proper names.
-KEPT = {
-    "H",
-    "H_o",
-    "H_f",
-    "W_Q",
-    "W_K",
-    "λ_max",
-    "λ_min",
-    "SGD",
-    "K",
-    "FAC",
-    "M1",
-    "M2",
-    "M3",
-    "CSV",
-    "SVG",
-    "Python",
-    "JSON",
-    "MB",
-}
-KEPT |= {"float64", "base64", "quadform", "K-FAC", "_max", "_min", "resume"}
+KEPT = {"H", "H_o", "H_f", "W_Q", "W_K", "λ_max", "λ_min", "SGD", "K", "FAC", "CSV", "SVG", "Python", "JSON", "MB"}
+KEPT |= {"M1", "M2", "M3", "float64", "base64", "quadform", "K-FAC", "_max", "_min", "resume"}
 
 
 def places(sentence: str) -> list[str]:
