@@ -82,3 +82,21 @@ def test_what_cannot_be_captured_runs_as_before(monkeypatch, capsys):
     assert [float(run(torch.zeros(1, device=DEVICE))[0]) for _ in range(4)] == [1, 1, 1, 1]
     assert not run._inputs
     assert capsys.readouterr().err.count("kernel by kernel") == 1
+
+
+def test_a_graph_with_other_results_is_not_used(monkeypatch, capsys):
+    """What the first replay gives is compared with the plain run; where it differs the plain run goes on."""
+
+    class Wrong(Recorded):
+        def replay(self):
+            super().replay()
+            self.outputs[0].mul_(1.01)
+
+    def captured(run, inputs):
+        graph = Wrong(run, inputs)
+        return graph, graph.outputs
+
+    monkeypatch.setattr(replay, "_captured", captured)
+    run = replay.Replay(lambda a: [a + 1])
+    assert [float(run(torch.zeros(1, device=DEVICE))[0]) for _ in range(4)] == [1, 1, 1, 1]
+    assert capsys.readouterr().err.count("its results differ") == 1
