@@ -31,6 +31,7 @@ CATALOG: dict[str, str] = {
     "blocks": ".blocks",
     "encoders": ".encoders",
     "training": ".training",
+    "step-ceiling": ".step_ceiling",
     "gpt-sinks": ".gpt_sinks",
     "real-sinks": ".real_sinks",
     "trained-hessian": ".trained_hessian",
