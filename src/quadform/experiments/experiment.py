@@ -129,6 +129,10 @@ class Units:
             self._bar.step(text=name)
         return found
 
+    def kept(self, name: str) -> bool:
+        """Whether a part was computed before."""
+        return self._load(name) is not None
+
     def sub(self, name: str) -> Path | None:
         """A folder inside the store for work that has its own way of going on (a training run)."""
         return None if self.folder is None else self.folder / _file_name(name)

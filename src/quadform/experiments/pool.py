@@ -78,7 +78,7 @@ def measure(runs: Path, preset: str, processes: int, seconds: float, names: Sequ
         e = experiment(name)
         config = e.config(preset)
         units = Units(runs / name, e.inputs(preset, config), name, False, until)
-        _JOBS.extend((units, part, compute) for part, compute in parts_of(e, config) if units._load(part) is None)
+        _JOBS.extend((units, part, compute) for part, compute in parts_of(e, config) if not units.kept(part))
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         for told in pool.imap_unordered(_one, range(len(_JOBS))):
             say(told)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..applications.step_size.rules import Stepper, read_optimizer, risk_gradient, sgd
-from ..applications.step_size.trial import Pair
+from ..applications.step_size.trial import Pair, predicted
 from ..core.record import Estimate, Record
 from ..curvature.operators import hessian
 from ..curvature.risk import Risk
@@ -82,7 +82,7 @@ def _one_seed(seed: int, trained: int) -> dict[str, Tensor]:
     steppers = {"SGD": Stepper(sgd(), names), "momentum": Stepper(sgd(0.9), names)}
     steppers["AdamW"] = dataclasses.replace(read_optimizer(optimizer, model), names=names)
     shape = (len(SIZES), len(RULES), len(FRACTIONS), STEPS)
-    measured, predicted = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
+    measured, expected = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
     losses, tops = [], []
     for r, rule in enumerate(RULES):
         stepper = steppers[rule]
@@ -96,14 +96,20 @@ def _one_seed(seed: int, trained: int) -> dict[str, Tensor]:
                 eta = fraction * stepper.rule.factor / lam
                 seen = _plain(pair, eta) if setting == "plain" else pair.separation(eta, STEPS)
                 measured[s, r, f] = torch.tensor(seen, dtype=torch.float64)
-                predicted[s, r, f] = _recurrence(pair, eta, lam)
+                path = predicted(pair.rule, eta, pair.curvature(lam), STEPS, pair.decay)
+                expected[s, r, f] = torch.tensor(path, dtype=torch.float64)
                 if setting == "plain":
                     course = torch.full((LOSS_STEPS + 1,), math.inf, dtype=torch.float64)  # a run that diverged ends
                     seen = pair.plain(eta, LOSS_STEPS)
                     course[: len(seen)] = torch.tensor(seen, dtype=torch.float64)
                     losses.append(course)
     courses = torch.stack(losses).unflatten(0, (len(RULES), len(FRACTIONS)))
-    return {"measured": measured, "predicted": predicted, "losses": courses, "lambda": torch.tensor(tops)}
+    return {
+        "measured": measured,
+        "predicted": expected,
+        "losses": courses,
+        "lambda": torch.tensor(tops, dtype=torch.float64),
+    }
 
 
 def _trained(seed: int, steps: int) -> tuple[Transformer, torch.optim.AdamW, dict[str, Tensor]]:
@@ -131,16 +137,6 @@ def _plain(pair: Pair, eta: float) -> list[float]:
         runs = [pair.update(x, m, pair.gradient(x), eta) for x, m in runs]
         out.append(apart() / start)
     return out
-
-
-def _recurrence(pair: Pair, eta: float, lam: float) -> Tensor:
-    """The same for a quadratic of curvature lambda: powers of the optimiser's 2 x 2 matrix on (distance, momentum)."""
-    M = pair.rule.step(eta, pair.curvature(lam), pair.decay)
-    state, out = torch.tensor([1.0, 0.0], dtype=torch.float64), []
-    for _ in range(STEPS):
-        state = M @ state
-        out.append(state[0])
-    return torch.stack(out)
 
 
 _WORDS = {

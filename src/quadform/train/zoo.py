@@ -21,7 +21,7 @@ from quadform.core.rng import stream
 from quadform.nn.transformer import IGNORE, Transformer
 
 from .fetch.catalogue import CATALOGUE
-from .fetch.store import MANIFEST, Fetched, fetched, megabytes
+from .fetch.store import Fetched, fetched, megabytes
 
 Batch = dict[str, Tensor]
 #: Ten reactions of the textbook (ester, amide, biaryl, alcohol, ring, ...), for probes.
@@ -294,9 +294,3 @@ def from_interleaved(W: Tensor, heads: int) -> Tensor:
     """Rows of each head from (pair, half) to (half, pair) order."""
     rows, columns = W.shape
     return W.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)
-
-
-def is_model(folder: str | Path) -> bool:
-    """Whether this is a folder of a fetched model."""
-    path = Path(folder) / MANIFEST
-    return path.is_file() and json.loads(path.read_text()).get("kind") == "model"

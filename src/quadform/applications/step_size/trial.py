@@ -208,9 +208,9 @@ class Pair:
         return tuple(losses)
 
 
-def predicted(rule: Rule, eta: float, lam: float, steps: int) -> list[float]:
-    """`Pair.separation` by the recurrence alone: x_k / x_0 from (x, m) = (1, 0)."""
-    state, M, out = torch.tensor([1.0, 0.0], dtype=torch.float64), rule.step(eta, lam), []
+def predicted(rule: Rule, eta: float, lam: float, steps: int, w: float = 0.0) -> list[float]:
+    """`Pair.separation` by the recurrence alone: x_k / x_0 from (x, m) = (1, 0); w is the decoupled decay."""
+    state, M, out = torch.tensor([1.0, 0.0], dtype=torch.float64), rule.step(eta, lam, w), []
     for _ in range(steps):
         state = M @ state
         out.append(float(state[0]))
