@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quadform.applications.journal import Journal
-from quadform.applications.step_size import StepSize, lr
+from quadform.applications.step_size import StepSize, lr, start
 from quadform.applications.step_size.measure import measure
 from quadform.applications.step_size.rules import (
     Stepper,
@@ -31,6 +32,7 @@ from quadform.applications.step_size.rules import (
     sgd,
     stepper_by_name,
 )
+from quadform.applications.step_size.start import first_model
 from quadform.applications.step_size.trial import Pair, double_copy, predicted, try_out
 from quadform.applications.step_size.words import lines
 from quadform.applications.subject import weights_hash
@@ -40,7 +42,7 @@ from quadform.core.record import Record
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
-from quadform.train import dataset
+from quadform.train import TrainConfig, dataset, train
 from quadform.train.runs import open_run
 
 RULES = [sgd(), sgd(0.9), sgd(0.5, nesterov=True), sgd(0.9, dampening=0.3), adam(0.9), adam(0.0)]
@@ -342,7 +344,46 @@ def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
     assert first.value == pytest.approx(expected, rel=0.02)  # weight decay is left out here
     (tmp_path / "run" / "scores.json").write_text('{"start_from": "elsewhere"}')
     assert main(ask) == 0
-    assert "step 0" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "The ceiling at step 0 cannot be known: the run began with the weights of another." in said
+    assert "Ceiling at step 0 was" not in said
+
+
+def trained_as_drawn(folder, seed, **options):
+    """A model of `seed` trained for 3 steps under the seed 0."""
+    data = dataset("add", digits=1)
+    model = Transformer("pre-ln", depth=1, dim=8, heads=2, seed=seed, **options, **data.settings)
+    first = {n: p.detach().clone() for n, p in model.named_parameters()}
+    train(model, data, TrainConfig(steps=3, batch_size=4, accumulate=2, seed=0), out=folder, progress=False)
+    return first
+
+
+def test_step_0_is_the_model_that_was_trained(tmp_path):
+    """The model before the first step is drawn again bit for bit, dropout and accumulated batches or not."""
+    for options in ({}, {"dropout": 0.2}):
+        first = trained_as_drawn(tmp_path / str(len(options)), 0, **options)
+        found, why = first_model(open_run(tmp_path / str(len(options))))
+        assert found is not None, why
+        assert all(torch.equal(p, first[n]) for n, p in found.named_parameters())
+
+
+def test_step_0_of_a_model_of_another_seed_is_not_told(tmp_path, capsys):
+    """Python may train a model of another seed than the training's: none is drawn in its place, and that is said."""
+    trained_as_drawn(tmp_path / "run", 7)
+    assert main(["lr", str(tmp_path / "run"), "--verify", "0", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "Ceiling at step 0 was" not in said
+    assert "The ceiling at step 0 cannot be known: the run's first loss was" in said
+
+
+def test_step_0_is_not_told_where_all_seeds_begin_alike(tmp_path):
+    """A first loss that models of every seed have says nothing about which of them was trained."""
+    trained_as_drawn(tmp_path, 0)
+    run = open_run(tmp_path)
+    alike = dataclasses.replace(run, config=dataclasses.replace(run.config, precision="bf16"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "SAME_BF16", 10.0)
+        assert first_model(alike) == (None, "at its start models of all seeds have the same loss")
 
 
 def test_entries_adam_has_not_seen_are_told():

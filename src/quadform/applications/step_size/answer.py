@@ -19,15 +19,14 @@ from ...core.errors import InputError
 from ...core.progress import Report
 from ...core.record import Estimate, Record
 from ...curvature.risk import Risk
-from ...nn.transformer import Transformer
 from ..answers import Answer, Grid
 from ..configs.lr import LrConfig
 from ..configs.shared import seconds_of
-from ..fitting import started_from
 from ..subject import Subject, open_subject
 from ..threads import fitting_threads
 from .measure import KIND, measure, plan_of
 from .rules import Stepper, read_optimizer, stepper_by_name
+from .start import first_model
 from .state import stepper_of_file
 from .trial import Trial
 
@@ -150,6 +149,7 @@ def _stepper(optimizer: Any, risk: Risk) -> Stepper:
 def run(config: LrConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
     """Answer `quadform lr`; `folder` keeps unfinished work."""
     subject, risk, stepper = _open(config)
+    first, unknown = at_step_0(subject, risk)
     return measure(
         risk,
         stepper,
@@ -162,26 +162,26 @@ def run(config: LrConfig, folder: str | Path | None = None, progress: bool | Rep
         folder=folder,
         resume=config.resume,
         progress=progress,
-        first=at_step_0(config, subject, risk),
+        first=first,
+        unknown=unknown,
     )
 
 
-def at_step_0(config: LrConfig, subject: Subject, risk: Risk) -> Risk | None:
-    """The loss of a training run before its first step: its model drawn again with its seed. None for other models."""
-    run = subject.run
-    if run is None or not run.step or started_from(run.folder):
-        return None
-    weight = run.model.embed.W_E
-    described: Any = run.model.config
-    fresh = Transformer(described, seed=run.config.seed, device=weight.device, dtype=weight.dtype).eval()
-    return Risk(fresh, risk.loss, risk.batches, list(risk.params), include_frozen=True, quiet=True)
+def at_step_0(subject: Subject, risk: Risk) -> tuple[Risk | None, str]:
+    """The loss of a training run before its first step; None, and why, where it cannot be known."""
+    if subject.run is None or not subject.run.step:
+        return None, ""
+    fresh, unknown = first_model(subject.run)
+    if fresh is None:
+        return None, unknown
+    return Risk(fresh, risk.loss, risk.batches, list(risk.params), include_frozen=True, quiet=True), ""
 
 
 def plan(config: LrConfig) -> dict[str, Any]:
     """What `quadform lr --dry-run` tells."""
     subject, risk, stepper = _open(config)
     with fitting_threads(risk):
-        return plan_of(risk, stepper, config.verify, at_step_0(config, subject, risk) is not None)
+        return plan_of(risk, stepper, config.verify, at_step_0(subject, risk)[0] is not None)
 
 
 def _open(config: LrConfig) -> tuple[Subject, Risk, Stepper]:

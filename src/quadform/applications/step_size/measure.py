@@ -55,8 +55,12 @@ def measure(
     resume: bool = True,
     progress: bool | Report = True,
     first: Risk | None = None,
+    unknown: str = "",
 ) -> Record:
-    """The ceilings of a risk under SGD, SGD with momentum, and `stepper`; `first` is the same loss at step 0."""
+    """The ceilings of a risk under SGD, SGD with momentum, and `stepper`.
+
+    `first` is the same loss at step 0; `unknown` says why there is none where one might be expected.
+    """
     before = _hash(risk)
     if not stepper.second and len(risk.batches) > 1:
         stepper = stepper.after(each_gradient(risk))
@@ -84,6 +88,7 @@ def measure(
     if not told["partial"]:
         journal.forget_state()
     inputs = {**question, **told, **probe_of(risk.batches), "lr": learning_rate or stepper.lr, "notes": risk.notes}
+    inputs |= {"no_step_0": unknown} if unknown else {}
     return Record(
         kind=KIND,
         inputs=inputs,

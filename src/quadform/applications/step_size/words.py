@@ -127,6 +127,8 @@ def _limits(answer: StepSize) -> Iterator[str]:
             " change: train a few steps and ask again."
         )
     yield "A ceiling, not a recommendation: batch noise and later sharpening lower it." + _first(answer)
+    if answer.record.inputs.get("no_step_0"):
+        yield f"The ceiling at step 0 cannot be known: {answer.record.inputs['no_step_0']}."
 
 
 def _first(answer: StepSize) -> str:
