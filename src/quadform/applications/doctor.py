@@ -11,6 +11,7 @@ from importlib import metadata
 
 import torch
 
+from ..core.cgroup import memory_limit
 from ..core.memory import free_bytes, in_words
 from ..core.rng import stream
 from .configs.checks import DoctorConfig
@@ -66,11 +67,13 @@ def _version(package: str) -> str:
 
 
 def _machine() -> list[Line]:
-    cpu = torch.device("cpu")
+    cpu, limit = torch.device("cpu"), memory_limit()
+    allowed = "no limit of a control group" if limit is None else f"{in_words(limit.total)} by its control group"
     lines = [
         Line("machine", "processor", f"{platform.machine()}, {os.cpu_count()} cores"),
         Line("machine", "torch threads", str(torch.get_num_threads())),
         Line("machine", "free memory", in_words(free_bytes(cpu))),
+        Line("machine", "memory limit", allowed),
     ]
     if not torch.cuda.is_available():
         build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"

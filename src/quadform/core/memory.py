@@ -10,6 +10,7 @@ import os
 import torch
 from torch import Tensor
 
+from .cgroup import memory_limit
 from .errors import TooLarge
 
 #: Bytes from which a matrix is laid on huge pages.
@@ -43,9 +44,14 @@ def empty_matrix(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes that can still be allocated on the device, as the driver or the kernel says."""
+    """Bytes that can still be allocated on the device, as the driver or the kernel says; a container's limit counts."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
+    limit = memory_limit()
+    return min(_free_of_host(), math.inf if limit is None else float(limit.free))
+
+
+def _free_of_host() -> float:
     try:
         with open("/proc/meminfo") as f:
             rows = dict(line.split(":", 1) for line in f)
