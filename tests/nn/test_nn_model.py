@@ -15,7 +15,6 @@ from quadform.core.spec import Projection, count_parameters, design, parameter_s
 from quadform.kernels import attention
 from quadform.nn import Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
-from quadform.propagation.activations import shape_leaky
 from quadform.testing import check_design
 
 SMALL = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
@@ -316,12 +315,6 @@ def test_embedding_start():
         embed = Transformer(design="pre-ln", vocab=2000, init=init, depth=1).embed
         assert (embed.scale * embed.W_E).std().item() == pytest.approx(size, rel=0.02)
         assert embed.W_pos.std().item() == pytest.approx(size, rel=0.02)
-
-
-def test_slopes_are_those_of_propagation():
-    """The leaky slope a design writes down is the one `propagation.activations` solves for."""
-    for depth in (6, 13, 40):
-        assert design("e-spa", depth=depth).blocks[0].slope == pytest.approx(shape_leaky(depth).slope, abs=1e-9)
 
 
 def test_zero_queries_and_biases():

@@ -7,7 +7,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from quadform.core.designs import tat_slope
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.spec import (
     CODEPARROT,
@@ -22,6 +21,7 @@ from quadform.core.spec import (
     count_parameters,
     design,
 )
+from quadform.core.tat import tat_slope
 
 GPT = {
     "pre-ln": 166_645_248,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.tat import leaky_cosine_map
 from quadform.propagation import activations as A
 from quadform.propagation.duals import dual, smooth_dual
 
@@ -55,7 +56,7 @@ def test_leaky_chain_ends_at_eta(layers):
     """The Leaky ReLU slope puts C^{(layers)}(0) at eta = 0.9, whatever the depth beyond 12."""
     slope, c = A.shape_leaky(layers).slope, 0.0
     for _ in range(layers):
-        c = A.leaky_cosine_map(c, slope)
+        c = leaky_cosine_map(c, slope)
     assert 0 < slope < 1
     assert c == pytest.approx(0.9, abs=1e-9)
 
@@ -77,7 +78,7 @@ def test_leaky_slopes_of_the_papers_depths():
 def test_leaky_map_is_the_dual_kernel(c, slope):
     """The scalar C map of a Leaky ReLU equals its dual on a two-token kernel."""
     Sigma = torch.tensor([[1.0, c], [c, 1.0]], dtype=f64)
-    assert float(dual("leaky", Sigma, slope)[0, 1]) == pytest.approx(A.leaky_cosine_map(c, slope), abs=1e-12)
+    assert float(dual("leaky", Sigma, slope)[0, 1]) == pytest.approx(leaky_cosine_map(c, slope), abs=1e-12)
 
 
 def test_leaky_in_another_network():
@@ -91,7 +92,7 @@ def test_leaky_in_another_network():
 
     loose, tight = A.shape_leaky(40, 0.9, skip), A.shape_leaky(40, 0.9)
     assert loose.slope < tight.slope
-    assert skip(lambda c: A.leaky_cosine_map(c, loose.slope)) == pytest.approx(0.9, abs=1e-9)
+    assert skip(lambda c: leaky_cosine_map(c, loose.slope)) == pytest.approx(0.9, abs=1e-9)
 
 
 @pytest.mark.parametrize(

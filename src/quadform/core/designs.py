@@ -14,6 +14,7 @@ from typing import Any
 
 from .errors import InputError, UnknownName, did_you_mean
 from .spec import SPA, BlockSpec, Gain, Mixing, ModelConfig, Norm, Projection
+from .tat import tat_slope
 
 #: A rule that sets constants of a block from the depth of its stack and the ratio d_ff / d_model.
 Rule = Callable[[BlockSpec, int, float], BlockSpec]
@@ -63,28 +64,6 @@ def deepnorm(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
     """Skip (2 L)^{1/4}; initial W_V, W_O and MLP weights divided by (8 L)^{1/4} (one stack)."""
     gain = Gain(skip=(2 * depth) ** 0.25)
     return replace(block, attn=gain, mlp=gain, init_gain=(8 * depth) ** -0.25)
-
-
-def tat_slope(layers: int, eta: float = 0.9) -> float:
-    """The slope s in [0, 1) of a leaky ReLU whose cosine map, iterated `layers` times from 0, ends at eta.
-
-    C(c) = c + (1-s)^2 / (pi (1+s^2)) (sqrt(1-c^2) - c arccos c); solved by bisection. 0 (a plain ReLU) where even that
-    does not reach eta, which for eta = 0.9 is so up to 12 layers. Source: [HMZ23, Sec. 3.3].
-    """
-
-    def end(s: float) -> float:
-        c, weight = 0.0, (1 - s) ** 2 / (math.pi * (1 + s * s))
-        for _ in range(layers):
-            c = min(1.0, c + weight * (math.sqrt(1 - c * c) - c * math.acos(c)))
-        return c
-
-    low, high = 0.0, 1.0
-    if end(low) <= eta:
-        return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if end(middle) > eta else (low, middle)
-    return high
 
 
 # ---------------------------------------------------------------------------------------------------- the ten designs

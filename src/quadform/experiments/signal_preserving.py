@@ -9,8 +9,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..core.designs import design, tat_slope
+from ..core.designs import design
 from ..core.record import Estimate, Record
+from ..core.tat import tat_slope
 from ..propagation import shaping
 from ..propagation.profile import layer_kernels
 from ..report.figure import Figure, Rows

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadform.core.errors import CheckFailed, InputError, UnknownName, did_you_mean
+from quadform.core.tat import tat_slope
 
 from .duals import hermite_coefficients, normal_grid
 
@@ -110,12 +111,6 @@ def cosine_map(phi: Activation, c: Tensor) -> Tensor:
     return out
 
 
-def leaky_cosine_map(c: float, slope: float) -> float:
-    """C(c) = c + (1-s)^2 / (pi (1+s^2)) (sqrt(1-c^2) - c arccos c) of a leaky ReLU with slope s."""
-    c = min(1.0, max(-1.0, c))
-    return c + (1 - slope) ** 2 / (math.pi * (1 + slope**2)) * (math.sqrt(1 - c * c) - c * math.acos(c))
-
-
 # ------------------------------------------------------------------------------------------------ shaping
 def shape(name: str, layers: int, method: str = "tat", target: float | None = None) -> Shaped:
     """The smooth activation `name` shaped for a network of `layers` nonlinear layers by "dks" or "tat".
@@ -142,33 +137,8 @@ def shape(name: str, layers: int, method: str = "tat", target: float | None = No
 def shape_leaky(
     layers: int, eta: float = 0.9, network: Callable[[Callable[[float], float]], float] | None = None
 ) -> ShapedLeaky:
-    """TAT for Leaky ReLU: the slope s in [0, 1) whose network, fed orthogonal tokens, ends at cosine eta.
-
-    `network(C)` gives the network's cosine for input cosine 0 from the local map C; None: `layers` maps in a chain. A
-    network that stays below eta even with slope 0 needs no shaping: slope 0, the plain (scaled) ReLU.
-    """
-    if not 0 < eta < 1:
-        raise InputError(f"TAT needs 0 < eta < 1 (the cosine orthogonal tokens may reach); got {eta}.")
-    layers = _layers(layers)
-
-    def chain(C: Callable[[float], float]) -> float:
-        c = 0.0
-        for _ in range(layers):
-            c = C(c)
-        return c
-
-    reach = chain if network is None else network
-
-    def end(slope: float) -> float:
-        return reach(lambda c: leaky_cosine_map(c, slope))
-
-    if end(0.0) <= eta:
-        return ShapedLeaky(0.0)
-    low, high = 0.0, 1.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if end(middle) > eta else (low, middle)
-    return ShapedLeaky(high)
+    """TAT for Leaky ReLU: `network` (None: `layers` maps in a chain) brings orthogonal tokens to cosine eta."""
+    return ShapedLeaky(tat_slope(_layers(layers), eta, network))
 
 
 def _solve(name: str, method: str, wanted: dict[str, float]) -> Shaped:
