@@ -176,12 +176,12 @@ def test_large_hessian_is_checked_on_some_columns(monkeypatch: pytest.MonkeyPatc
 
 def test_autodiff_error_sees_a_wrong_hessian() -> None:
     """A relative change of 1e-6 in one entry is seen."""
-    from quadform.applications.attention import _autodiff_error
+    from quadform.applications.attention import autodiff_error
 
     problem = toy_problem(tokens=3, dim=2)
     H = problem.layer().hessian().dense()
     H[0, 1] += 1e-6 * H.abs().max()
-    assert _autodiff_error(problem, H).value == pytest.approx(1e-6, rel=1e-3)
+    assert autodiff_error(problem, H).value == pytest.approx(1e-6, rel=1e-3)
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------

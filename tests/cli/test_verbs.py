@@ -80,9 +80,9 @@ def test_infinite_values_are_strict_json(capsys: pytest.CaptureFixture[str], mon
 
     from quadform.applications import attention
 
-    zeros = attention._spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
+    zeros = attention.spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
     assert zeros["ceiling_sgd"].value == float("inf")
-    monkeypatch.setattr(attention, "_spectrum_scalars", lambda *_: zeros)
+    monkeypatch.setattr(attention, "spectrum_scalars", lambda *_: zeros)
     assert main(["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--json"]) == 0
     assert strict(capsys.readouterr().out)["scalars"]["ceiling_sgd"]["value"] == {"float": "inf"}
 

@@ -167,7 +167,8 @@ def entropy(A: Tensor) -> float:
 
 
 # --- the verb -------------------------------------------------------------------------------------------------------
-def _problem(config: AttentionConfig) -> Problem:
+def problem_of(config: AttentionConfig) -> Problem:
+    """The seeded problem a config asks about."""
     tokens, dim, d_k, d_v = config.shape
     return toy_problem(
         tokens=tokens,
@@ -190,7 +191,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
     """Measure: the Hessian and its parts, their spectra, block norms, and their growth along the sweep."""
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     guard(config.parameters, device, dtype)
-    problem = _problem(config)
+    problem = problem_of(config)
     _tell_cost(config.parameters, dtype)
     sweep = config.sweep
     with Progress(5 + (sweep.points if sweep else 0), "attention", show=progress) as bar:
@@ -202,8 +203,8 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
         for name, matrix in (("", H_o + H_f), ("_outer", H_o), ("_functional", H_f)):
             spectra[f"eigenvalues{name}"] = torch.linalg.eigvalsh(matrix)
             bar.step(text="eigenvalues")
-        scalars |= _spectrum_scalars(spectra["eigenvalues"], H_o + H_f)
-        scalars["autodiff_error"] = _autodiff_error(problem, H_o + H_f)
+        scalars |= spectrum_scalars(spectra["eigenvalues"], H_o + H_f)
+        scalars["autodiff_error"] = autodiff_error(problem, H_o + H_f)
         scalars["seconds"] = _seconds(problem)
         bar.step(text="checked against autodiff")
         scalars |= {f"norm/{part}/{b}": Estimate(v) for (part, b), v in block_norms(layer, config.blocks).items()}
@@ -215,7 +216,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
             grown, entropies, moments = _grow(problem, sweep, bar)
             inputs["fit_range"] = list(grown.fit_range)
             scalars |= {f"slope/{part}/{b}": e for part in PARTS[:2] for b, e in grown.fits(part).items()}
-            scalars |= _paper_scalars("single" if config.factor == "single" else config.attention)
+            scalars |= paper_scalars("single" if config.factor == "single" else config.attention)
             tensors |= {"scales": grown.values} | {f"growth_{part}": grown.norms[part] for part in PARTS}
             if config.attention == "softmax":
                 tensors["growth_entropy"] = torch.tensor(entropies)
@@ -235,7 +236,7 @@ def plan(config: AttentionConfig) -> dict[str, Any]:
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     guard(config.parameters, device, dtype)
     start = time.perf_counter()
-    _problem(config).layer().hessian().dense()
+    problem_of(config).layer().hessian().dense()
     each = time.perf_counter() - start
     points = config.sweep.points if config.sweep else 0
     found = {"parameters": config.parameters, "bytes": float(MATRICES * dtype.itemsize * config.parameters**2)}
@@ -254,7 +255,8 @@ def _tell_cost(parameters: int, dtype: torch.dtype) -> None:
         say(f"exact Hessian of {parameters:,} parameters: about {memory}, three dense eigenvalue problems of that size")
 
 
-def _spectrum_scalars(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:
+def spectrum_scalars(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:
+    """Extreme eigenvalues, share of negative ones, trace and step ceiling, from the eigenvalues in ascending order."""
     low, high = float(eigenvalues[0]), float(eigenvalues[-1])
     tolerance = 1e-10 if eigenvalues.dtype == torch.float64 else 1e-4
     negative = eigenvalues < -tolerance * max(abs(low), abs(high))
@@ -269,7 +271,7 @@ def _spectrum_scalars(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:
     }
 
 
-def _autodiff_error(problem: Problem, H: Tensor) -> Estimate:
+def autodiff_error(problem: Problem, H: Tensor) -> Estimate:
     """max |closed form - autodiff| / max |H|, on every column or, for a large H, on some of them."""
     P = len(H)
     columns = None
@@ -309,7 +311,8 @@ def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, list[flo
     return Sweep.of(sweep.name, problem.blocks, sweep.grid, rows), entropies, moments
 
 
-def _paper_scalars(kind: str) -> dict[str, Estimate]:
+def paper_scalars(kind: str) -> dict[str, Estimate]:
+    """The exponents of `PAPER` as numbers of a record: kind is softmax, linear or single."""
     notes = {("functional", "W_Q,W_K"): _MIX} if kind == "softmax" else {}
     return {
         f"paper/{part}/{block}": Estimate(power, note=notes.get((part, block), "" if power else _ZERO))
