@@ -16,6 +16,7 @@ from quadform.nn.beam import Pool, _proved, beam_search
 from quadform.nn.decode import Run, pad_rows
 
 BOS, EOS, VOCAB = 1, 2, 5
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # on a GPU static steps are recorded and replayed
 INPUTS = [[3, 4, 3], [4], [3, 3], [4, 3, 4, 4, 3], [3, 4, 4, 4], [4, 4]]
 
 
@@ -27,7 +28,12 @@ def make(name="pre-ln", kind="encoder-decoder", vocab=VOCAB, seed=0, **settings)
     with torch.no_grad():
         for p in model.parameters():
             p += 0.3 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
-    return model
+    return model.to(DEVICE)
+
+
+def ids(*rows):
+    """Rows of tokens where the models are."""
+    return torch.tensor(rows, device=DEVICE)
 
 
 def whole(hypothesis):
@@ -101,8 +107,8 @@ def naive_beam(model, x, how):
     for n in range(1, how.max_length + 1):
         candidates = []
         for s, y in live:
-            tokens = torch.tensor([[BOS, *y]])
-            logs = model(tokens, source=torch.tensor([x]))[0, -1].log_softmax(-1).tolist()
+            tokens = ids([BOS, *y])
+            logs = model(tokens, source=ids(x))[0, -1].log_softmax(-1).tolist()
             for t, log in enumerate(logs):
                 if t != EOS or n >= how.min_length:
                     candidates.append((s + log, [*y, t]))
@@ -254,7 +260,7 @@ def test_x_cache_halves_the_memory():
     sizes = {}
     for kind in ("kv", "x"):
         caches = model.caches(10, kind)
-        model.hidden(torch.tensor([[3, 4]]), cache=caches)
+        model.hidden(ids([3, 4]), cache=caches)
         sizes[kind] = [c.bytes for c in caches]
     assert sizes["kv"] == [2 * 10 * 16 * 8] * 3
     assert sizes["x"] == [2 * 10 * 16 * 8, 10 * 16 * 8, 10 * 16 * 8]  # block 1 has a W_V
@@ -297,7 +303,7 @@ def test_lengths():
     decoder = make(kind="decoder")
     for beam in (1, 3):  # one token each, also after prompts of unequal length
         for x, (h,) in zip(INPUTS, generate(decoder, INPUTS, Search(beam=beam, max_length=1)), strict=True):
-            assert whole(h) == [int(decoder(torch.tensor([x]))[0, -1].argmax())]
+            assert whole(h) == [int(decoder(ids(x))[0, -1].argmax())]
 
 
 def test_min_length_is_exact():
@@ -332,7 +338,7 @@ def frequencies(model, how_of_seed, draws=3000):
 def test_sampling_distribution():
     """Drawn tokens follow p^(1/temperature), cut to top_k or to the smallest set of mass top_p; 5 standard errors."""
     model = make(kind="decoder")
-    logits = model(torch.tensor([[3, 4]]))[0, -1].detach()
+    logits = model(ids([3, 4]))[0, -1].detach().cpu()
     for temperature in (0.7, 1.0, 2.0):
         p = (logits / temperature).softmax(-1)
         got = frequencies(model, Sampling(temperature=temperature, max_length=1))
@@ -392,4 +398,4 @@ def test_decoding_leaves_the_model_as_it_was():
     assert model.training
     assert all(torch.equal(before[n], t) for n, t in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert math.isfinite(model.loss({"source": torch.tensor([[3]]), "target": torch.tensor([[1, 3, 2]])}).item())
+    assert math.isfinite(model.loss({"source": ids([3]), "target": ids([1, 3, 2])}).item())
