@@ -10,6 +10,7 @@ import torch
 from quadform.applications.configs import ModelQuestion
 from quadform.applications.configs.shared import seconds_of
 from quadform.applications.subject import open_subject, parse_data, parse_new, weights_hash
+from quadform.cli.main import main
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.nn.transformer import Transformer
 from quadform.train import TrainConfig, dataset, train
@@ -51,6 +52,25 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     risk = s.risk(quiet=True)
     assert risk.dtype == torch.float64
     assert torch.isfinite(risk.value())
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_weights_in_halves_are_analysed_in_float32(stored: str, tmp_path: Path, capsys) -> None:
+    """A folder of halves, a Hugging Face one and one of ours: opened, every number in float32, and one line says so."""
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(torch, stored)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
+    transformers.GPT2LMHeadModel(config).to(kind).save_pretrained(tmp_path / "hf")
+    ours = Transformer("pre-ln", depth=1, dim=8, heads=2, seed=0, **dataset("add", digits=1).settings)
+    ours.to(kind).save(tmp_path / "ours")
+    told = f"stored in {stored}, analysed in float32"
+    for name, more in (("hf", ["--length", "4"]), ("ours", ["--data", "add:digits=1"])):
+        found = open_subject(ModelQuestion(model=str(tmp_path / name), data=more[-1] if name == "ours" else "auto"))
+        assert {t.dtype for t in found.model.state_dict().values() if t.is_floating_point()} == {torch.float32}
+        for verb in (["spectrum", "--top", "1"], ["lr", "--verify", "0", "--batches", "1"], ["signal"]):
+            out = ["--out", str(tmp_path / f"{name}-{verb[0]}"), "--quiet"]
+            assert main([verb[0], str(tmp_path / name), *verb[1:], *more, *out]) == 0
+            assert capsys.readouterr().out.count(told) == 1
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:

@@ -126,6 +126,7 @@ def test_half_precision_is_refused_by_the_verbs(verb: str, kind: str, capsys: py
     said = refused(words, capsys)
     why = "underflow in float16" if kind == "float16" else "in bfloat16 are good to about 1 % only"
     assert said.startswith(f"`--dtype {kind}` is refused: second derivatives {why}. Use `--dtype float")
+    assert said.strip().endswith(f"; models stored in {kind} are read into these.")
 
 
 def test_half_precision_in_python() -> None:

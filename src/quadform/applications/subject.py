@@ -61,7 +61,9 @@ class Subject:
                 "include_frozen": question.include_frozen,
                 "train_mode": question.train_mode,
             } | options
-        return Risk(self.model, self.loss, self.batches, **options)
+        risk = Risk(self.model, self.loss, self.batches, **options)
+        risk.notes[:0] = self.notes
+        return risk
 
     @property
     def step(self) -> int:
@@ -91,9 +93,12 @@ def open_subject(question: ModelQuestion) -> Subject:
     elif is_run(path):
         run = open_run(path, device=device, dtype=dtype)
         subject = _ours(question, question.model, run.model, run.data, run)
+        subject.notes += _widened(run.tensors["model/embed.W_E"].dtype, dtype)
     elif (path / "model.json").exists():
-        model = Transformer.load(path, device=device).to(dtype)
-        subject = _ours(question, question.model, model, None, None)
+        model = Transformer.load(path, device=device)
+        widened = _widened(model.embed.W_E.dtype, dtype)
+        subject = _ours(question, question.model, model.to(dtype), None, None)
+        subject.notes += widened
     elif (path / "config.json").exists():
         subject = _hugging_face(question, device, dtype)
     elif question.model.partition(":")[0] in TRAINED and not path.exists():
@@ -112,6 +117,16 @@ def open_subject(question: ModelQuestion) -> Subject:
         subject = _hub(question, device, dtype)
     subject.source |= {"model": question.model, "step": subject.step, "weights": weights_hash(subject.model)}
     return subject
+
+
+def _widened(stored: Any, dtype: torch.dtype) -> list[str]:
+    """What is said of weights that lie in halves on the disk."""
+    halves = stored in (torch.bfloat16, torch.float16)
+    return [f"stored in {_kind(stored)}, analysed in {_kind(dtype)}"] if halves else []
+
+
+def _kind(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # --- trained models that were fetched ---------------------------------------------------------------------------------
@@ -268,7 +283,7 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
         model: Any = cls.from_pretrained(
             where, local_files_only=local, dtype=dtype, use_safetensors=_safe(question)
         ).to(device)
-    tokenizer, notes = _tokenizer(transformers, where, local), []
+    tokenizer, notes = _tokenizer(transformers, where, local), _widened(config.dtype, dtype)
     length = question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
     text = _text(question)
     if tokenizer is not None:

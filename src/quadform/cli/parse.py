@@ -106,7 +106,8 @@ def _check_value(flag: str, value: str, hint: Any, help_line: str) -> None:
         if value not in choices:
             if value in _REASONS:
                 good = " or ".join(f"`{flag}{c}`" for c in choices)
-                raise InputError(f"`{flag}{value}` is refused: {_REASONS[value]}. Use {good}.")
+                stored = f"models stored in {value} are read into these."
+                raise InputError(f"`{flag}{value}` is refused: {_REASONS[value]}. Use {good}; {stored}")
             listed = ", ".join(f"`{c}`" for c in choices)
             raise UnknownName(f"`{flag}{value}` is not one of {listed}.{did_you_mean(value, choices)} {help_line}")
     elif hint in (int, float):

@@ -94,8 +94,6 @@ def plan(config: SpectrumConfig) -> dict[str, Any]:
 
 def _open(config: SpectrumConfig) -> tuple[Risk, Wish, dict[str, Any]]:
     subject = open_subject(config)
-    for note in subject.notes:
-        say(note)
     risk = subject.risk(config, quiet=True)
     wish = Wish(
         blocks={} if config.blocks == "none" else groups(risk.space, config.blocks),

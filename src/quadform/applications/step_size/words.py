@@ -29,7 +29,7 @@ def lines(answer: StepSize) -> list[str]:
 def _measured(answer: StepSize) -> Iterator[str]:
     s, given = answer.record.scalars, answer.record.inputs
     yield f"{probe_words(answer.record)}, loss {s['loss'].value:.4g}; model left untouched"
-    yield f"{given['coverage']}"
+    yield "; ".join([given["coverage"], *given.get("notes", ())])
     adaptive = "P^-1 H" in given["formula"]
     width = 19 if adaptive else 14
     yield f"{'lambda_max(H)':{width}} {number(s['lambda_max'].value):<9} {how(s['lambda_max'])}"

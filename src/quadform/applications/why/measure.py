@@ -349,7 +349,7 @@ def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Re
         "source": subject.source,
         "lr": config.lr,
         "seed": config.seed,
-        "probe": f"probe {config.batches} x {config.batch} sequences",
+        "probe": "; ".join([f"probe {config.batches} x {config.batch} sequences", *subject.notes]),
         "weights": subject.source["weights"],
     }
     train = TrainConfig(steps=max(config.moments[-1], 1), lr=config.lr, batch_size=config.batch, seed=config.seed)
