@@ -26,6 +26,7 @@ from kernels_attention import attention_alone, short, tiles
 from kernels_common import LOCK, ceilings
 from kernels_models import blockwise, eigen, gradient, kept, product, product_error, stock_gradient, training
 from kernels_profile import rates
+from kernels_routes import checks, route, route_error
 
 PARTS = {
     "accuracy": accuracy,
@@ -44,6 +45,9 @@ PARTS = {
     "product-1k-halves": lambda report: product(report, 8, 1024, "tf32", products="halves", replay=True),
     "four-1k-halves": lambda report: product(report, 8, 1024, "tf32", 4, "halves", replay=True),
     "kept-1k": lambda report: kept(report, 8, 1024, "tf32"),
+    "checks": checks,
+    "route-1k": lambda report: route(report, 8, 1024),
+    "route-error": route_error,
     "gradient-16k": lambda report: gradient(report, 1, 16384, "bf16"),
     "product-16k": lambda report: product(report, 1, 16384, "bf16"),
     "blockwise-16k": lambda report: blockwise(report, 1, 16384, "bf16", 3),

@@ -20,8 +20,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..kernels.products import in_halves
-from ..kernels.programs import program
-from ..kernels.replay import Replay
+from ..kernels.programs import compiled, program
+from ..kernels.replay import Replay, Shared
 
 aten = torch.ops.aten
 
@@ -76,17 +76,34 @@ _ENTRYWISE = {
 }
 
 
+class Kept(list[Tensor]):
+    """What is kept at one point, and the way from there: the second program, replayed at this place where it can be."""
+
+    run: Callable[..., Any]
+
+
 class Linearised:
     """`function(primal, V)`, linear in V, as two programs.
 
     `at(primal)` runs the first and returns what is kept; `self(primal, kept, V)` runs the second. `compile` compiles
-    the second only: the first runs once. `bytes` is the memory of what is kept.
+    the second only: the first runs once. `bytes` is the memory of what is kept. Where that is too much,
+    `self.anew(primal, V)` runs both, keeping nothing; compiled, it compiles the first too.
 
-    Compiled on a GPU, the second is replayed from a CUDA graph. `products` is that of `kernels.program`.
+    Compiled on a GPU, the programs are replayed from CUDA graphs, one for each point that is kept; they use `shared`
+    memory in turn. `moving` leaves at the end of the primal are the batch, which `anew` copies to where its graph reads
+    it; the others are read where they lie. `products` is that of `kernels.program`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], primal: Any, V: Any, *, compile: bool, products: str = "torch"
+        self,
+        function: Callable[..., Any],
+        primal: Any,
+        V: Any,
+        *,
+        compile: bool,
+        products: str = "torch",
+        moving: int = 0,
+        shared: Shared | None = None,
     ) -> None:
         shape: list[Any] = []
 
@@ -100,24 +117,39 @@ class Linearised:
         if products == "halves":
             in_halves(graph)
             graph.eliminate_dead_code()
-        first, second, kept = cut(graph, len(tree_flatten(primal)[0]), remake=_ENTRYWISE if compile else set())
+        self._primal, self._moving = len(tree_flatten(primal)[0]), moving
+        first, second, kept = cut(graph, self._primal, remake=_ENTRYWISE if compile else set())
         self.bytes = sum(_bytes(n) for n in kept)
         self.nodes = len(second.graph.nodes)
+        self.compile, self._shared = compile, Shared() if shared is None else shared
         self._first = first
-        self._second: Callable[..., Any] = second
-        if compile:
-            fixed = len(tree_flatten(primal)[0]) + len(kept)
-            self._second = Replay(torch.compile(second, fullgraph=True, dynamic=False), fixed)
+        self._second: Callable[..., Any] = compiled(second) if compile else second
+        self._anew: Callable[..., Any] | None = None
         self._shape = shape[0]
 
-    def at(self, primal: Any) -> list[Tensor]:
+    def at(self, primal: Any) -> Kept:
         """What is kept at these weights and this batch."""
         with torch.no_grad():
-            return list(self._first(*tree_flatten(primal)[0]))
+            kept = Kept(self._first(*tree_flatten(primal)[0]))
+        kept.run = Replay(self._second, self._primal + len(kept), self._shared) if self.compile else self._second
+        return kept
 
-    def __call__(self, primal: Any, kept: Sequence[Tensor], V: Any) -> Any:
+    def __call__(self, primal: Any, kept: Kept, V: Any) -> Any:
         with torch.no_grad():
-            return tree_unflatten(self._second(*tree_flatten(primal)[0], *kept, *tree_flatten(V)[0]), self._shape)
+            return tree_unflatten(kept.run(*tree_flatten(primal)[0], *kept, *tree_flatten(V)[0]), self._shape)
+
+    def anew(self, primal: Any, V: Any) -> Any:
+        """The product at these weights and this batch, with nothing kept."""
+        if self._anew is None:
+            first = compiled(self._first) if self.compile else self._first
+
+            def both(*leaves: Any) -> Any:
+                at = leaves[: self._primal]
+                return self._second(*at, *first(*at), *leaves[self._primal :])
+
+            self._anew = Replay(both, self._primal - self._moving, self._shared) if self.compile else both
+        with torch.no_grad():
+            return tree_unflatten(self._anew(*tree_flatten((primal, V))[0]), self._shape)
 
 
 def plain(graph: fx.Graph, leaves: Sequence[Any]) -> fx.Graph:

@@ -4,7 +4,7 @@
             (`retained`); else, or where that fails, `jvp(grad)`, several vectors at once.
 `traced`    two aten programs (`linear`): what no vector touches runs once and is kept, the rest runs for every vector.
 `compiled`  the second of them through torch's compiler: a minute or more at first, then fastest. On a GPU replayed from
-            a CUDA graph if there is one batch; where torch may take TF32, large products are then in scaled float16.
+            a CUDA graph for each batch; where torch may take TF32, large products are then in scaled float16.
 `auto`      whichever is predicted to end first; the prediction is said in one line.
 """
 
@@ -26,6 +26,7 @@ from ..core.memory import free_bytes, in_words
 from ..core.progress import say
 from ..core.space import Vector
 from ..kernels.choice import default_precision
+from ..kernels.replay import Shared
 from .retained import Retained
 from .risk import Risk
 
@@ -90,6 +91,8 @@ class Products:
         self.stacked = True  # whether this model survives several vectors at once
         self.programs: dict[Any, Linearised] = {}
         self.kept: dict[int, tuple[Any, Any]] = {}  # batch -> (state of the weights, what is kept there)
+        self.recomputes = False  # said that it does not fit
+        self.shared = Shared()  # memory of the programs' graphs
         self.scalar = scalar
 
     def __call__(self, V: Vector) -> dict[str, Tensor]:
@@ -205,23 +208,30 @@ class Products:
 
             compiled = self.route == "compiled"
             ten_bits = self.risk.device.type == "cuda" and default_precision() == "tf32"  # torch may take TF32 then
-            replayed = compiled and len(self.risk.batches) == 1  # else halves would wait for the host
-            products = "halves" if ten_bits and replayed else "torch"
-            self.programs[key] = Linearised(whole, primal, V, compile=compiled, products=products)
+            self.programs[key] = Linearised(
+                whole, primal, V, compile=compiled, products="halves" if ten_bits and compiled else "torch",
+                moving=len(tensors), shared=self.shared,
+            )  # fmt: skip
         program = self.programs[key]
-        return program(primal, self._kept(i, primal, lambda: program.at(primal), program.bytes), V)
+        kept = self._kept(i, primal, lambda: program.at(primal), program.bytes)
+        return program.anew(primal, V) if kept is None else program(primal, kept, V)
 
     def _kept(self, i: int, primal: Any, make: Callable[[], Any], size: int | None = None) -> Any:
-        """What the products of batch i share; made anew when weights or data have changed since."""
+        """What the products of batch i share; made anew when weights or data have changed since.
+
+        None where it is of a `size` that does not fit; what has to be made to know its size is given all the same.
+        """
         state = [_version(t) for t in (*tree_flatten(primal)[0], *self.risk.buffers())]
         if i in self.kept and self.kept[i][0] == state:
             return self.kept[i][1]
         self.kept.pop(i, None)
-        kept = make()
+        kept = make() if size is None else None
         size = kept.bytes if size is None else size
         if size * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * free_bytes(self.risk.device):
+            kept = make() if kept is None else kept
             self.kept[i] = (state, kept)
-        elif i == 0:
+        elif not self.recomputes:
+            self.recomputes = True
             say(f"{self.what}: {in_words(size)} a batch do not fit the memory; recomputed for each product.")
         return kept
 

@@ -40,6 +40,12 @@ def _reshapes(graph: torch.fx.Graph) -> None:
             node.target = aten.reshape.default
 
 
+def compiled(graph: torch.fx.GraphModule) -> Callable:
+    """The compiled program. Its `forward`: a module's own call answers every error by reading the traceback, at which
+    Dynamo stops, so that running out of memory would come as "Attempt to trace generator"."""
+    return torch.compile(graph.forward, fullgraph=True, dynamic=False)
+
+
 PRODUCTS = ("torch", "halves")
 
 
@@ -79,7 +85,7 @@ def program(
         in_halves(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    run = torch.compile(graph, fullgraph=True, dynamic=False) if compile else graph
+    run = compiled(graph) if compile else graph
     run = Replay(run) if replay else run
 
     def called(*args):
