@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,12 +61,22 @@ def folder(tmp_path_factory):
     """Where two processes have trained, once without and once with a stop in between."""
     folder = tmp_path_factory.mktemp("ddp")
     (folder / "child.py").write_text(CHILD)
-    words = ["--standalone", "--nproc-per-node", "2", str(folder / "child.py"), str(Path(__file__).parent), str(folder)]
+    (folder / "temporary").mkdir()
+    words = ["--standalone", "--nproc-per-node", "2", "--log-dir", str(folder / "logs"), str(folder / "child.py")]
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "torch.distributed.run", *words, str(Path(__file__).parent), str(folder)],
+        env={**os.environ, "TMPDIR": str(folder / "temporary")},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
+
+
+def test_nothing_is_left_in_the_temporary_folder(folder):
+    """torchrun makes a folder for logs in the temporary one unless it is told where; it is told."""
+    assert list((folder / "temporary").glob("torchelastic_*")) == []
 
 
 def test_two_processes_are_one(folder):
