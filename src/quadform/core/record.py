@@ -19,7 +19,7 @@ import secrets
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -319,12 +319,12 @@ def _only_writer(folder: Path) -> Iterator[None]:
                         (folder / litter).unlink()
 
 
-def write_atomically(path: Path, blob: bytes) -> None:
-    """Write, fsync, rename: `path` holds the old bytes or the new ones, never a part."""
+def write_atomically(path: Path, blob: bytes | Iterable[bytes]) -> None:
+    """Write (in pieces, too), fsync, rename: `path` holds the old bytes or the new ones, never a part."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with open(temporary, "xb") as f:
-            f.write(blob)
+            f.writelines([blob] if isinstance(blob, bytes) else blob)
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)

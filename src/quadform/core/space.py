@@ -66,6 +66,16 @@ class View:
         target = tensor.view(front + self.seen_as)[index]
         target += part.reshape(target.shape)
 
+    def inside(self, outer: View) -> View | None:
+        """This view as a part of `outer`; None where it reaches out of it, or both read the tensor in other shapes."""
+        if self.of != outer.of or self.seen_as != outer.seen_as:
+            return None
+        if not all(c <= a and b <= d for (a, b), (c, d) in zip(self.cut, outer.cut, strict=True)):
+            return None
+        seen_as = tuple(d - c for c, d in outer.cut)
+        cut = tuple((a - c, b - c) for (a, b), (c, _) in zip(self.cut, outer.cut, strict=True))
+        return View(self.name, outer.name, seen_as, cut, self.shape)
+
     def overlaps(self, other: View) -> bool:
         """Whether the two views share an entry of the same tensor."""
         if self.of != other.of:
@@ -97,10 +107,14 @@ def _pattern(glob: str, wild: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Space:
-    """A named direct sum of tensors, in a fixed order."""
+    """A named direct sum of tensors, in a fixed order.
+
+    `group` are the processes that share the work with vectors of this space (`quadform.distributed`), None for one.
+    """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     views: tuple[View, ...] = ()
+    group: Any = field(default=None, repr=False, compare=False)
     _shapes: dict[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
     _views: dict[str, View] = field(init=False, repr=False, compare=False)
 
@@ -189,7 +203,7 @@ class Space:
         characters do not reach into the brackets of a view: `*` is every tensor, `W_*` whole matrices (fused ones
         too), `W_V[*]` the heads, `W_V[2]` head 2. Labels (`query`) stand for the paper's names. A name that matches
         nothing is an error that tells the closest ones; so is a selection in which two members overlap, because a
-        space is a direct sum.
+        space is a direct sum. Views of what is selected stay known, parts of a view too.
         """
         chosen: set[str] = set()
         for glob in globs:
@@ -207,7 +221,10 @@ class Space:
                     raise InputError(f"{view.name!r} and {other.name!r} overlap; a space is a direct sum.")
             taken[view.of].append(view)
         parts = tuple(p for p in self.parts if p[0] in chosen) + tuple((v.name, v.shape) for v in views)
-        return Space(parts, tuple(v for v in self.views if v.of in chosen and v.name not in chosen))
+        others = [v for v in self.views if v.name not in chosen]
+        known = [v for v in others if v.of in chosen]
+        known += [part for v in others for w in taken.get(v.of, ()) if (part := v.inside(w))]  # the heads of a W_Q
+        return Space(parts, tuple(known), self.group)
 
     def _matches(self, glob: str) -> set[str]:
         anything, no_bracket = _pattern(glob, "."), _pattern(glob, r"[^\[]")
@@ -217,7 +234,7 @@ class Space:
     def rename(self, prefix: str) -> Space:
         """The same space with `prefix` in front of every name."""
         views = tuple(View(prefix + v.name, prefix + v.of, v.seen_as, v.cut, v.shape) for v in self.views)
-        return Space(tuple((prefix + name, shape) for name, shape in self.parts), views)
+        return Space(tuple((prefix + name, shape) for name, shape in self.parts), views, self.group)
 
     # --- vectors ----------------------------------------------------------------------------------------------------
     def lead(self, vector: Vector) -> int:

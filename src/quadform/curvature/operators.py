@@ -21,6 +21,8 @@ from ..core.errors import InputError
 from ..core.operator import Block, Operator
 from ..core.rng import stream
 from ..core.space import Space, Vector
+from ..distributed.processes import group_of
+from ..distributed.sharding import shard
 from .risk import Risk
 from .routes import CHUNK, Product, Products, Route, Scalar
 from .selfcheck import require_sound_derivatives
@@ -102,6 +104,7 @@ def gauss_newton(
 
 def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = CHUNK) -> Operator:
     """d2 risk / dF2 with respect to the output of a module (default: of the network), for data of one batch."""
+    risk = risk.whole
     if len(risk.batches) != 1:
         raise InputError(f"activations belong to one batch; this risk has {len(risk.batches)}. Give it one.")
     with risk.context(), torch.no_grad():
@@ -112,11 +115,11 @@ def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = CH
 def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = CHUNK) -> Operator:
     """The Fisher matrix: `"empirical"`, the second moment of the per-batch gradients at the data's own labels, or
     `"monte-carlo"`, J^T E[s s^T] J with labels drawn from the model (cross-entropy at its logits); its mean is H_o."""
-    if kind == "empirical":
-        return _EmpiricalFisher(risk)
-    if kind != "monte-carlo":
+    if kind not in ("empirical", "monte-carlo"):
         raise InputError(f"fisher kind {kind!r} is not 'empirical' or 'monte-carlo'.")
-    return _SampledFisher(risk, samples, seed, chunk)
+    if risk.whole is not risk:  # a gradient belongs to a whole batch
+        risk = shard(risk.whole, group_of(risk.space), by="batches")
+    return _EmpiricalFisher(risk) if kind == "empirical" else _SampledFisher(risk, samples, seed, chunk)
 
 
 # --- derivatives ----------------------------------------------------------------------------------------------------
@@ -182,7 +185,7 @@ class _RiskOperator(Operator):
         return self.run.route
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
-        return self.run(V)
+        return self.run.group.total(self.run(V), V)
 
     def adjoint(self) -> Operator:
         return self if self.symmetric else self._between(self.domain, self.codomain)
@@ -243,7 +246,7 @@ class _EmpiricalFisher(Operator):
             along = self.domain.inner({n: t.expand(k, *t.shape) for n, t in g.items()}, V)
             for n, t in g.items():
                 out[n] += weight * along.view(k, *(1,) * t.dim()) * t
-        return out
+        return group_of(self.domain).total(out, V)
 
 
 @final
@@ -254,14 +257,18 @@ class _SampledFisher(Operator):
         require_sound_derivatives()
         super().__init__(risk.space, dtype=risk.dtype, device=risk.device, symmetric=True, psd=True)
         self.risk, self.chunk = risk, chunk
-        generator = stream(seed, "fisher", risk.device)
-        self.scores = []
-        for batch in risk.batches:
+        self.scores: list[Tensor] = []
+        rank = group_of(risk.space).rank if risk.whole is risk else 0  # joined data: each process draws its own labels
+        generator = stream(seed, f"fisher/{rank}" if rank else "fisher", risk.device)
+        mine = {id(batch) for batch in risk.batches}
+        for batch in risk.whole.batches:  # the labels of all, so that they are those of one process
             with risk.context(), torch.no_grad():
                 F = risk.output(risk.params, batch)
-            weight = _token_weights(risk, batch, F)
             p = F.softmax(-1).flatten(0, -2)
             drawn = torch.multinomial(p, samples, replacement=True, generator=generator).T  # (samples, tokens)
+            if id(batch) not in mine:
+                continue
+            weight = _token_weights(risk, batch, F)
             onehot = torch.nn.functional.one_hot(drawn, p.shape[1]).to(F.dtype)
             self.scores.append((weight.flatten().sqrt()[:, None] * (p - onehot) / samples**0.5).view(samples, *F.shape))
 
@@ -269,7 +276,7 @@ class _SampledFisher(Operator):
         risk = self.risk
 
         def one(v: Vector) -> dict[str, Tensor]:
-            total: dict[str, Tensor] = {}
+            total: dict[str, Tensor] = {} if risk.batches else {n: torch.zeros_like(t) for n, t in v.items()}
             for weight, batch, s in zip(risk.weights, risk.batches, self.scores, strict=True):
                 F = lambda p, b=batch: risk.output(p, b)  # noqa: E731
                 _, dF = jvp(F, (risk.params,), (dict(v),))  # type: ignore[misc]
@@ -280,7 +287,8 @@ class _SampledFisher(Operator):
             return total
 
         with risk.context():
-            return {n: t.detach() for n, t in vmap(one, chunk_size=self.chunk)(dict(V)).items()}
+            out = {n: t.detach() for n, t in vmap(one, chunk_size=self.chunk)(dict(V)).items()}
+        return group_of(self.domain).total(out, V)
 
 
 def _token_weights(risk: Risk, batch: Any, F: Tensor) -> Tensor:

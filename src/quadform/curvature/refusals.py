@@ -12,7 +12,13 @@ from ..core.errors import InputError
 
 
 def refuse_unusable(params: Mapping[str, Tensor]) -> None:
-    """float16, and parameters of several kinds or on several devices."""
+    """float16, parameters of several kinds or on several devices, and parameters that are cut over processes."""
+    cut = [n for n, t in params.items() if type(t).__name__ == "DTensor" or hasattr(t, "_fsdp_flattened")]
+    if cut:
+        raise InputError(
+            f"`{cut[0]}` is cut over processes (FSDP, DTensor): torch has no second derivative of the way its parts are"
+            " gathered. Give every process the whole model and split its data (`qd.shard`): see docs/distributed.md."
+        )
     kinds = {t.dtype for t in params.values()}
     if torch.float16 in kinds:
         raise InputError("float16 underflows in second derivatives. Load the model in float32 or bfloat16.")

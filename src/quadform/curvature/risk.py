@@ -6,24 +6,25 @@ risk(theta) = sum_b w_b l_b(theta),   w_b the share of batch b in all loss terms
 from __future__ import annotations
 
 import contextlib
+import copy
+import dataclasses
 import inspect
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import grad
 
 from ..core.errors import InputError, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
+from ..distributed.processes import Group, group_of
 from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_unusable
+from .runners import FunctionRunner, Loss, ModuleRunner, Runner
 from .views import attention_views
-
-Loss = Callable[[Any, Any], Tensor]
 
 IGNORED = -100  # the label torch's cross-entropy leaves out
 
@@ -61,13 +62,17 @@ class Risk:
     ) -> None:
         if data is None:
             raise InputError("a risk needs data: one batch, or an iterable of batches.")
-        self.model, self.loss, self.train_mode = model, loss, train_mode
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        self.model: nn.Module | Callable[..., Any] = model
+        self.loss, self.train_mode, self.count = loss, train_mode, count
         self.batches = _batches(data)
+        self._whole: Risk | None = None
         self.notes: list[str] = []
         self.twice = False  # whether it was seen that all its operators can be differentiated twice
         if isinstance(model, nn.Module):
             chosen, self.coverage, views = self._choose(model, params, include_frozen)
-            self._runner: _Runner = _ModuleRunner(model, loss)
+            self._runner: Runner = ModuleRunner(model, loss)
         else:
             if not isinstance(params, Mapping) or loss is None:
                 raise InputError(
@@ -77,7 +82,7 @@ class Risk:
             self.coverage = (
                 f"{len(chosen)} of {len(chosen)} tensors, {sum(t.numel() for t in chosen.values()):,} parameters"
             )
-            self._runner = _FunctionRunner(model, loss)
+            self._runner = FunctionRunner(model, loss)
         self.params = {name: t.detach() for name, t in chosen.items()}
         refuse_unusable(self.params)
         self.space = Space.of(self.params, views)
@@ -89,7 +94,7 @@ class Risk:
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
         on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
         self.fused = attention == "fused" or (attention == "auto" and on_gpu)
-        counts = [float(self._terms(b) if count is None else count(b)) for b in self.batches]
+        counts = [self.terms(b) for b in self.batches]
         if not min(counts) > 0:
             raise InputError(f"batch {counts.index(min(counts)) + 1} of {len(counts)} has no loss terms.")
         self.weights = [c / sum(counts) for c in counts]
@@ -105,7 +110,24 @@ class Risk:
         """The risk at `params` (default: where the model stands)."""
         at = {**self.params, **(params or {})}
         with self.context():
-            return torch.stack([w * self.run(at, b)[0] for w, b in zip(self.weights, self.batches, strict=True)]).sum()
+            found = [w * self.run(at, b)[0] for w, b in zip(self.weights, self.batches, strict=True)]
+        here = torch.stack(found).sum() if found else torch.zeros((), dtype=self.dtype, device=self.device)
+        return group_of(self.space).sum(here)
+
+    def losses(self) -> list[Tensor]:
+        """The loss of each batch, where the model stands."""
+        with self.context(), torch.no_grad():
+            return [self.run(self.params, b)[0] for b in self.batches]
+
+    def gradient(self, params: Vector | None = None) -> dict[str, Tensor]:
+        """The gradient of the risk at `params` (default: where the model stands)."""
+        at = {**self.params, **(params or {})}
+        total: dict[str, Tensor] = {}
+        with self.context():
+            for weight, batch in zip(self.weights, self.batches, strict=True):
+                for n, g in grad(lambda q, b=batch: self.run(q, b)[0])(at).items():
+                    total[n] = weight * g.detach() + total[n] if n in total else weight * g.detach()
+        return group_of(self.space).total(total or {n: torch.zeros_like(t) for n, t in at.items()}, at)
 
     def run(
         self, params: Vector, batch: Any, split: str | None = None, shift: Tensor | None = None
@@ -130,6 +152,20 @@ class Risk:
     def buffers(self) -> list[Tensor]:
         """Tensors of the model that the loss may read beside its parameters."""
         return list(self.model.buffers()) if isinstance(self.model, nn.Module) else []
+
+    # --- split over processes ---------------------------------------------------------------------------------------
+    @property
+    def whole(self) -> Risk:
+        """The risk this is a process's share of (`distributed.shard`); itself where it is none."""
+        return self if self._whole is None else self._whole
+
+    def share(self, batches: list[Any], weights: list[float], group: Group, note: str, whole: Risk | None) -> Risk:
+        """The part of this risk that one process keeps: some of its data with their weights, which may be none."""
+        own = copy.copy(self)
+        own.batches, own.weights, own._whole = batches, weights, whole
+        own.space = dataclasses.replace(self.space, group=group)
+        own.notes = [*self.notes, note]
+        return own
 
     # --- keeping the model as it is ---------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -184,8 +220,11 @@ class Risk:
                         " another matrix. Measure in eval mode (leave out `--train-mode`) or fix the randomness."
                     )
 
-    def _terms(self, batch: Any) -> float:
+    def terms(self, batch: Any) -> float:
         """How many loss terms a batch has, see the class."""
+        return float(self._terms(batch) if self.count is None else self.count(batch))
+
+    def _terms(self, batch: Any) -> float:
         if self.loss is None and isinstance(self.model, nn.Module):
             own = getattr(self.model, "loss", None)
             if callable(own) and "reduction" in inspect.signature(own).parameters:
@@ -227,90 +266,6 @@ class Risk:
             text += f"; {', '.join(stored)} split into query/key/value"
         self.notes += mode_notes(model, self.train_mode)
         return dict(chosen), text, [v for v in views if v.of in chosen]
-
-
-class _Runner(ABC):
-    """How one batch is evaluated, for modules and for functions."""
-
-    @abstractmethod
-    def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """(loss, output of the module `split`); `shift` is added to that output."""
-
-
-class _FunctionRunner(_Runner):
-    def __init__(self, function: Callable[..., Any], loss: Loss) -> None:
-        self.function, self.loss = function, loss
-
-    def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if split is not None:
-            raise InputError("a function model has no modules; its split is at its output (split=None).")
-        F = self.function(params, batch)
-        return self.loss(F if shift is None else F + shift, batch), F
-
-
-class _Call(nn.Module):
-    """A module whose forward is `loss of model on batch`, so that one functional call serves all kinds of model."""
-
-    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
-        own = getattr(model, "loss", None)
-        self.own_loss = own if loss is None and callable(own) and not isinstance(own, nn.Module) else None
-
-    def forward(self, batch: Any) -> Tensor:
-        if self.own_loss is not None:
-            return self.own_loss(batch)
-        if isinstance(batch, Mapping):
-            out = self.model(**batch)
-        else:
-            out = self.model(batch[0] if isinstance(batch, tuple | list) else batch)
-        if self.loss is not None:
-            return self.loss(out, batch)
-        value = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-        if value is None:
-            raise InputError(
-                "The model returned no loss. Pass `labels` in the batch or `loss=` (a function of output and batch);"
-                " Hugging Face folders need a model with a head (GPT2LMHeadModel, not GPT2Model)."
-            )
-        return value
-
-
-class _ModuleRunner(_Runner):
-    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
-        self.call = _Call(model, loss)
-        self.model = model
-
-    def _module(self, split: str | None) -> nn.Module:
-        if split is not None:
-            modules = dict(self.model.named_modules())
-            if split not in modules:
-                near = ", ".join(closest(split, modules)) or ", ".join(list(modules)[1:4])
-                raise InputError(f"{split!r} is no module of this model. Closest names: {near}")
-            return modules[split]
-        ask = getattr(self.model, "get_output_embeddings", None)
-        head = ask() if callable(ask) else None
-        if head is None and hasattr(self.model, "config"):  # Hugging Face heads that make no tokens
-            head = next((m for n in ("classifier", "score", "qa_outputs") if (m := getattr(self.model, n, None))), None)
-        return self.model if head is None else head
-
-    def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        seen: list[Tensor] = []
-
-        def look(module: nn.Module, args: Any, out: Any) -> Any:
-            F = out[0] if isinstance(out, tuple) else out
-            if not isinstance(F, Tensor):
-                return None
-            seen.append(F)
-            if shift is None:
-                return None
-            return (F + shift, *out[1:]) if isinstance(out, tuple) else F + shift
-
-        handle = self._module(split).register_forward_hook(look)
-        try:
-            value = functional_call(self.call, {f"model.{n}": t for n, t in params.items()}, (batch,))
-        finally:
-            handle.remove()
-        return value, seen[0] if len(seen) == 1 else None
 
 
 #: Attention of Hugging Face models that goes through torch alone; what else there is has no second derivative.

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..core.errors import InputError
-from ..core.memory import free_bytes, in_words
+from ..core.memory import in_words
 from ..core.progress import say
 from ..core.space import Vector
+from ..distributed.processes import group_of
 from ..kernels.choice import default_precision
 from ..kernels.replay import Shared
 from .retained import Retained
@@ -94,6 +95,7 @@ class Products:
         self.recomputes = False  # said that it does not fit
         self.shared = Shared()  # memory of the programs' graphs
         self.scalar = scalar
+        self.group = group_of(risk.space)
 
     def __call__(self, V: Vector) -> dict[str, Tensor]:
         k = next(iter(V.values())).shape[0]
@@ -102,6 +104,8 @@ class Products:
             self._check_twice()
             if self.route == "auto":
                 self._choose({n: t[:1] for n, t in V.items()})
+            if not self.risk.batches:  # a process without data
+                return {n: t.new_zeros((k, *t.shape)) for n, t in self.risk.params.items() if n in self.rows}
             while start < k:
                 size = self.chunk if self.route == "eager" else 1
                 try:
@@ -117,7 +121,7 @@ class Products:
 
     def _check_twice(self) -> None:
         """Once for a risk: every operator behind the gradient can be differentiated again."""
-        if self.risk.twice:
+        if self.risk.twice or not self.risk.batches:
             return
         with contextlib.suppress(torch.OutOfMemoryError):
             Retained(lambda p: self.risk.run(p, self.risk.batches[0])[0], self.risk.params, tuple(self.risk.params))
@@ -227,7 +231,7 @@ class Products:
         self.kept.pop(i, None)
         kept = make() if size is None else None
         size = kept.bytes if size is None else size
-        if size * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * free_bytes(self.risk.device):
+        if size * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * self.group.free_here(self.risk.device):
             kept = make() if kept is None else kept
             self.kept[i] = (state, kept)
         elif not self.recomputes:
@@ -244,11 +248,14 @@ class Products:
             if eager < 10:  # the first product of a process also loads and warms up
                 eager = min(eager, self._timed(v))
             with torch.no_grad(), _Count() as counted:
-                self.risk.run(self.risk.params, self.risk.batches[0])
+                for batch in self.risk.batches[:1]:
+                    self.risk.run(self.risk.params, batch)
         self.route = route
         self.kept.clear()  # another route may follow
         retained = self.scalar is not None
-        return predict(counted.operators, eager, self.expected, self.risk.device.type, retained=retained)
+        # The slowest process decides.
+        operators, eager = int(self.group.most(counted.operators)), self.group.most(eager)
+        return predict(operators, eager, self.expected, self.risk.device.type, retained=retained)
 
     def _timed(self, v: Vector) -> float:
         begun = time.perf_counter()

@@ -13,6 +13,9 @@ keeps chosen Ritz vectors and all pending rows (thick restart, Wu and Simon 2000
 T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual. A
 restart keeps the size of what it can no longer express (`lost`, a Gram matrix), so that this stays true after it, if
 only in order of magnitude; for a symmetric operator nothing is lost.
+
+With a group of processes each keeps its slice of the columns of Q, count x n / world entries; inner products are added
+up, and small matrices are those of the first process everywhere. Rows go in and come out whole.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..distributed.processes import ALONE, Group
 from .vectors import orthogonalise
 
 #: Columns of the basis that one step of a restart rotates: bounds its temporary memory.
@@ -47,9 +51,11 @@ class Krylov:
         device: torch.device,
         width: int = 1,
         selective: bool = False,
+        group: Group = ALONE,
     ) -> None:
         self.n, self.capacity = n, min(capacity, n)
-        self.Q = torch.empty((self.capacity, n), dtype=dtype, device=device)
+        self.group, self.mine = group, group.slice(n)
+        self.Q = torch.empty((self.capacity, self.mine.stop - self.mine.start), dtype=dtype, device=device)
         self.T = torch.zeros((self.capacity, self.capacity), dtype=torch.float64)
         self.lost = torch.zeros_like(self.T)
         self.selective = selective
@@ -78,11 +84,11 @@ class Krylov:
         Returns the coordinates of the drawn row in the pending rows, the new one included.
         """
         while self.count < self.capacity:
-            drawn = self._draw(self.drawn)
+            drawn = self._draw(self.drawn)[self.mine]
             self.drawn += 1
-            h, w = orthogonalise(drawn, self.Q[: self.count], passes=3)
-            size = float(w.norm())
-            if size > 100 * self._eps * float(drawn.norm()):
+            h, w = orthogonalise(drawn, self.Q[: self.count], passes=3, group=self.group)
+            size = self.group.norm(w)
+            if size > 100 * self._eps * self.group.norm(drawn):
                 self.Q[self.count] = w / size
                 self.count += 1
                 return torch.cat([h[self.multiplied :], h.new_tensor([size])])
@@ -95,17 +101,16 @@ class Krylov:
         """
         if self.pending < 2:
             return
-        U = torch.linalg.svd(directions, full_matrices=True).U
+        U = self.group.same(torch.linalg.svd(directions, full_matrices=True).U)
         m, small = self.multiplied, U.T.to(self.Q).contiguous()
-        for a in range(0, self.n, _PANEL):
-            panel = slice(a, min(a + _PANEL, self.n))
+        for panel in self._panels():
             self.Q[m : self.count, panel] = small @ self.Q[m : self.count, panel]
         self.T[m : self.count, :m] = U.T @ self.T[m : self.count, :m]
         self._ritz = None
 
     def first(self, width: int) -> Tensor:
         """The first pending rows, at most `width`: what to multiply and absorb next."""
-        return self.Q[self.multiplied : min(self.multiplied + width, self.count)]
+        return self.group.whole(self.Q[self.multiplied : min(self.multiplied + width, self.count)], self.n)
 
     def absorb(self, images: Tensor) -> None:
         """Take in the images of the first pending rows: one column of T each, and one new row unless it is noise.
@@ -113,12 +118,12 @@ class Krylov:
         The part of an image outside a full basis is dropped: it is missing in the residuals. Restart before that, or
         do not ask for them.
         """
-        for w in images:
-            size = float(w.norm())
+        for w in images[:, self.mine]:
+            size = self.group.norm(w)
             self.norm_seen = max(self.norm_seen, size)
             h, w = self._orthogonalise(w, size)
             self.T[: self.count, self.multiplied] = h
-            rest = float(w.norm())
+            rest = self.group.norm(w)
             grown = rest > 100 * self._eps * self.norm_seen and self.count < self.capacity
             if grown:
                 self.Q[self.count] = w / rest
@@ -130,14 +135,14 @@ class Krylov:
     def _orthogonalise(self, w: Tensor, size: float) -> tuple[Tensor, Tensor]:
         Q = self.Q[: self.count]
         if not self.selective:
-            return orthogonalise(w, Q)
-        h, once = orthogonalise(w, Q, passes=1)
-        rest = float(once.norm())
+            return orthogonalise(w, Q, group=self.group)
+        h, once = orthogonalise(w, Q, passes=1, group=self.group)
+        rest = self.group.norm(once)
         loss = (math.sqrt(self.count) * self._loss + self._eps) * size / rest if rest > 0 else math.inf
         if loss <= math.sqrt(self._eps):
             self._loss = max(loss, self._loss)
             return h, once
-        more, twice = orthogonalise(once, Q)
+        more, twice = orthogonalise(once, Q, group=self.group)
         return h + more, twice
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ class Krylov:
         if self._ritz is not None:
             return self._ritz
         T = self.T[:m, :m]
-        theta, S = torch.linalg.eigh((T + T.T) / 2)
+        theta, S = map(self.group.same, torch.linalg.eigh((T + T.T) / 2))
         rest = self.T[: self.count, :m] @ S
         rest[:m] -= S * theta
         lost = ((self.lost[:m, :m] @ S) * S).sum(0).clamp(min=0)
@@ -156,9 +161,9 @@ class Krylov:
 
     def vectors(self, S: Tensor) -> Tensor:
         """The rows `S^T Q` of the space for coordinates S (m, k)."""
-        out = self.Q.new_empty((S.shape[1], self.n))
+        out = self.Q.new_empty((S.shape[1], self.Q.shape[1]))
         self._rotate(S, out)
-        return out
+        return self.group.whole(out, self.n)
 
     def coupling(self, S: Tensor) -> Tensor:
         """The residuals of the Ritz vectors S in coordinates of the pending rows: `(pending, k)`."""
@@ -191,13 +196,15 @@ class Krylov:
     def _rotate(self, S: Tensor, out: Tensor) -> None:
         m, k = S.shape
         small = S.to(self.Q).T.contiguous()
-        for a in range(0, self.n, _PANEL):
-            panel = slice(a, min(a + _PANEL, self.n))
+        for panel in self._panels():
             out[:k, panel] = small @ self.Q[:m, panel]
+
+    def _panels(self) -> list[slice]:
+        return [slice(a, a + _PANEL) for a in range(0, self.Q.shape[1], _PANEL)]
 
     # --- saving -----------------------------------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that is needed to go on: tensors and numbers."""
+        """All that is needed to go on: tensors (of Q this process's slice) and numbers."""
         numbers = {
             name: getattr(self, name) for name in ("count", "multiplied", "drawn", "norm_seen", "_loss", "capacity")
         }
@@ -207,7 +214,7 @@ class Krylov:
         """Become the basis that `state` was taken from."""
         if numbers["capacity"] != self.capacity:
             self.capacity = int(numbers["capacity"])
-            self.Q = self.Q.new_empty((self.capacity, self.n))
+            self.Q = self.Q.new_empty((self.capacity, self.Q.shape[1]))
         self.Q[: len(tensors["Q"])] = tensors["Q"].to(self.Q)
         self.T, self.lost, self._ritz = tensors["T"].clone(), tensors["lost"].clone(), None
         for name, value in numbers.items():

@@ -22,6 +22,7 @@ from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from ..core.record import Estimate
 from ..core.space import Vector
+from ..distributed.processes import group_of
 from .krylov import Krylov
 from .resume import Checkpoint, State
 from .vectors import at_least, multiply, need_symmetric, probes, rows_that_fit, working_dtype
@@ -108,14 +109,15 @@ def eigenpairs(
     width = min(n, max(block, len(given)))
     least = min(n, wanted + 2 * width + _SPARE)
     # Beside the basis: one batch and its images, and the vectors that are returned.
-    fit = rows_that_fit(A, memory, least=least + 2 * width + wanted, purpose="Lanczos") - 2 * width - wanted
+    beside = (2 * width + wanted) * group_of(A.domain).world  # these are whole, the basis is in slices
+    fit = rows_that_fit(A, memory, least=least + beside, purpose="Lanczos", sliced=True) - beside
     rows = max(ROWS, 2 * wanted + 24) if rows is None else at_least("rows", rows, 1)
     capacity = min(n, fit, max(rows, least))
     digest = hashlib.sha256(given.cpu().numpy().tobytes()).hexdigest()[:8] if len(given) else "random"
     settings: dict[str, Any] = {"tol": tol, "block": block, "seed": seed, "rows": rows, "start": digest}
     settings["reorthogonalise"] = reorthogonalise
 
-    with Checkpoint(resume, f"eigenpairs-{top}-{bottom}", A, settings) as checkpoint:
+    with Checkpoint(resume, f"eigenpairs-{top}-{bottom}", A, settings, sliced="Q") as checkpoint:
         search = _Search(A, given, top, bottom, tol, block, capacity, reorthogonalise == "selective", seed)
         if checkpoint.found is not None:
             search.load(*checkpoint.found)
@@ -170,6 +172,7 @@ class _Search:
             device=A.device,
             width=max(block, len(given)),
             selective=selective,
+            group=group_of(A.domain),
         )
 
     # --- one step ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..core.errors import InputError, TooLarge
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
+from ..distributed.processes import Group, group_of
 from .krylov import Krylov
 from .lanczos import Eigenpairs
 from .resume import Checkpoint, State
@@ -69,20 +70,22 @@ def density(
         weights = torch.full_like(nodes, 1 / n)
         return Density(nodes, weights, ((nodes, weights),) * 2, n, n, True, eps, f"exact: all {n} eigenvalues")
     values, V = _distinct(A, known)
-    each, k, what = steps + 4, len(V), "Lanczos quadrature"
+    world, what = group_of(A.domain).world, "Lanczos quadrature"
+    each, k = steps + 4 * world, len(V) * world  # bases are in slices, the rest is whole
     try:
-        fit = (rows_that_fit(A, memory, least=each + k, purpose=what) - k) // each
+        fit = (rows_that_fit(A, memory, least=each + k, purpose=what, sliced=True) - k) // each
     except TooLarge:
         if reorthogonalise in ("full", "selective"):
             raise
         reorthogonalise = "none"
     if reorthogonalise == "none":
-        fit = (rows_that_fit(A, memory, least=6 + k, purpose=what) - k) // 6
+        each = 2 + 4 * world
+        fit = (rows_that_fit(A, memory, least=each + k, purpose=what, sliced=True) - k) // each
     reorthogonalise = "full" if reorthogonalise == "auto" else reorthogonalise
     settings = {"steps": steps, "seed": seed, "reorthogonalise": reorthogonalise, "known": values.tolist()}
     run = _Quadrature(A, V, probes, steps, reorthogonalise, max(1, min(fit, probes, AT_ONCE)), seed)
     with (
-        Checkpoint(resume, "density", A, settings) as checkpoint,
+        Checkpoint(resume, "density", A, settings, sliced="Q") as checkpoint,
         Progress(probes * steps, "products", show=progress) as shown,
     ):
         if checkpoint.found is not None:
@@ -151,7 +154,7 @@ class _Quadrature:
     ) -> None:
         self.V = V  # the operator is P A P with P = I - V^T V
         self.A, self.count, self.steps, self.together, self.seed = A, count, steps, together, seed
-        self.reorthogonalise = reorthogonalise
+        self.reorthogonalise, self.group = reorthogonalise, group_of(A.domain)
         self.T = torch.zeros((count, steps, steps), dtype=torch.float64)
         self.finished = self.products = 0  # probes done; products made
         self.running: list[Krylov | _ThreeTerm] = []
@@ -161,7 +164,7 @@ class _Quadrature:
             return orthogonalise(probes(self.A, self.seed, "density", [number], "gaussian")[0], self.V)[1]
 
         if self.reorthogonalise == "none":
-            return _ThreeTerm(draw(0), self.steps)
+            return _ThreeTerm(draw(0), self.steps, self.group)
         return Krylov(
             self.A.domain.size,
             self.steps,
@@ -169,6 +172,7 @@ class _Quadrature:
             dtype=working_dtype(self.A),
             device=self.A.device,
             selective=self.reorthogonalise == "selective",
+            group=self.group,
         )
 
     def done(self) -> bool:
@@ -226,22 +230,24 @@ class _Quadrature:
 class _ThreeTerm:
     """Lanczos without reorthogonalisation: two vectors are kept. The part of `Krylov` that the quadrature uses."""
 
-    def __init__(self, start: Tensor, steps: int) -> None:
-        self.Q = torch.stack([torch.zeros_like(start), start / start.norm()])  # the previous row and the pending one
+    def __init__(self, start: Tensor, steps: int, group: Group) -> None:
+        self.n, self.group, self.mine = len(start), group, group.slice(len(start))
+        start = start[self.mine] / start.norm()
+        self.Q = torch.stack([torch.zeros_like(start), start])  # the previous row and the pending one
         self.T = torch.zeros((steps, steps), dtype=torch.float64)
         self.multiplied, self.pending, self.norm_seen = 0, 1, 0.0
 
     def first(self, width: int) -> Tensor:
-        return self.Q[1:]
+        return self.group.whole(self.Q[1:], self.n)
 
     def absorb(self, images: Tensor) -> None:
-        j, w = self.multiplied, images[0]
-        self.norm_seen = max(self.norm_seen, float(w.norm()))
+        j, w = self.multiplied, images[0, self.mine]
+        self.norm_seen = max(self.norm_seen, self.group.norm(w))
         before = float(self.T[j, j - 1]) if j else 0.0
         w = w - before * self.Q[0]
-        alpha = float(self.Q[1] @ w)
+        alpha = float(self.group.sum(self.Q[1] @ w))
         w = w - alpha * self.Q[1]
-        beta = float(w.norm())
+        beta = self.group.norm(w)
         self.T[j, j] = alpha
         self.multiplied += 1
         self.pending = int(j + 1 < len(self.T) and beta > 100 * torch.finfo(w.dtype).eps * self.norm_seen)

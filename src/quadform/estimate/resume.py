@@ -4,16 +4,21 @@ One file per estimator in the run folder, `state-NAME.safetensors`: tensors, and
 numbers, the settings and a fingerprint of the operator. It is written aside and renamed, every `SAVE_EVERY` seconds
 and when the run ends for whatever reason. Ctrl-C once: the product is finished, the state saved, KeyboardInterrupt
 raised; twice: the run stops at once. With one number of threads the resumed answer is equal bit for bit on a CPU.
+
+Of several processes the first writes and reads, row after row, in the same format: a run can be gone on with by another
+number of processes, or by one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,12 +31,25 @@ from ..core.operator import Operator
 from ..core.progress import say
 from ..core.record import strict_json, write_atomically
 from ..core.rng import stream
+from ..distributed.processes import group_of
 from .vectors import multiply, probes
 
 #: Seconds between two savings; a state that takes long to write is written less often (a tenth of the time at most).
 SAVE_EVERY = 60.0
 _FORMAT = "quadform-state 1"
 _SKETCH = 8
+#: Types of tensors by the names that safetensors has for them.
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 State = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 
@@ -70,11 +88,15 @@ class Checkpoint:
 
     `folder=None` keeps nothing and costs nothing. `c.found` is the saved `(tensors, numbers)` or None. `state` is a
     function that gives the current state; between two calls of `reached` the state may change only after a product
-    has come back, so that what is saved when the operator fails is whole.
+    has come back, so that what is saved when the operator fails is whole. Tensors named `sliced` are rows of the
+    domain of which each process gives, and gets, its slice.
     """
 
-    def __init__(self, folder: str | Path | None, name: str, A: Operator, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: str | Path | None, name: str, A: Operator, settings: Mapping[str, Any], sliced: str = ""
+    ) -> None:
         self.found: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self._group, self._n, self._sliced = group_of(A.domain), A.domain.size, sliced
         self._path = None if folder is None else Path(folder) / f"state-{name}.safetensors"
         self._settings = dict(settings)
         self._state: Callable[[], State] | None = None
@@ -82,18 +104,26 @@ class Checkpoint:
         self._asked = self._forced = False
         self._before: Any = None
         self._saved_at, self._cost = time.monotonic(), 0.0
-        if self._path is None:
+        self._keeps = self._group.text("yes" if self._path is not None else "no") == "yes"  # the first process decides
+        if not self._keeps:
             return
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
+        if not self._group.first:
+            self._path = None
+        if self._path is not None:
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
         self._print = fingerprint(A)
-        if self._path.exists():
-            self.found = self._read(self._path)
+        header = self._header(self._path) if self._path is not None and self._path.exists() else {}
+        if self._group.world > 1:
+            header = json.loads(self._group.text(json.dumps(header)))
+        if header:
+            self.found = self._tensors(header["tensors"]), header["numbers"]
 
     # --- reading ----------------------------------------------------------------------------------------------------
-    def _read(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _header(self, path: Path) -> dict[str, Any]:
+        """The numbers of a saved state, and type and shape of its tensors; another run's is an error."""
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -102,7 +132,8 @@ class Checkpoint:
                 if header.get("format") != _FORMAT:
                     raise FileError(f"{path} is no state of an interrupted run. Choose another folder.")
                 body = json.loads(header["state"])
-                tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
+                cuts = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
+                tensors = {name: [str(cut.get_dtype()), cut.get_shape()] for name, cut in cuts.items()}
             old, settings, numbers = body["operator"], body["settings"], body["numbers"]
         except FileError:
             raise
@@ -120,35 +151,78 @@ class Checkpoint:
                 f"This run was started with other settings ({', '.join(other)})."
                 " Start fresh with `--out` or name the old settings."
             )
-        return tensors, numbers
+        return {"numbers": numbers, "tensors": tensors}
+
+    def _tensors(self, kinds: Mapping[str, tuple[str, list[int]]]) -> dict[str, Tensor]:
+        """The tensors of the file: read by the first process and sent to the others, sliced ones row after row."""
+        from safetensors import safe_open
+
+        group, mine, found = self._group, self._group.slice(self._n), {}
+        with contextlib.ExitStack() as stack:
+            f: Any = stack.enter_context(safe_open(self._path, framework="pt")) if group.first else None
+            for name, (kind, shape) in kinds.items():
+                whole = torch.empty((0,), dtype=_DTYPES[kind])
+                if group.world > 1 and self._is_sliced(name):
+                    rows = [
+                        group.same(f.get_slice(name)[i] if group.first else whole.new_empty(shape[1]))[mine]
+                        for i in range(shape[0])
+                    ]
+                    found[name] = torch.stack(rows) if rows else whole.new_empty((0, mine.stop - mine.start))
+                else:
+                    found[name] = group.same(f.get_tensor(name) if group.first else whole.new_empty(shape))
+        return found
+
+    def _is_sliced(self, name: str) -> bool:
+        return bool(self._sliced) and name.rpartition("/")[2] == self._sliced
 
     # --- writing ----------------------------------------------------------------------------------------------------
     def reached(self, state: Callable[[], State]) -> None:
         """A consistent point: save when it is time to; after Ctrl-C save and raise KeyboardInterrupt."""
-        if self._path is None:
+        if not self._keeps:
             return
         self._state, self._fresh = state, False
-        if self._asked:
+        due = time.monotonic() - self._saved_at >= max(SAVE_EVERY, 10 * self._cost)
+        told = self._group.most(2 if self._asked else 1 if due else 0)
+        if told:
             self._save()
+        if told == 2:
+            self._asked = True
             raise KeyboardInterrupt
-        if time.monotonic() - self._saved_at >= max(SAVE_EVERY, 10 * self._cost):
-            self._save()
 
     def _save(self) -> None:
-        from safetensors.torch import save
-
-        if self._path is None or self._state is None or self._fresh:
+        if not self._keeps or self._state is None or self._fresh:
             return
         begun = time.monotonic()
         tensors, numbers = self._state()
         body = {"operator": self._print, "settings": self._settings, "numbers": dict(numbers)}
-        own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
-        write_atomically(self._path, save(own, {"format": _FORMAT, "state": strict_json(body)}))
+        pieces = self._pieces(tensors, {"format": _FORMAT, "state": strict_json(body)})
+        if self._path is not None:
+            write_atomically(self._path, pieces)
+        else:  # takes part in gathering the rows
+            for _ in pieces:
+                pass
         self._saved_at, self._fresh = time.monotonic(), True
         self._cost = self._saved_at - begun
 
+    def _pieces(self, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> Iterator[bytes]:
+        """A safetensors file in pieces, a row at a time: its header, then the bytes of every tensor."""
+        header: dict[str, Any] = {"__metadata__": dict(told)}
+        end = 0
+        for name, t in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):  # aligned by size
+            shape = [len(t), self._n] if self._is_sliced(name) else list(t.shape)
+            start, end = end, end + math.prod(shape) * t.dtype.itemsize
+            header[name] = {"dtype": _NAMES[t.dtype], "shape": shape, "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        yield len(text).to_bytes(8, "little") + text
+        for name in list(header)[1:]:
+            t = tensors[name].detach()
+            rows = self._group.rows(t, self._n) if self._is_sliced(name) else t.reshape(1, -1)
+            for row in rows:
+                yield row.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
     def __enter__(self) -> Checkpoint:
-        if self._path is not None and threading.current_thread() is threading.main_thread():
+        if self._keeps and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
@@ -165,7 +239,7 @@ class Checkpoint:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
             self._before = None
-        if not self._forced:
+        if self._keeps and not self._forced and self._group.together("checkpoint", error):
             self._save()
         if self._asked and error is None:
             raise KeyboardInterrupt

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, TooLarge
-from ..core.memory import free_bytes, in_words
+from ..core.memory import in_words
 from ..core.operator import Operator
 from ..core.rng import stream
+from ..distributed.processes import ALONE, Group, group_of
 
 Probe = Literal["rademacher", "gaussian", "sphere"]
 
@@ -80,13 +81,18 @@ def draw(row: Tensor, seed: int, name: str, kind: Probe) -> None:
         raise InputError(f"probes are 'rademacher', 'gaussian' or 'sphere'; got {kind!r}.")
 
 
-def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str) -> int:
-    """How many rows of the longer space fit the budget in bytes (default: half of what is free on the device)."""
-    each = max(A.shape) * working_dtype(A).itemsize
-    budget = free_bytes(A.device) / 2 if memory is None else float(memory)
+def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str, sliced: bool = False) -> int:
+    """How many rows of the longer space fit the budget in bytes (default: half of what is free on the device).
+
+    The budget is that of each process; `sliced` rows are kept in slices, one in each process.
+    """
+    group = group_of(A.domain)
+    entries = group.longest(max(A.shape)) if sliced else max(A.shape)
+    each = entries * working_dtype(A).itemsize
+    budget = group.free_bytes(A.device) / 2 if memory is None else float(memory)
     if budget < least * each:
         raise TooLarge(
-            f"{purpose} keeps at least {least} vectors of {max(A.shape):,} entries, {in_words(least * each)};"
+            f"{purpose} keeps at least {least} vectors of {entries:,} entries, {in_words(least * each)};"
             f" the budget is {in_words(budget)}. Measure a named block, or raise `memory=`."
         )
     return int(budget // each)
@@ -97,16 +103,17 @@ def chunks(start: int, stop: int, size: int) -> list[range]:
     return [range(a, min(a + size, stop)) for a in range(start, stop, size)]
 
 
-def orthogonalise(w: Tensor, Q: Tensor, passes: int = 2) -> tuple[Tensor, Tensor]:
+def orthogonalise(w: Tensor, Q: Tensor, passes: int = 2, group: Group = ALONE) -> tuple[Tensor, Tensor]:
     """`w` without its part in the span of the orthonormal rows `Q`, and the coefficients of that part (float64, CPU).
 
     Classical Gram-Schmidt; two passes leave an orthogonality of the size of round-off (Giraud, Langou, Rozloznik 2005).
+    With a group `w` and `Q` are this process's slices of them.
     """
     h = torch.zeros(len(Q), dtype=torch.float64)
     if not len(Q):
         return h, w
     for _ in range(passes):
-        part = Q @ w
+        part = group.sum(Q @ w)
         w = torch.addmv(w, Q.T, part, alpha=-1)
         h += part.double().cpu()
     return h, w
