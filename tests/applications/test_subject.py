@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     risk = s.risk(quiet=True)
     assert risk.dtype == torch.float64
     assert torch.isfinite(risk.value())
+
+
+def test_a_part_of_a_stored_matrix_is_said_to_be_one(tmp_path: Path) -> None:
+    """GPT-2 stores queries, keys and values in one matrix: who asks for the queries is told that all are measured."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    question = ModelQuestion(model=str(tmp_path), length=4, batch=1)
+    told = "64 parameters were asked for, parts of matrices that are stored with others: the whole 192 are measured"
+    for params, count in (("*.W_Q", 1), ("*.W_Q,*.W_K,*.W_V", 0), ("*.c_attn.weight", 0)):
+        risk = open_subject(question).risk(dataclasses.replace(question, params=params), quiet=True)
+        assert sum(note.startswith(told) for note in risk.notes) == count
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])

@@ -496,3 +496,22 @@ def test_sum_holds_two_images_at_a_time() -> None:
     total = Sum(*[E] * 6) @ torch.ones(3, dtype=torch.float64)
     assert torch.equal(total, torch.full((3,), 6.0, dtype=torch.float64))
     assert most <= 2
+
+
+def test_blocks_of_blocks_inside_a_fused_matrix():
+    """The block of W_Q and W_V, then that of a head of each: the entries of the whole matrix between these heads."""
+    d, h = 3, 2
+    shape = (d, 3 * d * h)
+    views = []
+    for i, name in enumerate(("W_Q", "W_K", "W_V")):
+        for label, a, b in ((name, 0, h), *((f"{name}[{j}]", j, j + 1) for j in range(h))):
+            run = ((i * h + a) * d, (i * h + b) * d)
+            views.append(View(label, "c_attn", shape, ((0, d), run), (d, run[1] - run[0])))
+    space = Space((("c_attn", shape), ("b", (3,))), tuple(views))
+    M = torch.randn(space.size, space.size, dtype=torch.float64)
+    A = Dense(M, space)
+    found = A.block("W_Q", "W_V").block("W_Q[1]", "W_V[0]")
+    rows, cols = (space.coordinates(space.select(n)) for n in ("W_Q[1]", "W_V[0]"))
+    assert torch.equal(found.dense(), M[rows][:, cols])
+    twice = (A.block("W_Q", "W_V") + A.block("W_Q", "W_V")).block("W_Q[1]", "W_V[0]")
+    assert torch.equal(twice.dense(), 2 * M[rows][:, cols])

@@ -303,6 +303,17 @@ def test_overlapping_selections_are_refused(space: Space) -> None:
     assert space.select("W_Q", "W_V[0]").names == ("W_Q", "W_V[0]")
 
 
+@given(fused())
+def test_a_part_of_a_part_is_a_part_of_the_whole(space: Space) -> None:
+    """W_V, then its head 0: the same coordinates of the fused matrix as head 0 at once; a head of W_Q is not there."""
+    outer = space.select("W_V", "b")
+    inner = outer.select("W_V[0]")
+    assert torch.equal(space.coordinates(outer)[outer.coordinates(inner)], space.coordinates(space.select("W_V[0]")))
+    assert inner.parts == space.select("W_V[0]").parts
+    with pytest.raises(UnknownName, match=r"no parameter matches 'W_Q\[0\]'"):
+        outer.select("W_Q[0]")
+
+
 def test_overlap_of_views_that_read_the_tensor_differently() -> None:
     """Rows of the (2, 6) reading and thirds of the flat reading overlap exactly where they share an entry."""
     row = View("row", "a", (2, 6), ((0, 1), (0, 6)), (6,))

@@ -1,4 +1,4 @@
-"""The probe of a measurement in words: how many batches of which size, at which step, in which number format."""
+"""What was measured, in words: how many batches of which size, at which step, in which number format, of which part."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.record import Record
+from ..curvature.risk import Risk
 
 
 def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
@@ -29,3 +30,16 @@ def probe_words(record: Record) -> str:
     size = f"probe {many}{' x '.join(map(str, shape))}{given.get('of', '')}" if isinstance(shape, list) else "probe"
     step = given.get("source", {}).get("step")
     return ", ".join([size, *([] if step is None else [f"step {step}"]), record.made.dtype])
+
+
+def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:
+    """What is said where the parameters asked for are parts of a stored matrix: a risk has whole tensors only."""
+    if not risk.space.views:
+        return []
+    asked = risk.space.select(*([params] if isinstance(params, str) else params)).size
+    if asked == risk.space.size:
+        return []
+    return [
+        f"{asked:,} parameters were asked for, parts of matrices that are stored with others: the whole"
+        f" {risk.space.size:,} are measured; blocks name their parts"
+    ]

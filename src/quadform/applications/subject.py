@@ -31,6 +31,7 @@ from ..train.fetch.catalogue import CATALOGUE
 from ..train.runs import Run, is_run, open_run
 from .configs.shared import ModelQuestion
 from .machine import DTYPES, device_of
+from .probes import whole_tensors
 
 #: Data of a new model that names none.
 DEFAULT_DATA = "add"
@@ -62,7 +63,7 @@ class Subject:
                 "train_mode": question.train_mode,
             } | options
         risk = Risk(self.model, self.loss, self.batches, **options)
-        risk.notes[:0] = self.notes
+        risk.notes[:0] = [*self.notes, *whole_tensors(risk, options.get("params", "*"))]
         return risk
 
     @property
