@@ -4,7 +4,8 @@ FOLDER/config.json    the question and a hash of the weights, written first
 FOLDER/events.jsonl   one finished piece a line with its checksum; a line cut off by a kill, or damaged, is left out
 FOLDER/state/         states of unfinished estimators (basis vectors); gone when all is done
 
-A piece is plain JSON; numbers come back bit for bit. Another question in the same folder is refused by name.
+A piece is plain JSON; numbers come back bit for bit. Another question in the same folder is refused by name. Of several
+processes the first keeps the folder; the others hear from it what is finished.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import nn
 
 from ..core.errors import CheckFailed, FileError, InputError
 from ..core.record import strict_json, write_atomically
+from ..distributed.processes import ALONE, Group
 
 CONFIG, EVENTS, STATE = "config.json", "events.jsonl", "state"
 
@@ -33,21 +35,27 @@ class TimeUp(CheckFailed):
 class Journal:
     """`journal.piece("batch/1", compute)` computes once and remembers; with `folder=None` in this process only."""
 
-    def __init__(self, folder: str | Path | None, question: Mapping[str, Any], *, resume: bool = True) -> None:
-        self.folder = None if folder is None else Path(folder)
+    def __init__(
+        self, folder: str | Path | None, question: Mapping[str, Any], *, resume: bool = True, group: Group = ALONE
+    ) -> None:
+        self.folder = None if folder is None or not group.first else Path(folder)
         self.done: dict[str, Any] = {}
-        self.found = 0
-        if self.folder is None:
-            return
+        if self.folder is not None:
+            self._open(self.folder, question, resume)
+        if group.world > 1:
+            self.done = json.loads(group.text(json.dumps(self.done)))
+        self.found = len(self.done)
+
+    def _open(self, folder: Path, question: Mapping[str, Any], resume: bool) -> None:
         asked = json.loads(strict_json(question))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if resume and (self.folder / CONFIG).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            if resume and (folder / CONFIG).exists():
                 self._take_up(asked)
             else:
                 self.forget_state()
-                write_atomically(self.folder / EVENTS, b"")
-                write_atomically(self.folder / CONFIG, strict_json(asked).encode())
+                write_atomically(folder / EVENTS, b"")
+                write_atomically(folder / CONFIG, strict_json(asked).encode())
         except OSError as error:
             raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
 
@@ -67,7 +75,6 @@ class Journal:
                 continue
             if event.get("sum") == _sum(piece, value):  # else damaged: measured again
                 self.done[piece] = value
-        self.found = len(self.done)
 
     def __contains__(self, piece: str) -> bool:
         return piece in self.done
@@ -107,10 +114,12 @@ class Deadline:
     """Raises TimeUp when the time is over; `None` never does.
 
     However short the time is, it passes until something has `advanced`: a run that is resumed again and again ends.
+    Processes of a group stop together.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, group: Group = ALONE) -> None:
         self.until = None if seconds is None else time.monotonic() + seconds
+        self.group = group
         self.advanced = False
 
     @property
@@ -120,7 +129,7 @@ class Deadline:
     def check(self, *, advanced: bool = True) -> None:
         """`advanced`: something is now done that was not done before this run."""
         self.advanced |= advanced
-        if self.left <= 0 and self.advanced:
+        if self.until is not None and self.group.any(self.left <= 0 and self.advanced):
             raise TimeUp("the time given with `--max-time` is over; go on with `--resume`.")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..applications.configs.shared import Output
 from ..core.errors import FileError
 from ..core.record import JSON_NAME
+from .processes import several
 
 #: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
 #: threads that wait for each other make the work ten times longer.
@@ -31,9 +32,17 @@ def choose_threads(parameters: int) -> None:
 
 
 def writable(output: Output) -> Path | None:
-    """The folder results go to, made now: a folder that cannot be written is told before anything is computed."""
+    """The folder results go to, made now: a folder that cannot be written is told before anything is computed.
+
+    Of several processes the first has one.
+    """
     if output.out is None:
         return None
+    if several():
+        from ..distributed import current
+
+        if not current().first:
+            return None
     folder = Path(output.out)
     try:
         folder.mkdir(parents=True, exist_ok=True)

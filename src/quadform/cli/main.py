@@ -37,6 +37,7 @@ VERBS = {
     "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
     "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
     "ls": Verb("what designs, data, experiments and runs there are", "ls:LsConfig"),
+    "explore": Verb("the live page: move a slider, see the exact Hessian change", "explore:ExploreConfig"),
     "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),
 }
 
@@ -102,12 +103,14 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # --help was answered
         return 0
     from . import folders
+    from .processes import answer_together, several
 
     folders.asked[:] = words
     _share_the_machine()
     before, progress.quiet = progress.quiet, output.quiet
     try:
-        return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
+        answer = importlib.import_module(f".verbs.{name}", __package__).answer
+        return answer_together(name, answer, config, output) if several() else int(answer(config, output))
     finally:
         progress.quiet = before
 

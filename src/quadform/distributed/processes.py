@@ -39,6 +39,8 @@ _MESSAGE = 2048
 #: Sums of a vector that differ by more than this share of its size belong to different vectors; one vector computed on
 #: two kinds of processor differs by rounding.
 _SAME_VECTOR = 1e-6
+#: torch 2.13 has a new name for it.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 #: Exit code of an interrupted process.
 _INTERRUPTED = 130
 
@@ -175,7 +177,7 @@ class Group:
         own = torch.zeros(_MESSAGE, dtype=torch.uint8)
         own[: len(line)] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
         every = own.new_empty(self.world * _MESSAGE)
-        self._carry(dist.all_gather_into_tensor, every, own, group=self._host)
+        self._carry(_gather, every, own, group=self._host)
         lines = [m.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for m in every.view(self.world, _MESSAGE)]
         rank = next(r for r, told in enumerate(lines) if not told.startswith("0 "))
         number, _, text = lines[rank].partition(" ")
@@ -282,7 +284,7 @@ class Group:
         every = own.new_empty((self.world, k, each))
         with _uninterrupted():
             self._meet(f"whole {k} {n} {slices.dtype}")
-            self._carry(dist.all_gather_into_tensor, every.view(-1), own.view(-1))
+            self._carry(_gather, every.view(-1), own.view(-1))
         return every.transpose(0, 1).reshape(k, self.world * each)[:, :n]
 
     def rows(self, slices: Tensor, n: int) -> Iterator[Tensor]:

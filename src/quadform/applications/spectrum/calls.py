@@ -12,6 +12,7 @@ from ...core.progress import Report
 from ...curvature.groups import groups
 from ...curvature.risk import Risk
 from ...curvature.routes import Route
+from ...distributed import current, group_of, shard
 from ..configs.shared import seconds_of
 from ..journal import Deadline, Journal
 from ..subject import weights_hash
@@ -43,9 +44,10 @@ def spectrum(
     """The spectrum of `model` on `probe` (a batch, or batches); its own loss, or `loss(output, batch)`.
 
     `blocks` is a kind (`curvature.groups.KINDS`), names or globs, `{label: globs}`, or "none". `resume` names a folder
-    that keeps unfinished work: the same call goes on where it was. The model is left as it was.
+    that keeps unfinished work: the same call goes on where it was. The model is left as it was. Inside
+    `with quadform.distributed.group():` the probe is split over the processes.
     """
-    risk = Risk(model, loss, probe, params, quiet=not progress)
+    risk = shard(Risk(model, loss, probe, params, quiet=not progress), current())
     wish = Wish(
         top=top,
         bottom=bottom,
@@ -61,9 +63,10 @@ def spectrum(
     )
     hash_ = weights_hash(model) if isinstance(model, nn.Module) else ""
     source = {"model": type(model).__name__ if isinstance(model, nn.Module) else "function", "weights": hash_}
-    journal = Journal(resume, question(wish, source))
+    group = group_of(risk.space)
+    journal = Journal(resume, question(wish, source), group=group)
     seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
-    return measure(risk, wish, source, journal, Deadline(seconds), progress)
+    return measure(risk, wish, source, journal, Deadline(seconds, group), progress)
 
 
 def _blocks(risk: Risk, blocks: str | Sequence[str] | Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

@@ -26,6 +26,7 @@ from ...curvature.groups import groups
 from ...curvature.operators import functional, gauss_newton, hessian
 from ...curvature.risk import Risk
 from ...curvature.routes import Route, fastest
+from ...distributed import current, group_of, shard
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
 from ..configs.spectrum import SpectrumConfig
@@ -80,8 +81,9 @@ def question(wish: Wish, source: Mapping[str, Any]) -> dict[str, Any]:
 def run(config: SpectrumConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
     """Answer `quadform spectrum`; `folder` keeps unfinished work."""
     risk, wish, source = _open(config)
-    journal = Journal(folder, question(wish, source), resume=config.resume)
-    return measure(risk, wish, source, journal, Deadline(config.seconds), progress).record
+    group = group_of(risk.space)
+    journal = Journal(folder, question(wish, source), resume=config.resume, group=group)
+    return measure(risk, wish, source, journal, Deadline(config.seconds, group), progress).record
 
 
 def plan(config: SpectrumConfig) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def plan(config: SpectrumConfig) -> dict[str, Any]:
 
 def _open(config: SpectrumConfig) -> tuple[Risk, Wish, dict[str, Any]]:
     subject = open_subject(config)
-    risk = subject.risk(config, quiet=True)
+    risk = shard(subject.risk(config, quiet=True), current())
     wish = Wish(
         blocks={} if config.blocks == "none" else groups(risk.space, config.blocks),
         **{n: getattr(config, n) for n in ("top", "bottom", "density", "curvature", "products", "probes", "steps")},
@@ -127,7 +129,7 @@ def cost_of(A: Any, risk: Risk, wish: Wish) -> dict[str, Any]:
         "most": total - planned["eigenvalues"] + min(wish.most, n),
         "route": route,
         "seconds": seconds[route],
-        "bytes": float(min(rows, n) * n * risk.dtype.itemsize),
+        "bytes": float(min(rows, n) * group_of(risk.space).longest(n) * risk.dtype.itemsize),
     }
 
 
@@ -166,7 +168,7 @@ class _Clock:
 def _threads(A: Any, risk: Risk) -> Iterator[None]:
     """One thread where a product is not faster with several: small matrices, or a busy machine."""
     before = torch.get_num_threads()
-    if risk.device.type == "cpu" and before > 1:
+    if risk.device.type == "cpu" and before > 1 and group_of(risk.space).world == 1:
         v = _vector(risk)
         many = A.run.predict(v)["eager"]
         torch.set_num_threads(1)
@@ -216,7 +218,7 @@ def _in_time(
     with torch.no_grad():
         found.scalars["loss"] = Estimate(float(risk.value()))
     if wish.blocks and not found.partial:
-        for path, norms in functional_norms(risk).items():
+        for path, norms in functional_norms(risk.whole).items():
             found.scalars |= {f"functional/{path}/{a},{b}": e for (a, b), e in norms.items()}
     if found.pairs and found.pairs.converged and not found.partial:
         journal.forget_state()
@@ -227,7 +229,7 @@ def _in_time(
         "coverage": risk.coverage,
         "notes": list(risk.notes),
         "parameters": risk.space.size,
-        **probe_of(risk.batches),
+        **probe_of(risk.whole.batches),
         "cost": spent,
         "top": wish.top,
         "bottom": wish.bottom,

@@ -19,6 +19,7 @@ from ...core.errors import InputError
 from ...core.progress import Report
 from ...core.record import Estimate, Record
 from ...curvature.risk import Risk
+from ...distributed import current, shard
 from ..answers import Answer, Grid
 from ..configs.lr import LrConfig
 from ..configs.shared import seconds_of
@@ -110,6 +111,7 @@ def lr(
     """The largest stable learning rate of `optimizer` (a torch optimiser, or its name) for `model` on `batches`.
 
     `verify` steps on a copy try 0.5, 1 and 2 times the ceiling. `resume` names a folder that keeps unfinished work.
+    Inside `with quadform.distributed.group():` the batches are split over the processes.
     """
     risk = Risk(model, loss, batches, params, quiet=not progress)
     stepper = _stepper(optimizer, risk)
@@ -181,7 +183,8 @@ def plan(config: LrConfig) -> dict[str, Any]:
     """What `quadform lr --dry-run` tells."""
     subject, risk, stepper = _open(config)
     with fitting_threads(risk):
-        return plan_of(risk, stepper, config.verify, at_step_0(subject, risk)[0] is not None)
+        first = at_step_0(subject, risk)[0] is not None
+        return plan_of(shard(risk, current()), stepper, config.verify, first)
 
 
 def _open(config: LrConfig) -> tuple[Subject, Risk, Stepper]:

@@ -21,6 +21,7 @@ from ...core.record import Estimate, Provenance, Record
 from ...core.space import Vector
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
+from ...distributed import current, group_of, shard
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..journal import Deadline, Journal, TimeUp
 from ..meter import Meter
@@ -61,8 +62,9 @@ def measure(
 
     `first` is the same loss at step 0; `unknown` says why there is none where one might be expected.
     """
-    before = _hash(risk)
-    if not stepper.second and len(risk.batches) > 1:
+    before, group, count = _hash(risk), current(), len(risk.batches)
+    risk, first = shard(risk, group), first and shard(first, group)
+    if not stepper.second and count > 1:
         stepper = stepper.after(each_gradient(risk))
     question = {
         "kind": KIND,
@@ -71,13 +73,13 @@ def measure(
         "verify": verify,
         "tol": tol,
         "seed": seed,
-        "batches": len(risk.batches),
+        "batches": count,
         "coverage": risk.coverage,
         "weights": before,
     }
-    journal = Journal(folder, question, resume=resume)
+    journal = Journal(folder, question, resume=resume, group=group)
     with tempfile.TemporaryDirectory() as scratch, fitting_threads(risk):
-        work = _Work(risk, stepper, journal, Path(scratch), products, tol, seed, Deadline(seconds))
+        work = _Work(risk, stepper, journal, Path(scratch), products, tol, seed, Deadline(seconds, group))
         if progress is True:
             say(plan_of(risk, stepper, verify, first is not None)["text"])
         with Progress(planned(risk, stepper, verify, first is not None), "lr: products", show=progress) as bar:
@@ -87,7 +89,13 @@ def measure(
         raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
     if not told["partial"]:
         journal.forget_state()
-    inputs = {**question, **told, **probe_of(risk.batches), "lr": learning_rate or stepper.lr, "notes": risk.notes}
+    inputs = {
+        **question,
+        **told,
+        **probe_of(risk.whole.batches),
+        "lr": learning_rate or stepper.lr,
+        "notes": risk.notes,
+    }
     inputs |= {"no_step_0": unknown} if unknown else {}
     return Record(
         kind=KIND,
@@ -102,9 +110,10 @@ def _hash(risk: Risk) -> str:
     return weights_hash(risk.model) if isinstance(risk.model, nn.Module) else "function"
 
 
-def one_batch(whole: Risk, i: int) -> Risk:
+def one_batch(risk: Risk, i: int) -> Risk:
     """The same loss on one batch of the probe alone."""
-    return Risk(
+    whole = risk.whole
+    alone = Risk(
         whole.model,
         whole.loss,
         [whole.batches[i]],
@@ -113,11 +122,12 @@ def one_batch(whole: Risk, i: int) -> Risk:
         train_mode=whole.train_mode,
         quiet=True,
     )
+    return shard(alone, group_of(risk.space))
 
 
 def each_gradient(risk: Risk) -> Iterator[dict[str, Tensor]]:
     """The gradient on each batch of the probe alone."""
-    return (risk_gradient(one_batch(risk, i)) for i in range(len(risk.batches)))
+    return (risk_gradient(one_batch(risk, i)) for i in range(len(risk.whole.batches)))
 
 
 def _first_row(vectors: Vector) -> dict[str, Tensor]:
@@ -131,7 +141,7 @@ def is_plain(stepper: Stepper) -> bool:
 
 def planned(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> int:
     """Products of the whole risk that are to be expected; a gradient counts as a third of one."""
-    searches = (1 if is_plain(stepper) else 2) + (len(risk.batches) > 1) + first
+    searches = (1 if is_plain(stepper) else 2) + (len(risk.whole.batches) > 1) + first
     return TYPICAL * searches + 2 * verify
 
 
@@ -239,9 +249,9 @@ class _Work:
         if rule.adaptive:
             scalars["floor_share"] = Estimate(shares["floor"], note="of the top direction, where P is near eps")
         tensors: dict[str, Tensor] = {}
-        if len(risk.batches) > 1 and not self.partial:
+        if len(risk.whole.batches) > 1 and not self.partial:
             each = self.single()
-            if len(each) == len(risk.batches):
+            if len(each) == len(risk.whole.batches):
                 tensors["ceilings"] = torch.tensor(each, dtype=torch.float64)
         if first is not None and not self.partial:
             found_first = self.at_first(first)
@@ -270,7 +280,7 @@ class _Work:
     def single(self) -> list[float]:
         """The ceiling on each probe batch alone, P and the start from the whole probe."""
         found: list[float] = []
-        count = len(self.risk.batches)
+        count = len(self.risk.whole.batches)
         for i in range(count):
             if f"batch/{i}" in self.journal:
                 self.meter.skip(TYPICAL / count)
@@ -287,7 +297,7 @@ class _Work:
             self.meter.skip(TYPICAL)
         else:
             stepper = dataclasses.replace(self.stepper, second={}, steps={})
-            stepper = stepper.after(each_gradient(risk)) if len(risk.batches) > 1 else stepper
+            stepper = stepper.after(each_gradient(risk)) if len(risk.whole.batches) > 1 else stepper
             P = stepper.preconditioner(risk_gradient(risk), risk.params)
             with self.meter.piece("step 0", TYPICAL):
                 pairs = self.search(stepper.operator(hessian(risk), P), "first", self.tol)
@@ -301,7 +311,7 @@ class _Work:
 
     def one(self, i: int) -> float:
         self.deadline.check(advanced=False)
-        count = len(self.risk.batches)
+        count = len(self.risk.whole.batches)
         with self.meter.piece(f"batch {i + 1} of {count}", TYPICAL / count, weight=1 / count):
             return self.alone(i)
 

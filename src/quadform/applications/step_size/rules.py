@@ -26,7 +26,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad
 
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.operator import Operator
@@ -267,13 +266,7 @@ def _number(value: Any) -> float:
 
 def risk_gradient(risk: Risk, params: Vector | None = None) -> dict[str, Tensor]:
     """The gradient of the risk at `params` (default: where the model stands); the model is not touched."""
-    at = {**risk.params, **(params or {})}
-    total: dict[str, Tensor] = {}
-    with risk.context():
-        for weight, batch in zip(risk.weights, risk.batches, strict=True):
-            for n, g in grad(lambda q, b=batch: risk.run(q, b)[0])(at).items():
-                total[n] = weight * g.detach() + total[n] if n in total else weight * g.detach()
-    return total
+    return risk.gradient(params)
 
 
 def floor_share(P: Vector, eps: float, direction: Vector) -> float:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...core.errors import QuadformError
 from ...core.space import Vector
 from ...curvature.risk import Risk
+from ...distributed.processes import group_of
 from ...report.step_size import HOLDS
 from .rules import Rule, Stepper, risk_gradient
 
@@ -69,6 +70,12 @@ class Trial:
 
 def double_copy(risk: Risk) -> Risk:
     """The risk of a copy of the model in double precision; the risk itself where that cannot be made."""
+    if risk.whole is not risk:  # a process's share
+        twin = double_copy(risk.whole)
+        if twin is risk.whole:
+            return risk
+        own = [_double(b) for b in risk.batches]
+        return twin.share(own, risk.weights, group_of(risk.space), risk.notes[-1], twin)
     if risk.dtype == torch.float64 or not isinstance(risk.model, nn.Module):
         return risk
     try:

@@ -24,14 +24,14 @@ def answer(config: SpectrumConfig, output: Output) -> int:
             print(cost_line(cost))
         return 0
     folder = writable(dataclasses.replace(output, out=output.out or str(default_folder(config.model))))
-    assert folder is not None
     go_on = f"`{resume_command()}`"
     try:
         record = run(config, folder)
     except KeyboardInterrupt:
         say(f"stopped and saved; go on with {go_on}")
         raise
-    record.save(folder)
+    if folder is not None:
+        record.save(folder)
     found = Spectrum(record)
     if output.json:
         print_json(record_json(record) | {"converged": found.converged, "saved": str(folder)})
