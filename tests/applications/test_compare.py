@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
 import pytest
 import torch
 
+from quadform.applications.compare import measure
 from quadform.applications.compare.answer import COLUMNS, Compare
-from quadform.applications.compare.measure import compare
+from quadform.applications.compare.measure import BESIDE, _Work, compare
 from quadform.applications.compare.words import size, verdict
+from quadform.applications.journal import Deadline, Journal
+from quadform.applications.meter import Meter
+from quadform.applications.short_run import ShortRun
+from quadform.applications.step_size import ceiling
+from quadform.applications.step_size.ceiling import SEEN, seen_first
+from quadform.applications.step_size.rules import Stepper, adam, risk_gradient
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.progress import Progress
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.curvature import Risk, hessian
+from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
 from quadform.propagation.collapse import participation_ratio, token_cosine
 from quadform.train import dataset
@@ -96,6 +106,67 @@ def fake(lr: float = 1e-3, **cells: dict[str, tuple[float, float]]) -> Compare:
     scalars = {f"{d}/1/{m}": Estimate(v, e, "estimate") for d, ms in cells.items() for m, (v, e) in ms.items()}
     inputs = {"cells": [[d, 1] for d in cells], "lr": lr, "partial": False, "sort": "loss", "notes": []}
     return Compare(Record(kind="compare", inputs=inputs, scalars=scalars, tensors={}, made=Provenance({}, "", "")))
+
+
+def work_of(data, budget):
+    question = {"dim": 8, "heads": 2, "batch": 4, "lr": 1e-3, "seed": 0, "dtype": "float64", "cells": [["pre-ln", 2]]}
+    return _Work(question, data, budget, torch.device("cpu"), Deadline(None))
+
+
+def test_the_budget_pays_for_timing_measuring_and_training(data):
+    """What is told before the start adds up to the budget, the timing that was needed to tell it included."""
+    plan = work_of(data, 100.0).timed(progress=False)
+    assert plan["timing"] > 0
+    assert plan["timing"] + plan["measuring"] + plan["training"] == pytest.approx(100.0)
+    assert "timing " in work_of(data, 100.0).plan_text(plan)
+
+
+def test_the_plan_counts_what_measuring_takes_beside_products(data, monkeypatch):
+    """Evaluations of the loss outside the searches, three a training step: as counted, to a factor of 2."""
+    work, calls, loss = work_of(data, 1.0), [], Transformer.loss
+    products = []
+    monkeypatch.setattr(Transformer, "loss", lambda model, *a, **k: calls.append(0) or loss(model, *a, **k))
+
+    def search(*words, **options):
+        before = len(calls)
+        found = eigenpairs(*words, **options)
+        products.append(len(calls) - before)
+        return found
+
+    monkeypatch.setattr(measure, "eigenpairs", search)
+    monkeypatch.setattr(ceiling, "eigenpairs", search)
+    with Progress(1, "products", show=False) as bar:
+        work.health("pre-ln", 2, 1, Journal(None, {}), Meter(bar, Deadline(None)))
+    gradients = SEEN + 2  # of Adam, of P, and the backward pass of the signal
+    spent = len(calls) - sum(products) + 2 * gradients
+    assert 0.5 < spent / (3 * BESIDE) < 2, spent
+
+
+def test_short_training_is_not_written_down(data, tmp_path, monkeypatch):
+    """Checkpoints of a training of seconds cost more than they save: none is written, and none with a kill in mind."""
+    kept = []
+    monkeypatch.setattr(ShortRun, "save", lambda run: kept.append(run.folder))
+    compare(["pre-ln"], depth=1, data=data, resume=tmp_path / "short", **OPTIONS)
+    assert set(kept) == {None}
+    monkeypatch.setattr(measure, "KEPT_FROM", 0.0)
+    compare(["pre-ln"], depth=1, data=data, resume=tmp_path / "long", **OPTIONS)
+    assert set(kept) == {None, tmp_path / "long" / "state" / "pre-ln-1"}
+
+
+def test_adam_sees_each_batch_once(data, monkeypatch):
+    """Its second moments after 8 batches are those of their gradients, with one evaluation of the loss for each."""
+    model = Transformer("pre-ln", depth=1, dim=8, heads=2, dtype=torch.float64, dropout=0.5, **data.settings)
+    names = tuple(n for n, _ in model.named_parameters())
+    stepper = Stepper(adam(0.9, "AdamW"), names, beta2=0.9, eps=1e-8)
+    first = list(itertools.islice(data.batches("train", 4), SEEN))
+    expected = stepper.after(risk_gradient(Risk(model, None, b, quiet=True)) for b in first)
+    calls, loss = [], model.loss
+    monkeypatch.setattr(model, "loss", lambda batch: calls.append(batch) or loss(batch))
+    found = seen_first(stepper, model, data.batches("train", 4))
+    assert len(calls) == SEEN
+    assert model.training
+    for n in names:
+        torch.testing.assert_close(found.second[n], expected.second[n], rtol=1e-9, atol=1e-18)
 
 
 def test_the_lowest_loss_is_named_with_its_ties():

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,14 +41,19 @@ from ..journal import Deadline, Journal, TimeUp, kept_state
 from ..machine import DTYPES, busy_seconds, device_of
 from ..meter import Meter
 from ..short_run import ShortRun
-from ..step_size.ceiling import UNSEEN, adamw_ceiling, seen_first
+from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, seen_first
 from ..subject import parse_data
 from ..threads import fitting_threads
 from . import words
 from .answer import Compare
 
-#: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this residual, gradients included.
+#: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this residual.
 PRODUCTS, TYPICAL, TOL = 60, 36, 1e-2
+#: The rest of measuring a model in training steps (gradients Adam has seen, sizes, signal), and what comes with its
+#: training (the model made, the held-out loss).
+BESIDE, AFTER = SEEN + 7, 2
+#: Seconds of training from which it is kept for the case of a kill; shorter ones are trained again.
+KEPT_FROM = 30.0
 #: Training gets at least this share of the budget, whatever measuring takes.
 LEAST_TRAINING = 0.25
 #: Training steps that are timed for the plan.
@@ -136,16 +142,18 @@ class _Work:
                     products[key] = self.product(Risk(model, None, self.probe, quiet=True))
                     run = ShortRun(model, self.data, self.config(TIMED), None)
                     run.to(TIMED)
-                    steps[key] = next(iter(self.probe.values())).numel() / max(run.speeds)
+                    steps[key] = next(iter(self.probe.values())).numel() / statistics.median(run.speeds[1:])
                 except InputError as error:
                     broken[key] = str(error)
                 bar.step(text=key)
-        load = (time.perf_counter() - began) / max(busy_seconds(self.device) - worked, 1e-9)
-        measuring = load * TYPICAL * sum(products.values())
-        training = max(self.budget - measuring, LEAST_TRAINING * self.budget)
+        timing = time.perf_counter() - began
+        load = timing / max(busy_seconds(self.device) - worked, 1e-9)
+        measuring = load * (TYPICAL * sum(products.values()) + BESIDE * sum(steps.values()))
+        training = max(self.budget - timing - measuring, LEAST_TRAINING * self.budget)
         each = training / load / max(len(steps), 1)
-        counts = {key: max(1, int(each / seconds)) for key, seconds in steps.items()}
+        counts = {key: max(1, int(each / seconds) - AFTER) for key, seconds in steps.items()}
         return {
+            "timing": timing,
             "measuring": measuring,
             "training": training,
             "steps": counts,
@@ -166,10 +174,11 @@ class _Work:
 
     def plan_text(self, plan: dict[str, Any]) -> str:
         counts = plan["steps"].values() or [0]
-        total = plan["measuring"] + plan["training"]
+        total = plan.get("timing", 0.0) + plan["measuring"] + plan["training"]  # older runs did not tell the first
         text = (
-            f"plan: {len(self.cells)} models, {clock(total)} in all: measuring about {clock(plan['measuring'])}"
-            f" ({plan['products']} products), training {clock(plan['training'])} ({min(counts):,} to {max(counts):,}"
+            f"plan: {len(self.cells)} models, {clock(total)} in all: timing {clock(plan.get('timing', 0.0))}, measuring about"
+            f" {clock(plan['measuring'])} ({plan['products']} products), training {clock(plan['training'])}"
+            f" ({min(counts):,} to {max(counts):,}"
             f" steps each, equal time); {in_words(plan['bytes'])} for vectors"
         )
         if total <= 1.01 * self.budget:
@@ -274,7 +283,9 @@ class _Work:
 
     def training(self, design: str, depth: int, steps: int, journal: Journal, meter: Meter) -> dict[str, Any]:
         """Equal time of training; the loss on held-out data, and the speed seen."""
-        folder = journal.state(f"{design}-{depth}")
+        plan = journal.done["plan"]
+        long = plan["training"] / len(plan["steps"]) >= KEPT_FROM or self.deadline.until is not None
+        folder = journal.state(f"{design}-{depth}") if long else None
         run = ShortRun(self.model(design, depth), self.data, self.config(steps), folder)
         meter.spend(run.step, advanced=False)
         for stop in sorted({*range(run.step, steps, max(1, steps // 10)), steps}):
@@ -328,5 +339,5 @@ def plan(config: CompareConfig) -> dict[str, Any]:
     began = time.perf_counter()
     with work.threads():
         found = work.timed()
-    seconds = found["measuring"] + found["training"]
+    seconds = found["timing"] + found["measuring"] + found["training"]
     return {"text": work.plan_text(found), **found, "seconds": seconds, "timed_in": time.perf_counter() - began}
