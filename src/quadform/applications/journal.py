@@ -40,13 +40,13 @@ class Journal:
     ) -> None:
         self.folder = None if folder is None or not group.first else Path(folder)
         self.done: dict[str, Any] = {}
-        if self.folder is not None:
-            self._open(self.folder, question, resume)
-        if group.world > 1:
-            self.done = json.loads(group.text(json.dumps(self.done)))
+        self.done = group.by_first(lambda: self._open(question, resume))
         self.found = len(self.done)
 
-    def _open(self, folder: Path, question: Mapping[str, Any], resume: bool) -> None:
+    def _open(self, question: Mapping[str, Any], resume: bool) -> dict[str, Any]:
+        folder = self.folder
+        if folder is None:
+            return {}
         asked = json.loads(strict_json(question))
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +58,7 @@ class Journal:
                 write_atomically(folder / CONFIG, strict_json(asked).encode())
         except OSError as error:
             raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
+        return self.done
 
     def _take_up(self, asked: dict[str, Any]) -> None:
         assert self.folder is not None

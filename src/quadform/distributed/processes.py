@@ -11,12 +11,13 @@ Meetings and small numbers go through gloo on the host, tensors through the back
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import signal
 import threading
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, final
@@ -263,6 +264,24 @@ class Group:
                 told[:] = torch.frombuffer(bytes_, dtype=torch.uint8)
             self._carry(dist.broadcast, told, src=0)
         return told.numpy().tobytes().decode()
+
+    def by_first(self, work: Callable[[], Any]) -> Any:
+        """What `work()` gives in the first process (plain JSON), in every process; so with the errors of ours."""
+        if self.world == 1:
+            return work()
+        told: dict[str, Any] = {}
+        error: QuadformError | None = None
+        if self.first:
+            try:
+                told = {"value": work()}
+            except QuadformError as raised:
+                error, told = raised, {"error": str(raised), "code": raised.exit_code}
+        told = json.loads(self.text(json.dumps(told)))
+        if error is not None:
+            raise error
+        if "error" in told:
+            raise PeerFailed(told["error"], told["code"])
+        return told["value"]
 
     # --- slices of vectors ------------------------------------------------------------------------------------------
     def slice(self, n: int) -> slice:

@@ -104,28 +104,35 @@ class Checkpoint:
         self._asked = self._forced = False
         self._before: Any = None
         self._saved_at, self._cost = time.monotonic(), 0.0
-        self._keeps = self._group.text("yes" if self._path is not None else "no") == "yes"  # the first process decides
-        if not self._keeps:
-            return
         if not self._group.first:
             self._path = None
-        if self._path is not None:
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
+        self._keeps = self._group.by_first(self._prepared)
+        if not self._keeps:
+            return
         self._print = fingerprint(A)
-        header = self._header(self._path) if self._path is not None and self._path.exists() else {}
-        if self._group.world > 1:
-            header = json.loads(self._group.text(json.dumps(header)))
+        header = self._group.by_first(self._header)
         if header:
             self.found = self._tensors(header["tensors"]), header["numbers"]
 
+    def _prepared(self) -> bool:
+        """Whether there is a folder to keep the state in."""
+        if self._path is None:
+            return False
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            folder = self._path.parent
+            raise FileError(f"{folder} cannot hold a run: {error.strerror}. Choose another folder.") from error
+        return True
+
     # --- reading ----------------------------------------------------------------------------------------------------
-    def _header(self, path: Path) -> dict[str, Any]:
+    def _header(self) -> dict[str, Any]:
         """The numbers of a saved state, and type and shape of its tensors; another run's is an error."""
         from safetensors import SafetensorError, safe_open
 
+        path = self._path
+        if path is None or not path.exists():
+            return {}
         try:
             with safe_open(path, framework="pt") as f:
                 header = f.metadata() or {}

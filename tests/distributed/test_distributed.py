@@ -1,0 +1,365 @@
+"""Several processes give the numbers of one, in float64 to 1e-12; and they fail together, with one message."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import quadform as qf
+from quadform import distributed as qd
+from quadform.cli import main
+from quadform.core import progress
+from quadform.distributed import processes
+from quadform.estimate import eigenpairs
+
+#: Declared beforehand: rounding of products and of bases; that of the trial of `lr`, which divides differences of
+#: gradients by displacements of 1e-8 to 1e-2.
+ROUNDING, TRIAL = 1e-12, 1e-9
+CHECKS = {
+    2: "products routes contracts few_rows causal whole_batches joined spread bases slices estimates resumed refusals"
+    " failures interrupted questions killed",
+    3: "products few_rows causal joined bases slices failures",
+}
+Found = dict[int, list[dict[str, Any]]]
+
+
+def at_work(world: int, folder: Path) -> list[dict[str, Any]]:
+    """What each of the processes found."""
+    script = Path(__file__).with_name("at_work.py")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script)]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(folder), *CHECKS[world].split()],
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        errors = [process.communicate(timeout=400)[1] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    files = [folder / f"{rank}.json" for rank in range(world)]
+    assert all(f.exists() for f in files), "\n".join(errors)[-3000:]
+    return [json.loads(f.read_text()) for f in files]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return {world: at_work(world, tmp_path_factory.mktemp(f"world{world}")) for world in CHECKS}
+
+
+def results(found: Found, check: str) -> list[tuple[int, int, dict[str, Any]]]:
+    """(world, rank, results) of a check in every process that ran it."""
+    out = []
+    for world, ranks in found.items():
+        for rank, every in enumerate(ranks):
+            if check in CHECKS[world].split() and not (check == "killed" and rank == world - 1):
+                assert "failed" not in every[check], every[check].get("failed")
+                out.append((world, rank, every[check]))
+    assert out
+    return out
+
+
+def same(found: Found, check: str, *names: str, within: float = ROUNDING) -> None:
+    for world, rank, result in results(found, check):
+        for name in names:
+            assert result[name] <= within, f"process {rank} of {world}: {name} differs by {result[name]:.1e}"
+
+
+# --- data that are split --------------------------------------------------------------------------------------------
+def test_every_row_is_in_one_process(found: Found) -> None:
+    """The rows of the processes add up to all rows, the weights to 1, and no process has all or none of the ten."""
+    for world, ranks in found.items():
+        assert sum(every["products"]["rows"] for every in ranks) == 10
+        assert abs(sum(every["products"]["weight"] for every in ranks) - 1) <= ROUNDING
+        assert all(0 < every["products"]["rows"] < 10 for every in ranks), world
+
+
+@pytest.mark.parametrize("name", ["hessian", "gauss_newton", "functional", "split at a module"])
+def test_products(found: Found, name: str) -> None:
+    """A V of the split data = A V of the whole; batches of 5, 3 and 2 rows, two fifths of the labels ignored."""
+    same(found, "products", name)
+
+
+def test_routes(found: Found) -> None:
+    """Every route gives the product of one process; `auto` is chosen for all by the slowest."""
+    same(found, "routes", "traced", "auto")
+
+
+@pytest.mark.parametrize("name", ["block", "adjoint", "sum"])
+def test_algebra(found: Found, name: str) -> None:
+    """Blocks, adjoints of off-diagonal blocks and sums of split operators are those of the whole ones."""
+    same(found, "products", name)
+
+
+@pytest.mark.parametrize("name", ["empirical", "monte-carlo"])
+def test_fisher(found: Found, name: str) -> None:
+    """sum_b w_b g_b g_b^T over whole batches; labels are drawn as one process draws them."""
+    same(found, "products", name)
+
+
+def test_value_and_gradient(found: Found) -> None:
+    """The risk and its gradient, where the model stands and elsewhere, in every process."""
+    same(found, "products", "value", "gradient", "gradient elsewhere")
+
+
+def test_hessian_of_activations(found: Found) -> None:
+    """d2 risk / dF2 belongs to one whole batch and is not split."""
+    same(found, "products", "activation")
+
+
+def test_fewer_rows_than_processes(found: Found) -> None:
+    """A process without data adds nothing: products, gradient, value and Fisher are those of one process."""
+    for name in ("one row", "rows in turn"):
+        same(found, "few_rows", name, *(f"{name}, {what}" for what in ("gradient", "value", "fisher", "labels")))
+    for world, ranks in found.items():
+        counts = [every["few_rows"]["one row, batches"] for every in ranks]
+        assert sorted(counts) == [0] * (world - 1) + [1]
+        turns = [every["few_rows"]["rows in turn, batches"] for every in ranks]
+        assert sum(turns) == 3
+        assert max(turns) <= 2  # single rows go to the processes in turn
+
+
+def test_targets_are_counted(found: Found) -> None:
+    """Shifted labels, ignored ones, a row without any, padding: parts weigh by their loss terms."""
+    same(found, "causal", "hugging face", "ours")
+    assert all(result["note"].startswith("rows split") for _, _, result in results(found, "causal"))
+
+
+def test_losses_in_which_rows_see_each_other(found: Found) -> None:
+    """A contrastive loss is no mean over rows: its batches stay whole, and the Hessian is that of one process."""
+    same(found, "whole_batches", "contrastive", "uneven")
+    assert sorted(result["batches"] for _, _, result in results(found, "whole_batches")) == [1, 2]
+
+
+def test_data_of_their_own(found: Found) -> None:
+    """`join`: batches that lie in different processes are averaged by their loss terms, as in one risk."""
+    same(found, "joined", "hessian", "fisher", "value")
+
+
+def test_contract(found: Found) -> None:
+    """`check_operator` passes in every process."""
+    assert {result["passed"] for _, _, result in results(found, "contracts")} == {6}
+
+
+def test_vectors_are_dealt_out(found: Found) -> None:
+    """`spread`: each process multiplies its share of the vectors; images, means, standard errors have the same bits."""
+    every = results(found, "spread")
+    assert sorted(result["vectors of 5"] for _, _, result in every) == [2, 3]
+    for _, _, result in every:
+        assert result["bits"]
+        assert all(result["hutchinson"] + result["xtrace"])
+
+
+# --- bases that are sliced ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("way", ["plain", "restarted", "block", "selective", "start", "hessian"])
+def test_sliced_lanczos(found: Found, way: str) -> None:
+    """Eigenvalues and eigenvectors of a sliced basis are those of a whole one, after as many products."""
+    for world, rank, result in results(found, "bases"):
+        if world == 3 and way not in ("plain", "restarted", "hessian"):
+            continue
+        assert result[f"{way}/values"] <= ROUNDING, (world, rank)
+        assert result[f"{way}/vectors"] <= ROUNDING, (world, rank)
+        assert len(set(result[f"{way}/products"])) == 1
+
+
+def test_memory_of_a_basis(found: Found) -> None:
+    """A process keeps k ceil(n / N) entries of a basis of k vectors, the last one fewer; the whole is orthonormal."""
+    for world, rank, result in results(found, "slices"):
+        each = -(-11 // world)
+        assert result["entries"] == 5 * max(0, min(each, 11 - rank * each))
+        assert result["orthonormal"] <= 1e-14
+        assert result["rows"] == 0
+
+
+ESTIMATES = ["density, full", "density, selective", "density, none", "trace", "hutch++", "diagonal", "frobenius"]
+
+
+@pytest.mark.parametrize("name", [*ESTIMATES, "singular", "blocks"])
+def test_estimates(found: Found, name: str) -> None:
+    """Every estimator gives the numbers and the standard errors of one process."""
+    same(found, "estimates", name)
+
+
+def test_resume(found: Found) -> None:
+    """Stopped after 20 products, a run goes on: by as many processes, by one alone, and begun by one, by several."""
+    for _, rank, result in results(found, "resumed"):
+        for name in ("same", "more", *(["fewer"] if rank == 0 else [])):
+            error, first = result[name]
+            assert error <= ROUNDING, name
+            assert first >= 20, name  # nothing was multiplied again
+        assert result["density"] <= ROUNDING
+        assert result["files"] == ["state-eigenpairs-3-0.safetensors"]
+        assert "other settings (tol" in result["other settings"]
+
+
+# --- failing --------------------------------------------------------------------------------------------------------
+def test_refusals(found: Found) -> None:
+    """Different weights, data or vectors, parameters cut over processes: refused in every process, with what to do."""
+    words = {
+        "weights": "Load the same checkpoint",
+        "data": "use `qd.join(risk, g)`",
+        "vectors": "draw it from a generator with one seed",
+        "by": "'columns'",
+        "fsdp": "split its data (`qd.shard`)",
+    }
+    for _, _, result in results(found, "refusals"):
+        for name, text in words.items():
+            assert result[name][:2] == ["InputError", 2], name
+            assert text in result[name][2], name
+        assert result["ddp"] <= ROUNDING  # a model in DistributedDataParallel is taken out of it
+
+
+def test_a_process_that_raises(found: Found) -> None:
+    """It keeps its own error; all others stop with its message and its exit code, at once."""
+    own = {"foreign": ["ValueError", None, "boom\nsecond line"], "own": ["InputError", 2, "a bad word"]}
+    own |= {"interrupted": ["KeyboardInterrupt", None, ""], "late": ["ValueError", None, "late"]}
+    for world, rank, result in results(found, "failures"):
+        last = f"process {world - 1} of {world} stopped: "
+        others = {
+            "foreign": ["PeerFailed", 1, f"{last}ValueError: boom"],
+            "own": ["PeerFailed", 2, f"{last}a bad word"],
+            "interrupted": ["KeyboardInterrupt", None, ""],
+            "late": ["PeerFailed", 1, f"{last}ValueError: late"],
+        }
+        for name in own:
+            assert result[name] == (own if rank == world - 1 else others)[name]
+        assert result["late, seconds"] < 30
+
+
+def test_an_error_of_all(found: Found) -> None:
+    """Where all raise, each has its own error."""
+    for _, rank, result in results(found, "failures"):
+        assert result["together"] == ["ValueError", None, f"mine {rank}"]
+
+
+def test_processes_that_go_different_ways(found: Found) -> None:
+    """They are told so, in every process, and the group is over."""
+    for world, rank, result in results(found, "failures"):
+        step = "number" if rank == world - 1 else "sum (3,)"
+        assert result["ways"][0] == "CheckFailed"
+        assert f"process {rank} is at `{step}" in result["ways"][2]
+        assert "have parted" in result["parted"][2]
+
+
+def test_a_silent_process(found: Found) -> None:
+    """A process not heard of for the timeout (1 s) counts as lost."""
+    for world, rank, result in results(found, "failures"):
+        assert result["silent"][0] == "PeerFailed"
+        assert "not heard of for 1 s" in result["silent"][2]
+        if rank < world - 1:
+            assert result["silent, seconds"] < 2.9
+
+
+def test_a_process_that_dies(found: Found) -> None:
+    """Its closed connection is noticed at once."""
+    for _, _, result in results(found, "killed"):
+        assert result["error"][0] == "PeerFailed"
+        assert "has lost the others" in result["error"][2]
+        assert result["waited"] < 30
+
+
+def test_interruption(found: Found) -> None:
+    """Ctrl-C in one process: all save and stop; the run goes on where it was; the handler of signals is as before."""
+    for _, _, result in results(found, "interrupted"):
+        assert result["error"][0] == "KeyboardInterrupt"
+        assert result["first"] == 10
+        assert result["values"] <= ROUNDING
+        assert result["handler"]
+
+
+# --- whole questions ------------------------------------------------------------------------------------------------
+def test_questions(found: Found) -> None:
+    """`qf.spectrum` and `qf.lr` in a group: the numbers of one process, also from a kept run; the first keeps it."""
+    same(found, "questions", "spectrum")
+    same(found, "questions", "lr", within=TRIAL)
+    for _, _, result in results(found, "questions"):
+        assert result["again"] <= ROUNDING
+        assert result["kept"] == ["lr-0", "spectrum-0"]
+        assert result["partial"]  # the time was up: all stopped together
+
+
+def test_one_process_makes_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single process: nothing is begun, no collective is called, and nothing is wrapped."""
+
+    def never(*words: Any, **options: Any) -> None:
+        raise AssertionError("a collective in a single process")
+
+    for name in ("init_process_group", "new_group", "all_reduce", "broadcast", "destroy_process_group"):
+        monkeypatch.setattr(dist, name, never)
+    monkeypatch.setattr(processes, "_gather", never)
+    model = nn.Linear(2, 1).double()
+    x = torch.randn(3, 2, dtype=torch.float64)
+    risk = qf.Risk(model, lambda out, batch: out.square().mean(), (x, x), quiet=True)
+    with qd.group() as g:
+        assert (g.rank, g.world, g.first) == (0, 1, True)
+        assert qd.current() is g
+        assert qd.shard(risk, g) is risk
+        assert qd.join(risk, g) is risk
+        H = qf.hessian(risk)
+        assert qd.spread(H, g) is H
+        assert eigenpairs(H, 1).converged
+    assert qd.current() is qd.ALONE
+    assert not progress.quiet
+
+
+# --- torchrun -------------------------------------------------------------------------------------------------------
+def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    code = "import sys; from quadform.cli import main; sys.exit(main())"
+    return subprocess.run(
+        [*command, "--no-python", sys.executable, "-c", code, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`torchrun ... quadform spectrum MODEL --json` prints one answer: that of `quadform spectrum MODEL --json`."""
+    words = [
+        "spectrum",
+        "new:pre-ln,depth=1,dim=8",
+        "--batch",
+        "3",
+        "--batches",
+        "2",
+        "--top",
+        "2",
+        "--dtype",
+        "float64",
+    ]
+    words += ["--route", "eager", "--json", "--quiet", "--blocks", "none", "--out"]
+    several = torchrun(*words, str(tmp_path / "two"))
+    assert several.returncode == 0, several.stderr[-2000:]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    two, one = json.loads(several.stdout), json.loads(capsys.readouterr().out)
+    assert two["scalars"].keys() == one["scalars"].keys()
+    for name, e in one["scalars"].items():
+        assert abs(two["scalars"][name]["value"] - e["value"]) <= ROUNDING * abs(e["value"]), name
+    assert two["inputs"]["notes"][-1] == "rows split over 2 processes"
+    names = [sorted(p.name for p in (tmp_path / run).iterdir() if p.suffix == ".json") for run in ("one", "two")]
+    assert names[0] == names[1] == ["config.json", "record.json"]
+
+
+def test_verbs_for_one_process() -> None:
+    """A verb that is not split says so once, and leaves with an error."""
+    told = torchrun("why", "new:pre-ln")
+    assert told.returncode != 0
+    assert told.stdout == ""
+    assert told.stderr.count("`quadform why` runs in one process; torchrun serves `spectrum`, `lr`, `train`.") == 1
