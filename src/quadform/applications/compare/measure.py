@@ -174,9 +174,10 @@ class _Work:
 
     def plan_text(self, plan: dict[str, Any]) -> str:
         counts = plan["steps"].values() or [0]
-        total = plan.get("timing", 0.0) + plan["measuring"] + plan["training"]  # older runs did not tell the first
+        timing = plan.get("timing", 0.0)  # older runs did not tell it
+        total = timing + plan["measuring"] + plan["training"]
         text = (
-            f"plan: {len(self.cells)} models, {clock(total)} in all: timing {clock(plan.get('timing', 0.0))}, measuring about"
+            f"plan: {len(self.cells)} models, {clock(total)} in all: timing {clock(timing)}, measuring about"
             f" {clock(plan['measuring'])} ({plan['products']} products), training {clock(plan['training'])}"
             f" ({min(counts):,} to {max(counts):,}"
             f" steps each, equal time); {in_words(plan['bytes'])} for vectors"
