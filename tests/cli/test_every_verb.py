@@ -44,6 +44,7 @@ COMMANDS = {
     "decode": ["run", "1+1=", "2+3="],
     "data": ["list"],
     "ls": ["runs", "."],
+    "explore": ["--no-open", "--port", "0", "--max-time", "1s"],
     "doctor": [],
     "report": ["attention", "lr"],
 }

@@ -1,0 +1,169 @@
+"""The engine behind the page: a message in, an answer out; the size guard, what was measured before, one thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..core.errors import QuadformError
+from ..core.record import Record
+from ..report.numbers import number
+from .cost import Cost, Size
+from .data import Uploads
+from .measurement import measure
+from .python import snippet
+from .state import ControlError, State
+from .texts import LANGUAGES
+from .view import view
+
+#: Bytes of records kept for undo, ghosts and pins.
+KEPT_BYTES = 200e6
+#: Below this many parameters one thread is the fastest.
+_SHARED_FROM = 1000
+_FLAGS = ("pinned", "final", "confirmed")
+
+
+@dataclass(frozen=True)
+class Message:
+    """One event of the page: its number, the state asked for, the state to compare with, and how it was asked.
+
+    `final`: the control was let go. `confirmed`: the user wants it although it takes long.
+    """
+
+    seq: int
+    state: State
+    against: State | None = None
+    lang: str = "en"
+    pinned: bool = False
+    final: bool = True
+    confirmed: bool = False
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> Message:
+        seq, lang = body.get("seq"), body.get("lang", "en")
+        if not isinstance(seq, int) or isinstance(seq, bool) or lang not in LANGUAGES or "state" not in body:
+            raise ControlError("", "message")
+        against = body.get("against")
+        flags = {name: bool(body.get(name, getattr(cls, name))) for name in _FLAGS}
+        return cls(seq, State.of(body["state"]), None if against is None else State.of(against), lang, **flags)
+
+
+@dataclass
+class Engine:
+    """Answers messages one after the other. What was measured is kept as long as there is room."""
+
+    uploads: Uploads = field(default_factory=Uploads)
+    cost: Cost = field(default_factory=Cost)
+    kept: OrderedDict[State, Record] = field(default_factory=OrderedDict)
+
+    def answer(self, text: str | bytes) -> dict[str, Any]:
+        """The answer to a message as it came: an `answer`, a `wait`, a question (`ask`), or an `error` at a control."""
+        seq, lang = None, "en"
+        try:
+            body = json.loads(text)
+            if not isinstance(body, dict):
+                raise ControlError("", "message")
+            seq, lang = body.get("seq"), str(body.get("lang"))
+            lang = lang if lang in LANGUAGES else "en"
+            return self._answer(Message.of(body))
+        except ControlError as error:
+            return {"kind": "error", "seq": seq, "control": error.control, "text": error.said(lang)}
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, QuadformError):
+                return {"kind": "error", "seq": seq, "control": "", "text": str(error)}
+            return {"kind": "error", "seq": seq, "control": "", "text": LANGUAGES[lang]("error_message")}
+        except Exception as error:  # the page stays, whatever happens to one state
+            why = f"{type(error).__name__}: {error}"
+            return {
+                "kind": "error",
+                "seq": seq,
+                "control": "",
+                "text": LANGUAGES[lang]("error_unexpected", why=why[:300]),
+            }
+
+    def _answer(self, asked: Message) -> dict[str, Any]:
+        texts, size = LANGUAGES[asked.lang], Size.of(asked.state, self.uploads)
+        if asked.state not in self.kept:
+            verdict = self.cost.verdict(asked.state, size, asked.final, asked.confirmed)
+            if verdict != "now":
+                seconds = number(self.cost.predict(asked.state, size), 1)
+                kind = "wait" if verdict == "release" else "ask"
+                return {"kind": kind, "seq": asked.seq, "text": texts(f"guard_{verdict}", seconds=seconds)}
+        record = self.record(asked.state)
+        against = None if asked.against is None else (self.record(asked.against), asked.against)
+        given = tuple(self.uploads.get(asked.state.upload).tensors) if asked.state.data == "upload" else ()
+        shown = view(record, asked.state, against, asked.pinned, asked.lang, snippet(asked.state, given))
+        return {"kind": "answer", "seq": asked.seq, **shown}
+
+    def record(self, state: State) -> Record:
+        """The record of a state, measured unless it is still there."""
+        if state in self.kept:
+            self.kept.move_to_end(state)
+            return self.kept[state]
+        size = Size.of(state, self.uploads)
+        started = time.perf_counter()
+        with _threads(size.parameters):
+            record = measure(state, self.uploads)
+        self.cost.learn(state, size, time.perf_counter() - started)
+        self.kept[state] = record
+        while len(self.kept) > 2 and sum(map(_bytes, self.kept.values())) > KEPT_BYTES:
+            self.kept.popitem(last=False)
+        return record
+
+
+def _bytes(record: Record) -> int:
+    return sum(t.numel() * t.element_size() for t in record.tensors.values())
+
+
+@contextlib.contextmanager
+def _threads(parameters: int) -> Iterator[None]:
+    """One thread for small matrices; as many as before afterwards."""
+    before = torch.get_num_threads()
+    if parameters < _SHARED_FROM and before > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+class Worker:
+    """One daemon thread that runs functions in the order they come; it never keeps the program from ending."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="quadform-explore", daemon=True).start()
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._tasks.put((function, loop, future))
+        return await future
+
+    def _work(self) -> None:
+        while True:
+            function, loop, future = self._tasks.get()
+            if future.cancelled():  # nobody waits any more
+                continue
+            try:
+                found, error = function(), None
+            except BaseException as caught:
+                found, error = None, caught
+            with contextlib.suppress(RuntimeError):  # the server has ended in the meantime
+                loop.call_soon_threadsafe(_settle, future, found, error)
+
+
+def _settle(future: asyncio.Future[Any], found: Any, error: BaseException | None) -> None:
+    if not future.done():
+        future.set_exception(error) if error else future.set_result(found)

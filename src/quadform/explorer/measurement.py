@@ -1,0 +1,222 @@
+"""`measure`: a state becomes a Record of kind `attention`, by the closed forms of theory/ or, for a stack, by autodiff.
+
+Everything the page shows is in the record; nothing behind it computes a number again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..applications.attention import (
+    PARTS,
+    Sweep,
+    autodiff_error,
+    block_norms,
+    entropy,
+    paper_scalars,
+    problem_of,
+    spectrum_scalars,
+)
+from ..applications.configs.attention import BLOCKS, MERGED_BLOCKS, AttentionConfig
+from ..applications.problem import Problem
+from ..core.errors import InputError
+from ..core.record import Estimate, Provenance, Record
+from ..propagation.collapse import effective_rank, token_cosine
+from ..theory.moments import moment_norms
+from .data import Uploads, labels_of, tokens_of
+from .stack import Stack
+from .state import RANGES, ControlError, State
+
+#: Live slopes are fitted over these factors of the input scale.
+AROUND = (math.exp(-0.05), 1.0, math.exp(0.05))
+#: Scales at which the attention's entropy is looked at, to know where it saturates.
+LOOKED_AT = 36
+
+
+def measure(state: State, uploads: Uploads | None = None) -> Record:
+    """The Hessian of the state's layer, its parts and spectrum, block norms and how they grow, its attention."""
+    L, d, given = tokens_of(state, Uploads() if uploads is None else uploads)
+    try:
+        config = AttentionConfig(
+            tokens=L,
+            dim=d,
+            d_k=given["W_Q"].shape[1] if "W_Q" in given else None,
+            d_v=given["W_V"].shape[1] if "W_V" in given else None,
+            attention=state.attention if state.closed else "softmax",  # type: ignore[arg-type]
+            factor=state.factor,  # type: ignore[arg-type]
+            scale=state.scale,
+            temperature=state.temperature,
+            sink=0.0 if state.attention == "linear" else state.sink,
+            seed=state.seed,
+            vary="none",
+        )
+    except InputError as error:
+        raise ControlError("attention", "other", text=str(error)) from error
+    problem = replace(problem_of(config), **given)  # type: ignore[arg-type]
+    subject: _Closed | _Stacked = _Closed(problem) if state.closed else _Stacked(Stack.of(state, problem, given))
+    record = _record(subject, state)
+    inputs = config.inputs() | {
+        "attention": state.attention,
+        "vary": None,
+        "fit_range": [state.scale * AROUND[0], state.scale * AROUND[-1]],
+        "space": [[name, list(shape)] for name, shape in subject.space.parts],
+        "route": subject.route,
+        "labels": labels_of(state, L),
+        "state": state.json(),
+    }
+    return replace(record, inputs=inputs)
+
+
+def _record(subject: Any, state: State) -> Record:
+    started = time.perf_counter()
+    H_o, H_f = subject.parts()
+    seconds = time.perf_counter() - started
+    H = H_o + H_f
+    if not bool(torch.isfinite(H).all()):
+        raise ControlError("scale", "finite")
+    blocks = subject.blocks
+    spectra = {name: torch.linalg.eigvalsh(M) for name, M in _named(H, H_o, H_f)}
+    grid = [state.scale * factor for factor in AROUND]
+    norms = [subject.norms(scale, (H_o, H_f) if scale == state.scale else None) for scale in grid]
+    sweep = Sweep.of("scale", blocks, grid, norms)
+    A, keys = subject.pattern()
+    scalars = {"loss": Estimate(subject.loss())}
+    scalars |= spectrum_scalars(spectra["eigenvalues"], H)
+    scalars |= {f"norm/{part}/{block}": Estimate(norms[1][part, block]) for part in PARTS for block in blocks}
+    scalars |= {f"slope/{p}/{b}": e for p in PARTS for b, e in sweep.fits(p, (grid[0], grid[-1])).items()}
+    scalars |= subject.paper()
+    scalars[subject.check_name] = subject.check(H)
+    scalars["seconds"] = Estimate(seconds, note="one run, wall clock")
+    tensors = {"H_o": H_o, "H_f": H_f, **spectra, "A": A}
+    if state.attention == "softmax":
+        scalars["entropy"] = Estimate(entropy(A))
+        scalars["first_key"] = Estimate(float(A[:, 0].mean()), note="mean attention on the first token")
+        for name, norm in zip(("M1", "M2", "M3"), moment_norms(A, keys).tolist(), strict=True):
+            scalars[f"moment/{name}"] = Estimate(norm, note="Frobenius norm, mean over tokens")
+        if len(A) > 1:
+            low, high = RANGES["scale"]
+            scales = torch.logspace(math.log10(low), math.log10(high), LOOKED_AT, dtype=torch.float64)
+            tensors["scales"] = scales
+            tensors["growth_entropy"] = torch.tensor([subject.entropy_at(s) for s in scales.tolist()])
+    scalars |= {f"ingredient/{name}": Estimate(value) for name, value in subject.ingredients().items()}
+    if len(A) > 1:
+        tensors["cosine"] = torch.stack([token_cosine(X) for X in subject.streams()])
+        tensors["effective_rank"] = torch.stack([effective_rank(X) for X in subject.streams()])
+    made = replace(_here(), seed=state.seed, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
+    tensors = {name: t.detach() for name, t in tensors.items()}
+    return Record(kind="attention", inputs={}, scalars=scalars, tensors=tensors, made=made)
+
+
+@cache
+def _here() -> Provenance:
+    """Versions and machine, looked up once: it takes as long as the Hessian."""
+    return Provenance.collect(dtype=torch.float64, device=torch.device("cpu"))
+
+
+def _named(H: Tensor, H_o: Tensor, H_f: Tensor) -> tuple[tuple[str, Tensor], ...]:
+    return ("eigenvalues", H), ("eigenvalues_outer", H_o), ("eigenvalues_functional", H_f)
+
+
+class _Closed:
+    """One attention layer: every number by the closed forms."""
+
+    route = "closed"
+    check_name = "autodiff_error"
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.blocks, self.space = problem, problem.blocks, problem.space
+        self.layer = problem.layer()
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        layer = self.problem.layer()
+        return layer.outer_operator().dense(), layer.functional_operator().dense()
+
+    def norms(self, scale: float, parts: Any) -> dict[tuple[str, str], float]:
+        return block_norms(self.layer if parts else self.problem.at(scale).layer(), self.blocks)
+
+    def loss(self) -> float:
+        return float(self.problem.loss(self.problem.weights))
+
+    def pattern(self) -> tuple[Tensor, Tensor]:
+        return self.problem.pattern(self.problem.weights), self.problem.scale * self.problem.X
+
+    def entropy_at(self, scale: float) -> float:
+        at = self.problem.at(scale)
+        return entropy(at.pattern(at.weights))
+
+    def paper(self) -> dict[str, Estimate]:
+        return paper_scalars("single" if self.problem.factor == "single" else self.problem.attention)
+
+    def check(self, H: Tensor) -> Estimate:
+        return autodiff_error(self.problem, H)
+
+    def ingredients(self) -> dict[str, float]:
+        """What the formulas are made of, as numbers."""
+        p = self.problem
+        W, X = p.weights, p.scale * p.X
+        g = 2 * (p.output(W) - p.Y) / p.Y.numel()
+        per_token = {"x": X, "g": g, "m": p.pattern(W) @ X}
+        found = {name: float(t.norm(dim=1).mean()) for name, t in per_token.items()}
+        found["sc"] = 1 / (p.temperature * math.sqrt(p.W_Q.shape[1]))
+        found |= {name: float(w.norm()) for name, w in W.items()}
+        if p.attention == "linear":
+            found["G2"] = float((X.T @ X).norm())
+        return found
+
+    def streams(self) -> list[Tensor]:
+        return [self.problem.scale * self.problem.X, self.problem.output(self.problem.weights)]
+
+
+class _Stacked:
+    """One layer of a stack of blocks: every number by automatic differentiation."""
+
+    route = "autodiff"
+    check_name = "difference_error"
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack, self.space = stack, stack.space
+        names = self.space.names
+        self.blocks = tuple(
+            block for block in (MERGED_BLOCKS if "W_QK" in names else BLOCKS) if set(block.split(",")) <= set(names)
+        )
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        return self.stack.parts()
+
+    def norms(self, scale: float, parts: Any) -> dict[tuple[str, str], float]:
+        H_o, H_f = parts or self.stack.at(scale).parts()
+        at, found = self.space.slices(), {}
+        for part, M in (("outer", H_o), ("functional", H_f), ("total", H_o + H_f)):
+            for block in self.blocks:
+                row, col = block.split(",")
+                found[part, block] = float(M[at[row], at[col]].norm())
+        return found
+
+    def loss(self) -> float:
+        return float(self.stack.loss())
+
+    def pattern(self) -> tuple[Tensor, Tensor]:
+        return self.stack.pattern()
+
+    def entropy_at(self, scale: float) -> float:
+        return entropy(self.stack.at(scale).pattern()[0])
+
+    def paper(self) -> dict[str, Estimate]:
+        return {}
+
+    def check(self, H: Tensor) -> Estimate:
+        return Estimate(self.stack.difference(H), note="one direction, central differences of the gradient")
+
+    def ingredients(self) -> dict[str, float]:
+        return {name: float(w.norm()) for name, w in self.stack.weights.items()}
+
+    def streams(self) -> list[Tensor]:
+        return self.stack.streams

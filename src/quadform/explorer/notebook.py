@@ -1,0 +1,72 @@
+"""`quadform.explore()`: the page from Python, in a notebook as a frame."""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from ..core.errors import InputError
+from .serving import find_place, start_thread
+from .state import State
+
+
+@dataclass
+class Page:
+    """A page that is being served: `url`, `close()`; a notebook shows it as a frame where it runs on this machine."""
+
+    url: str
+    server: Any
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.server.should_exit = True
+        self.server.thread.join(10)
+
+    def __repr__(self) -> str:
+        return f"live page: {self.url}"
+
+    def _repr_html_(self) -> str:
+        address = html.escape(self.url)
+        if not local():
+            return f'<a href="{address}">{address}</a>'
+        return f'<iframe src="{address}" title="quadform" width="100%" height="900" style="border:0"></iframe>'
+
+
+def local() -> bool:
+    """Whether the browser is probably on this machine: no ssh, no hub, no hosted notebook."""
+    return not any(name in os.environ for name in ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG"))
+
+
+def explore(layer: Any = None, /, *, port: int = 0, **state: Any) -> Page:
+    """Serve the page from here, on an `AttentionLayer` (one sequence, mean squared loss) or on a state by its controls:
+    `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`."""
+    from .data import Given
+    from .engine import Engine
+
+    engine, start = Engine(), State(**state)
+    if layer is not None:
+        given = Given(_tensors(layer))
+        own = {"data": "upload", "upload": engine.uploads.add(given), "temperature": layer.temperature}
+        start = State(**own | state)
+    place = find_place(port)
+    server = start_thread(place, start, engine)
+    return Page(place.url + "#" + urlencode(start.changes()), server)
+
+
+def _tensors(layer: Any) -> dict[str, Any]:
+    """X, W_Q, W_K, W_V, Y of a layer; Y from its loss."""
+    import torch
+
+    from ..theory.attention import AttentionLayer
+    from ..theory.loss import MeanSquared
+
+    if not isinstance(layer, AttentionLayer) or not isinstance(layer.output, MeanSquared):
+        raise InputError(f"the page shows an AttentionLayer with loss='mse'; got {type(layer).__name__}.")
+    head = layer.head
+    if len(head.X) != 1 or not torch.equal(head.Z, head.X) or head.bias is not None:
+        raise InputError("the page shows one sequence without mask and context; got more. Give one sequence of them.")
+    Y = layer.per_token(head.F - layer.output.g / layer.output.curvature)[0]
+    return {"X": head.X[0].double(), **{n: w.double() for n, w in layer.weights.items()}, "Y": Y.double()}

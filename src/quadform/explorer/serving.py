@@ -1,0 +1,146 @@
+"""Running the server: a port, a token that outlives a restart, a browser where there is one, an end by Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import InputError, MissingExtra
+from .state import State
+
+PORT = 8765
+#: How many ports above the one asked for are tried.
+TRIED = 50
+_TOKEN = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the page is: a socket that listens already, and the address that opens it."""
+
+    listening: socket.socket
+    token: str
+    asked: int
+
+    @property
+    def port(self) -> int:
+        return int(self.listening.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/{self.token}/"
+
+    @property
+    def note(self) -> str:
+        """What to tell when the port is another than the one asked for."""
+        if not self.asked or self.asked == self.port:
+            return ""
+        return f"Port {self.asked} is in use; opened on {self.port} instead."
+
+
+def find_place(port: int = PORT, token: str | None = None) -> Place:
+    """The asked port of 127.0.0.1 or the next free one above it (0: any, with a token of its own)."""
+    for offset in range(TRIED if port else 1):
+        with contextlib.suppress(OSError, OverflowError):
+            listening = socket.create_server(("127.0.0.1", port + offset))
+            return Place(listening, token or (kept_token() if port else secrets.token_hex(16)), port)
+    raise InputError(f"`--port {port}`: none of the ports {port} to {port + TRIED - 1} is free. Choose another.")
+
+
+def kept_token() -> str:
+    """The secret part of the address: random, in a file only this user can read, the same after a restart so that an
+    open page finds its server again. Where no file can be kept, a new one each time."""
+    base = os.environ.get("XDG_STATE_HOME") or ("~/.local/state" if sys.platform != "win32" else "~/AppData/Local")
+    path = Path(base).expanduser() / "quadform" / "explore-token"
+    new = secrets.token_hex(16)
+    try:
+        if path.is_file() and (sys.platform == "win32" or path.stat().st_mode & 0o077 == 0):
+            old = path.read_text("ascii").strip()
+            if _TOKEN.fullmatch(old):
+                return old
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(new)
+    except (OSError, ValueError):
+        pass
+    return new
+
+
+def server_of(place: Place, start: State | None = None, engine: Any = None) -> Any:
+    """A uvicorn server for the page, not started."""
+    try:
+        import uvicorn
+        import websockets  # noqa: F401  uvicorn's sockets
+    except ImportError as error:
+        raise MissingExtra("The live page", "page") from error
+    from .server import LARGEST_MESSAGE, application
+
+    config = uvicorn.Config(
+        application(place.token, place.port, engine, start),
+        log_level="error",
+        access_log=False,
+        ws="websockets-sansio",
+        ws_max_size=LARGEST_MESSAGE,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
+
+
+def serve(
+    place: Place,
+    start: State | None = None,
+    *,
+    seconds: float | None = None,
+    on_start: Callable[[], None] = lambda: None,
+) -> None:
+    """Answer until Ctrl-C, or for so many seconds. `on_start` is called when the page can be opened."""
+    server = server_of(place, start)
+    timer = threading.Timer(seconds, lambda: setattr(server, "should_exit", True)) if seconds is not None else None
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    on_start()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[place.listening])
+
+
+@contextlib.contextmanager
+def serving(place: Place, start: State | None = None, engine: Any = None) -> Iterator[Place]:
+    """The page, served by a thread as long as the context lasts."""
+    server = start_thread(place, start, engine)
+    try:
+        yield place
+    finally:
+        server.should_exit = True
+        server.thread.join(10)
+
+
+def start_thread(place: Place, start: State | None = None, engine: Any = None) -> Any:
+    """A server that answers in a daemon thread; `server.should_exit = True` ends it."""
+    server = server_of(place, start, engine)
+    server.thread = threading.Thread(target=lambda: server.run(sockets=[place.listening]), daemon=True)
+    server.thread.start()
+    return server
+
+
+def open_browser(url: str) -> bool:
+    """Show the page in a graphical browser; False where there is none to be seen."""
+    if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        return False
+    try:
+        return webbrowser.open(url)
+    except webbrowser.Error:
+        return False

@@ -1,0 +1,166 @@
+// The page: controls make states, states are sent, answers are drawn. No number is computed here.
+import { boot, memory, store } from "./store.js";
+import { Live } from "./live.js";
+import { bindControls, showControls, showErrors } from "./controls.js";
+import { drawHeat, blockAt, drawMatrix, drawRamp } from "./heat.js";
+import { drawSpectrum } from "./spectrum.js";
+import { drawDepth } from "./depth.js";
+import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, text } from "./tables.js";
+import { bindTour } from "./tour.js";
+
+const $ = (id) => document.getElementById(id);
+let answer = null; // the last good one
+let spoken = 0;
+let speech = null;
+
+// --- asking ---------------------------------------------------------------------------------------------------------
+const live = new Live({
+  onAnswer: (got) => {
+    answer = got;
+    showErrors(null);
+    guard(null);
+    showControls(store.state, got);
+    draw();
+    say(got.headline);
+    document.documentElement.dataset.seq = got.seq;
+  },
+  onWait: (got) => guard(got.text, false),
+  onAsk: (got) => { guard(got.text, true); say(got.text); },
+  onError: (got) => {
+    showErrors(got.control, got.text);
+    say(got.text);
+    if (!answer && !store.isStart()) store.reset(); // an address with a wrong value: the page opens with the first state
+  },
+  onLate: (late) => document.body.classList.toggle("late", late),
+  onLost: (lost) => { $("lost").hidden = !lost; },
+  onOpen: () => ask({ final: true }),
+});
+
+function ask({ final = true, confirmed = false } = {}) {
+  const pinned = memory.pinned !== null;
+  live.send({ state: store.state, against: pinned ? memory.pinned : store.before, pinned, lang: boot.lang, final, confirmed });
+}
+
+store.onChange = ({ final }) => {
+  showControls(store.state, answer);
+  $("undo").disabled = memory.history.length === 0;
+  $("language").href = `?lang=${boot.lang === "en" ? "ko" : "en"}${location.hash}`;
+  ask({ final });
+};
+
+// --- drawing --------------------------------------------------------------------------------------------------------
+function part() { return document.querySelector("input[name=part]:checked").value; }
+
+function block() {
+  const there = Object.keys(answer.blocks.total.cells);
+  return there.includes(memory.block) ? memory.block : there[0];
+}
+
+function draw() {
+  if (!answer) return;
+  const [shown, chosen, theme] = [part(), block(), document.documentElement.dataset.theme];
+  const words = { zero: $("heat").dataset.zero };
+  const select = (name) => { memory.block = name; store.remember(); draw(); };
+  drawHeat($("heat"), answer, shown, chosen, theme, words);
+  drawRamp($("heat-ramp"), theme);
+  text("heat-says", answer.heat.parts[shown].says);
+  text("heat-caption", answer.heat.caption);
+  text("heat-low", answer.heat.ends[0]);
+  text("heat-high", answer.heat.ends[1]);
+  fillBlocks($("blocks"), answer, shown, chosen, select);
+  drawSpectrum($("spectrum"), answer.spectrum[shown]);
+  text("spectrum-says", answer.spectrum[shown].says);
+  text("spectrum-help", answer.spectrum[shown].help);
+  fillTable("spectrum", answer.spectrum[shown].table);
+  drawMatrix($("attention-matrix"), answer.attention, theme);
+  text("attention-says", answer.attention.says);
+  text("moments-says", answer.attention.moments);
+  fillTable("attention", answer.attention.table);
+  $("depth-figure").hidden = !answer.depth;
+  if (answer.depth) {
+    drawDepth($("depth-chart"), answer.depth);
+    text("depth-says", answer.depth.says);
+    fillTable("depth", answer.depth.table);
+  }
+  text("headline", answer.headline);
+  text("tag", answer.tag.line);
+  fillNumbers($("numbers"), answer.numbers);
+  fillSlopes($("slopes"), answer.slopes, chosen);
+  fillSelected(answer.selected[shown][chosen]);
+  text("python", answer.python);
+  document.documentElement.dataset.ready = theme;
+}
+
+function guard(words, asks) {
+  $("guard").hidden = words === null;
+  $("guard-go").hidden = !asks;
+  if (words !== null) text("guard-text", words);
+}
+
+/** One polite region, at most once a second, the newest sentence. */
+function say(words) {
+  clearTimeout(speech);
+  const wait = Math.max(0, 1000 - (performance.now() - spoken));
+  speech = setTimeout(() => { spoken = performance.now(); text("said", words); }, wait);
+}
+
+// --- tools ----------------------------------------------------------------------------------------------------------
+bindControls(store);
+bindTour(store, memory);
+document.querySelectorAll("input[name=part]").forEach((input) => input.addEventListener("change", () => {
+  memory.part = input.value; store.remember(); draw();
+}));
+$("heat").addEventListener("click", (event) => {
+  const name = answer && blockAt($("heat"), answer, event);
+  if (name) { memory.block = name; store.remember(); draw(); }
+});
+$("guard-go").addEventListener("click", () => ask({ confirmed: true }));
+$("preset").addEventListener("change", (event) => {
+  if (event.target.value) store.go(boot.presets[event.target.value]);
+  event.target.value = "";
+});
+$("undo").addEventListener("click", () => store.undo());
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.matches?.("textarea");
+  if ((event.ctrlKey || event.metaKey) && event.key === "z" && !typing) { event.preventDefault(); store.undo(); }
+});
+$("pin").addEventListener("click", () => { memory.pinned = memory.pinned ? null : store.state; store.remember(); showPin(); ask(); });
+$("share").addEventListener("click", () => copy(location.href, $("share")));
+$("copy").addEventListener("click", () => copy($("python").textContent, $("copy")));
+$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+document.querySelectorAll("details.numbers").forEach((d) => d.addEventListener("toggle", draw));
+new ResizeObserver(() => draw()).observe($("pictures"));
+
+function showPin() {
+  const on = memory.pinned !== null;
+  $("pin").setAttribute("aria-pressed", String(on));
+  text("pin", on ? $("pin").dataset.on : $("pin").dataset.off);
+}
+
+async function copy(words, button) {
+  const label = button.textContent;
+  try { await navigator.clipboard.writeText(words); } catch {
+    const area = document.createElement("textarea");
+    area.value = words; document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
+  }
+  button.textContent = button.dataset.done;
+  say(button.dataset.done);
+  setTimeout(() => { button.textContent = label; }, 1500);
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  try { localStorage.setItem("quadform-theme", name); } catch { /* a frame without storage */ }
+  draw();
+}
+
+let chosen = null;
+try { chosen = localStorage.getItem("quadform-theme"); } catch { /* a frame without storage */ }
+setTheme(chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+store.load();
+document.querySelector(`input[name=part][value=${memory.part}]`).checked = true;
+showPin();
+showControls(store.state, null);
+$("undo").disabled = memory.history.length === 0;
+$("language").href = `?lang=${boot.lang === "en" ? "ko" : "en"}${location.hash}`;
+live.open();

@@ -1,0 +1,81 @@
+// The state, its past, and its address. What is kept over a change of language lies in the session's storage.
+export const boot = JSON.parse(document.getElementById("boot").textContent);
+const KEY = "quadform-explore";
+const PAUSE = 1000; // milliseconds after which a further step of the same control is a move of its own
+const MOST = 100; // moves that can be undone
+
+export const memory = { history: [], pinned: null, part: "total", block: "W_Q,W_Q" };
+
+class Store {
+  state = { ...boot.start };
+  before = null; // the state before the last move
+  onChange = () => {};
+  #last = { control: "", time: -Infinity, open: false };
+
+  /** One control moved; `final` when it was let go. Steps that follow each other quickly are one move. */
+  set(control, value, final = true) {
+    const now = performance.now();
+    const same = control === this.#last.control && (this.#last.open || now - this.#last.time < PAUSE);
+    if (!same) this.#push();
+    this.#last = { control, time: now, open: !final };
+    this.state = { ...this.state, [control]: value };
+    if (this.state.layer > this.state.depth) this.state.layer = this.state.depth;
+    this.#changed(final);
+  }
+
+  /** A whole other state: a preset, a step of the tour. */
+  go(state) {
+    this.#push();
+    this.#last = { control: "", time: -Infinity, open: false };
+    this.state = { ...state };
+    this.#changed(true);
+  }
+
+  undo() {
+    if (!memory.history.length) return;
+    this.before = this.state;
+    this.state = memory.history.pop();
+    this.#last = { control: "", time: -Infinity, open: false };
+    this.#changed(true);
+  }
+
+  reset() { this.before = null; memory.history.length = 0; this.state = { ...boot.default }; this.#changed(true); }
+
+  isStart() { return JSON.stringify(this.state) === JSON.stringify(boot.default); }
+
+  #push() {
+    this.before = this.state;
+    memory.history.push(this.state);
+    if (memory.history.length > MOST) memory.history.shift();
+  }
+
+  #changed(final) { this.remember(); this.onChange({ final }); }
+
+  /** The state in the address, the rest in the session. */
+  remember() {
+    const words = new URLSearchParams();
+    for (const [name, value] of Object.entries(this.state)) if (value !== boot.default[name]) words.set(name, value);
+    if (memory.part !== "total") words.set("part", memory.part);
+    if (memory.block !== "W_Q,W_Q") words.set("block", memory.block);
+    history.replaceState(null, "", `${location.pathname}${location.search}#${words}`);
+    try { sessionStorage.setItem(KEY, JSON.stringify(memory)); } catch { /* a frame without storage */ }
+  }
+
+  load() {
+    try { Object.assign(memory, JSON.parse(sessionStorage.getItem(KEY) || "{}")); } catch { /* nothing kept */ }
+    this.#fromAddress();
+    addEventListener("hashchange", () => { this.#push(); this.#fromAddress(); this.onChange({ final: true }); });
+  }
+
+  #fromAddress() {
+    const words = new URLSearchParams(location.hash.slice(1));
+    this.state = { ...(words.size ? boot.default : boot.start) };
+    for (const [name, value] of words) {
+      if (name === "part" && ["total", "outer", "functional"].includes(value)) memory.part = value;
+      else if (name === "block") memory.block = value;
+      else if (name in boot.default) this.state[name] = typeof boot.default[name] === "number" ? Number(value) : value;
+    }
+  }
+}
+
+export const store = new Store();

@@ -1,0 +1,373 @@
+"""What the page shows of a Record: pictures as codes and bins, numbers as words, in one language.
+
+Reads records only. Arithmetic here is ratios, shares and bins for drawing; every number is one of the record's.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.record import Estimate, Record
+from ..report import raster
+from ..report.attention.reading import PARTS, SATURATED, Reading
+from ..report.depth import COSINE
+from ..report.numbers import number, percent, power, times
+from ..report.texts import Texts
+from .formulas import formula
+from .state import ALONE, State
+from .texts import LANGUAGES
+
+#: Bins of the spectrum's histogram on each side of 0, and the decades below the largest size that have bins.
+BINS, DECADES = 30, 5
+#: Two numbers that differ by less than this share are called the same in the headline.
+SAME = 0.01
+
+
+#: A slope with a standard error from here on is written with it.
+ROUGH = 0.1
+
+
+def view(
+    record: Record, state: State, against: tuple[Record, State] | None, pinned: bool, lang: str, python: str
+) -> dict[str, Any]:
+    """Everything the page draws and says about a record, compared with another one where there is one."""
+    t = LANGUAGES[lang]
+    read = Reading(record)
+    before = against[0] if against else None
+    other = Reading(before) if before is not None else None
+    ghost = t("ghost_pinned" if pinned else "ghost_before")
+    return {
+        "state": state.json(),
+        "headline": headline(read, state, against, pinned, t),
+        "numbers": _numbers(read, other if pinned else None, t),
+        "tag": _tag(read, t),
+        "frames": [
+            {"name": name, "label": t.parameter(name), "from": s.start, "to": s.stop}
+            for name, s in read.space.slices().items()
+        ],
+        "side": read.space.size,
+        "heat": _heat(read, t),
+        "spectrum": {part: _spectrum(read, part, other, ghost, t) for part in PARTS},
+        "blocks": {part: _blocks(read, part, other if pinned else None, t) for part in PARTS},
+        "selected": {part: {b: _selected(read, part, b, t) for b in read.blocks} for part in PARTS},
+        "slopes": _slopes(read, t),
+        "attention": _attention(read, t),
+        "depth": _depth(read, state, before, t),
+        "one_hot_from": read.saturates_at(),
+        "notes": _notes(read, state, t),
+        "python": python,
+        "ghost": ghost if before is not None else None,
+    }
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+def headline(read: Reading, state: State, against: tuple[Record, State] | None, pinned: bool, t: Texts) -> str:
+    """What the last move did, in at most three sentences."""
+    s = read.record.scalars
+    high = s["lambda_max"].value
+    if against is None:
+        said = [t("head_first", high=number(high), share=percent(s["negative_share"].value))]
+    else:
+        said = _moved(read, Reading(against[0]), _moves(against[1], state, t), pinned, t)
+    if not bool(read.matrix("total").any()):
+        return " ".join([*said, t("head_flat")])
+    if "entropy" in s and s["entropy"].value < SATURATED and len(read.tensor("A")) > 1:
+        said.append(t("head_one_hot", entropy=percent(s["entropy"].value)))
+    if "entropy" not in s and all(read.norm("functional", b) == 0 for b in read.diagonal):
+        said.append(t("head_hollow"))
+    if state.depth > 1 and "cosine" in read.record.tensors:
+        cosine = float(read.tensor("cosine")[-1])
+        if cosine > COSINE[1]:
+            said.append(t("head_collapse", cosine=number(cosine)))
+    return " ".join(said)
+
+
+def _moves(before: State, state: State, t: Texts) -> str:
+    """`Input scale 1 → 3, Depth 1 → 4`; at most three of them."""
+    changed = [name for name in state.changes(before) if name != "upload"]
+    if state.data != "text":
+        changed = [name for name in changed if name != "text"]
+    said = []
+    for name in changed[:3]:
+        old, new = (_control_value(name, getattr(of, name), t) for of in (before, state))
+        said.append(f"{t(f'control_{name}')} {old} → {new}")
+    return ", ".join(said) + (" …" if len(changed) > 3 else "") if said else t("head_nothing")
+
+
+def _control_value(name: str, value: Any, t: Texts) -> str:
+    if isinstance(value, float | int):
+        return number(float(value))
+    if name == "design":
+        return t("design_attention") if value == ALONE else str(value)
+    key = f"choice_{value}"
+    return t(key) if key in t.sentences else f"“{str(value)[:24]}{'…' if len(value) > 24 else ''}”"
+
+
+def _moved(read: Reading, other: Reading, moves: str, pinned: bool, t: Texts) -> list[str]:
+    before, after = (r.scalar("lambda_max").value for r in (other, read))
+    shared = [
+        b for b in read.diagonal if b in other.blocks and other.norm("total", b) > 0 and read.norm("total", b) > 0
+    ]
+    ratios = {b: read.norm("total", b) / other.norm("total", b) for b in shared}
+    if _same(before, after) and all(abs(r - 1) <= SAME for r in ratios.values()):
+        return [t("head_same", moves=moves)]
+    values = {"before": number(before), "after": number(after), "ratio": _ratio(after, before)}
+    said = [t("head_pinned" if pinned else "head_move", moves=moves, **values)]
+    if len(ratios) > 1:
+        most, least = max(ratios, key=ratios.__getitem__), min(ratios, key=ratios.__getitem__)
+        if ratios[most] > (1 + SAME) * ratios[least]:
+            blocks = {"most": t.block(most), "least": t.block(least)}
+            said.append(t("head_blocks", up=times(ratios[most]), down=times(ratios[least]), **blocks))
+        else:
+            said.append(t("head_together", ratio=times(ratios[most])))
+    return said
+
+
+def _same(a: float, b: float) -> bool:
+    return abs(a - b) <= SAME * max(abs(a), abs(b))
+
+
+def _ratio(new: float, old: float) -> str:
+    return times(new / old) if old else ("1" if new == old else "∞")
+
+
+def _tag(read: Reading, t: Texts) -> dict[str, str]:
+    s, route = read.record.scalars, read.record.inputs["route"]
+    closed = route == "closed"
+    error = s["autodiff_error" if closed else "difference_error"].value
+    tag = t("tag_closed" if closed else "tag_autodiff")
+    line = t(
+        "tag_line",
+        tag=tag,
+        parameters=f"{read.space.size:,}",
+        milliseconds=number(1e3 * s["seconds"].value, 2),
+        check=t("check_closed" if closed else "check_autodiff_line", error=number(error, 1)),
+    )
+    return {"kind": route, "word": tag, "line": line}
+
+
+def _numbers(read: Reading, other: Reading | None, t: Texts) -> list[dict[str, Any]]:
+    rows = []
+    for name in ("lambda_max", "lambda_min", "negative_share", "ceiling_sgd", "loss", "entropy"):
+        if name not in read.record.scalars:
+            continue
+        value = read.scalar(name).value
+        write = percent if name in ("negative_share", "entropy") else number
+        row: dict[str, Any] = {"name": name, "label": t(f"number_{name}"), "text": write(value), "tag": t("tag_exact")}
+        row["value"] = value if math.isfinite(value) else None
+        if other is not None and name in other.record.scalars:
+            row["ratio"] = t("ratio_to_a", ratio=_ratio(value, other.scalar(name).value))
+        rows.append(row)
+    return rows
+
+
+def _notes(read: Reading, state: State, t: Texts) -> dict[str, str]:
+    """What stands below a control."""
+    notes = {}
+    if (scale := read.saturates_at()) is not None:
+        notes["scale"] = t("note_one_hot", scale=number(scale, 2))
+    if state.attention == "linear":
+        notes["sink"] = t("note_sink_linear")
+    inputs = read.record.inputs
+    if state.data == "upload":
+        notes |= {name: t("note_from_file", value=inputs[name]) for name in ("tokens", "dim")}
+    if state.data == "text":
+        notes["tokens"] = t("note_words", count=inputs["tokens"])
+        notes["text"] = t("note_same_weights")
+    return notes
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+def _heat(read: Reading, t: Texts) -> dict[str, Any]:
+    """Signed codes of log10 |entry|: 0 blank, 1 .. LEVELS positive, LEVELS + 1 .. 2 LEVELS negative."""
+    matrices = {part: read.matrix(part) for part in PARTS}
+    bottom, top = _span(list(matrices.values()))
+    parts = {}
+    for part, M in matrices.items():
+        cells, tile = raster.aggregate(M)
+        codes = torch.from_numpy(raster.levels(cells, bottom, top))
+        codes = torch.where(cells < 0, codes + raster.LEVELS * (codes > 0), codes).to(torch.uint8)
+        strongest = max((read.norm(part, b), b) for b in read.blocks)[1]
+        zero = [b for b in read.blocks if not bool(_cut(M, read, b).any())]
+        said = t(
+            "heat_says",
+            side=f"{read.space.size:,}",
+            block=t.block(strongest),
+            zeros=", ".join(t.block(b) for b in zero) or t("heat_nothing"),
+        )
+        parts[part] = {"codes": _base64(codes), "cells": len(cells), "zero": zero, "says": said, "tile": tile}
+    scale = t("heat_scale", top=power(top), bottom=power(bottom))
+    return {"parts": parts, "caption": scale, "ends": [f"−{power(top)}", power(top)]}
+
+
+def _cut(M: Tensor, read: Reading, block: str) -> Tensor:
+    row, col = block.split(",")
+    at = read.space.slices()
+    return M[at[row], at[col]]
+
+
+def _span(matrices: list[Tensor]) -> tuple[int, int]:
+    """(bottom, top) powers of ten of the colour scale, by the rule of `raster.decades`, without sorting all entries."""
+    sizes = torch.cat([M.abs().flatten() for M in matrices])
+    sizes = sizes[sizes > 0]
+    if not len(sizes):
+        return -raster.DECADES[0], 0
+    top = math.ceil(math.log10(float(sizes.max())))
+    weak = math.floor(math.log10(float(sizes.kthvalue(len(sizes) // 10 + 1).values)))
+    return max(min(weak, top - raster.DECADES[0]), top - raster.DECADES[1]), top
+
+
+def _base64(codes: Tensor) -> str:
+    return base64.b64encode(codes.contiguous().numpy().tobytes()).decode()
+
+
+def _spectrum(read: Reading, part: str, other: Reading | None, ghost: str, t: Texts) -> dict[str, Any]:
+    lam = read.eigenvalues(part)
+    tolerance = read.zero_tolerance(part)
+    bins = histogram(lam, tolerance)
+    low, high = float(lam[0]), float(lam[-1])
+    counts = [int((lam < -tolerance).sum()), int((lam.abs() <= tolerance).sum()), int((lam > tolerance).sum())]
+    sides = {
+        side: t(f"spectrum_{side}", count=f"{count:,}")
+        for side, count in zip(("left", "middle", "right"), counts, strict=True)
+    }
+    rows = [[number(a), number(b), n] for a, b, n in bins]
+    return {
+        "bins": bins,
+        "ends": [low, high],
+        "counts": counts,
+        "words": list(sides.values()),
+        "ghost": None if other is None else histogram(other.eigenvalues(part), other.zero_tolerance(part)),
+        "says": t("spectrum_says", low=number(low), high=number(high), **sides),
+        "help": t("spectrum_help", ghost=ghost) if other is not None else t("spectrum_alone"),
+        "table": {"columns": [t("col_from"), t("col_to"), t("col_count")], "rows": rows},
+    }
+
+
+def histogram(lam: Tensor, tolerance: float) -> list[tuple[float, float, int]]:
+    """(from, to, count) of the eigenvalues that are not zero: bins equal in log |lambda| on each side, the innermost
+    from 0; empty bins are left out."""
+    sizes = lam[lam.abs() > tolerance].abs()
+    if not len(sizes):
+        return []
+    top = float(sizes.max()) * (1 + 1e-12)
+    edges = [0.0, *(top * 10 ** (-DECADES * (1 - i / BINS)) for i in range(BINS + 1))]
+    inner = torch.tensor(edges[1:], dtype=lam.dtype)
+    found = []
+    for sign in (-1, 1):
+        side = (sign * lam)[sign * lam > tolerance]
+        counts = torch.bincount(torch.bucketize(side, inner), minlength=len(edges))
+        for i, n in enumerate(counts.tolist()):
+            if n:
+                low, high = edges[i], edges[min(i + 1, len(edges) - 1)]
+                found.append((low, high, n) if sign > 0 else (-high, -low, n))
+    return sorted(found)
+
+
+def _blocks(read: Reading, part: str, other: Reading | None, t: Texts) -> dict[str, Any]:
+    """The norm of every block, its size against the strongest, and against A where A is pinned."""
+    strongest = max(read.norm(part, b) for b in read.blocks)
+    cells = {}
+    for block in read.blocks:
+        norm = read.norm(part, block)
+        cell = {"norm": number(norm) if norm else t("exactly_zero"), "value": norm, "bar": 0.0, "share": ""}
+        if norm:
+            cell["bar"] = max(0.02, 1 + math.log10(norm / strongest) / 6)
+            cell["share"] = (
+                t("blocks_strongest") if norm == strongest else t("blocks_of_strongest", share=_share(norm / strongest))
+            )
+        if other is not None and block in other.blocks:
+            cell["ratio"] = t("ratio_to_a", ratio=_ratio(norm, other.norm(part, block)))
+        cells[block] = cell
+    return {"names": list(read.space.names), "cells": cells}
+
+
+def _share(share: float) -> str:
+    return percent(share) if share >= 1e-3 else times(share)
+
+
+def _selected(read: Reading, part: str, block: str, t: Texts) -> dict[str, Any]:
+    norm, slope = read.norm(part, block), read.record.scalars.get(f"slope/{part}/{block}")
+    shown = formula(read.record, part, block)
+    facts = [t("selected_norm", norm=number(norm)) if norm else t("selected_zero")]
+    if slope is not None:
+        facts.append(t("selected_slope", slope=f"{slope.value:.2f}", stderr=number(slope.stderr or 0.0, 1)))
+    return {
+        "name": t("selected_name", block=t.block(block)),
+        "lines": list(shown.lines),
+        "numbers": [f"{symbol} = {text}" for symbol, text in shown.numbers],
+        "facts": facts,
+    }
+
+
+def _slopes(read: Reading, t: Texts) -> dict[str, Any]:
+    """Rows of blocks, columns of parts: the slope here and, in brackets, the paper's exponent for small inputs."""
+    s = read.record.scalars
+    rows = []
+    for block in read.blocks:
+        row = [t.block(block)]
+        for part in ("outer", "functional", "total"):
+            slope, paper = s.get(f"slope/{part}/{block}"), s.get(f"paper/{part}/{block}")
+            text = _with_error(slope) if slope is not None else t("slopes_zero")
+            if paper is not None and paper.value:
+                text += f" [{'3, 5' if 'mix' in paper.note else f'{paper.value:g}'}]"
+            row.append(text)
+        rows.append({"block": block, "cells": row})
+    return {
+        "columns": [t("col_block"), *(t(f"part_{p}_short") for p in ("outer", "functional", "total"))],
+        "rows": rows,
+    }
+
+
+def _with_error(slope: Estimate) -> str:
+    """`5.98`, or `8.4 ± 5` where the fit is rough (a ReLU switches within the ±5 %)."""
+    error = slope.stderr or 0.0
+    return f"{slope.value:.2f}" if error < ROUGH else f"{slope.value:.1f} ± {number(error, 1)}"
+
+
+def _attention(read: Reading, t: Texts) -> dict[str, Any]:
+    A, s = read.tensor("A"), read.record.scalars
+    largest = float(A.abs().max())
+    top = 1.0 if "entropy" in s else largest or 1.0
+    codes = (A.abs() / top * (raster.LEVELS - 1)).round().clamp(max=raster.LEVELS - 1) + 1
+    codes = torch.where(A == 0, torch.zeros_like(codes), torch.where(A < 0, codes + raster.LEVELS, codes))
+    labels = list(read.record.inputs["labels"])
+    if "entropy" in s:
+        says = t("attention_says", entropy=percent(s["entropy"].value), first=percent(s["first_key"].value))
+        moments = t("moments_says", **{m: number(s[f"moment/{m}"].value) for m in ("M1", "M2", "M3")})
+    else:
+        says, moments = t("attention_says_linear", largest=number(largest)), ""
+    rows = [[label, *(number(v) for v in row)] for label, row in zip(labels, A.tolist(), strict=True)]
+    return {
+        "codes": _base64(codes.to(torch.uint8)),
+        "cells": len(A),
+        "labels": labels,
+        "says": says,
+        "moments": moments,
+        "table": {"columns": [t("col_token"), *labels], "rows": rows},
+    }
+
+
+def _depth(read: Reading, state: State, before: Record | None, t: Texts) -> dict[str, Any] | None:
+    tensors = read.record.tensors
+    if state.depth == 1 or "cosine" not in tensors:
+        return None
+    cosine, rank = tensors["cosine"].tolist(), tensors["effective_rank"].tolist()
+    old = before.tensors.get("cosine") if before is not None else None
+    rows = [[i, number(c), number(r)] for i, (c, r) in enumerate(zip(cosine, rank, strict=True))]
+    return {
+        "cosine": [_finite(c) for c in cosine],
+        "ghost": None if old is None or len(old) < 3 else [_finite(c) for c in old.tolist()],
+        "says": t("depth_says", first=number(cosine[0]), last=number(cosine[-1])),
+        "axis": t("depth_axis"),
+        "table": {"columns": [t("depth_axis"), t("col_cosine"), t("col_rank_left")], "rows": rows},
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

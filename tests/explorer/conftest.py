@@ -1,0 +1,37 @@
+"""A served page for the tests, and an engine whose work can be held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from quadform.explorer.engine import Engine
+from quadform.explorer.serving import Place, find_place, serving
+
+
+class Held(Engine):
+    """An engine that waits before each answer while `gate` is closed, and counts what it answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.answered = threading.Event(), 0
+        self.gate.set()
+
+    def answer(self, text: str | bytes) -> dict[str, Any]:
+        assert self.gate.wait(20)
+        self.answered += 1
+        return super().answer(text)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Held:
+    return Held()
+
+
+@pytest.fixture(scope="module")
+def place(engine: Held) -> Iterator[Place]:
+    with serving(find_place(0), engine=engine) as served:
+        yield served

@@ -1,0 +1,394 @@
+"""What the page shows is what theory and automatic differentiation say: every control, every design, every sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import quadform as qf
+from quadform.applications.problem import toy_problem
+from quadform.core.designs import DESIGNS
+from quadform.curvature.operators import functional, gauss_newton, hessian
+from quadform.curvature.risk import Risk
+from quadform.explorer import State, measure, words_as_tokens
+from quadform.explorer.cost import ASK, ON_RELEASE, Cost, Size
+from quadform.explorer.data import LARGEST_UPLOAD, MOST_UPLOADS, Given, Uploads, read
+from quadform.explorer.formulas import formula
+from quadform.explorer.python import snippet
+from quadform.explorer.stack import Stack
+from quadform.explorer.state import ALONE, RANGES, ControlError
+from quadform.explorer.tour import PRESETS, TOUR
+from quadform.explorer.view import histogram, view
+from quadform.propagation.collapse import token_cosine
+
+#: States a closed form answers, one for every control.
+CLOSED = [
+    State(),
+    State(scale=0.05),
+    State(temperature=3.0),
+    State(sink=4.0),
+    State(tokens=3),
+    State(dim=5),
+    State(attention="linear", temperature=2.0),
+    State(factor="single", sink=1.0),
+    State(data="text", text="a rose is a rose", dim=4),
+    State(seed=7),
+]
+
+
+def layer_by_hand(state: State):
+    """The closed form of a state, written out with the public names."""
+    tokens = min(state.tokens, len(state.text.split())) if state.data == "text" else state.tokens
+    X, W_Q, W_K, W_V, Y = qf.toy(tokens=tokens, dim=state.dim, seed=state.seed)
+    X = words_as_tokens(state.text, state.dim, state.seed) if state.data == "text" else X
+    bias = torch.zeros(tokens, tokens, dtype=torch.float64)
+    bias[:, 0] = state.sink
+    if state.attention == "linear":
+        return qf.theory.LinearAttentionLayer(state.scale * X, W_Q, W_K, W_V, Y, temperature=state.temperature)
+    options = {"mask": bias, "temperature": state.temperature}
+    if state.factor == "single":
+        return qf.theory.MergedLayer(state.scale * X, W_Q @ W_K.T, W_V, Y, d_K=state.dim, **options)
+    return qf.attention_hessian(state.scale * X, W_Q, W_K, W_V, Y, **options)
+
+
+@pytest.mark.parametrize("state", CLOSED, ids=lambda s: str(s.changes()))
+def test_every_control_of_one_layer_is_theorys_number(state: State) -> None:
+    """H, its extreme eigenvalues, its block norms and the attention are those of the layer built by hand."""
+    record, layer = measure(state), layer_by_hand(state)
+    H = layer.hessian().dense()
+    assert record.inputs["route"] == "closed"
+    assert torch.allclose(
+        record.tensors["H_o"] + record.tensors["H_f"], H, rtol=1e-12, atol=1e-14 * float(H.abs().max())
+    )
+    lam = torch.linalg.eigvalsh(H)
+    for name, i in (("lambda_min", 0), ("lambda_max", -1)):
+        assert record.scalars[name].value == pytest.approx(float(lam[i]), rel=1e-9, abs=1e-12)
+    for key in (k for k in record.scalars if k.startswith("norm/")):
+        _, part, block = key.split("/")
+        want = layer.dense(part, *block.split(",")).norm()
+        assert record.scalars[key].value == pytest.approx(float(want), rel=1e-9, abs=1e-13)
+    assert record.scalars["autodiff_error"].value < 1e-10
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"attention": "linear"}, {"factor": "single"}, {"sink": 2.0, "temperature": 0.7}]
+)
+def test_a_stack_of_one_layer_is_the_closed_form(change: dict) -> None:
+    """Attention alone at depth 1, made by the blocks of nn and autodiff, has the H_o, H_f and A of the closed form."""
+    state = State(tokens=4, dim=3, **change)
+    problem = toy_problem(tokens=4, dim=3)
+    H_o, H_f = Stack.of(state, problem, {}).parts()
+    layer = layer_by_hand(state)
+    for got, want in ((H_o, layer.outer_operator()), (H_f, layer.functional_operator())):
+        assert torch.allclose(got, want.dense(), atol=1e-12)
+    assert torch.allclose(Stack.of(state, problem, {}).pattern()[0], measure(state).tensors["A"], atol=1e-14)
+
+
+def test_linear_attention_with_one_matrix_is_exact() -> None:
+    """The combination without a closed form: H is `jacfwd(grad)` of the layer written out."""
+    state = State(tokens=3, dim=2, attention="linear", factor="single")
+    p = toy_problem(tokens=3, dim=2, attention="linear", factor="single")
+    record = measure(state)
+    assert record.inputs["route"] == "autodiff"
+    want = torch.func.jacfwd(torch.func.grad(lambda w: p.loss(p.space.unflatten(w))))(p.space.flatten(p.weights))
+    assert torch.allclose(record.tensors["H_o"] + record.tensors["H_f"], want, atol=1e-12)
+
+
+def test_two_layers_by_hand() -> None:
+    """Depth 2, second and first layer: `jacfwd(grad)` of softmax attention applied twice."""
+    state = State(tokens=3, dim=2, depth=2, temperature=1.5, sink=1.0)
+    stack = Stack.of(state, toy_problem(tokens=3, dim=2), {})
+    weights = [dict(block.attn.named_parameters()) for block in stack.model.layers]
+    for layer in (1, 2):
+
+        def loss(flat: torch.Tensor, layer: int = layer) -> torch.Tensor:
+            X = stack.X
+            for i, W in enumerate(weights):
+                W = dict(zip(W, flat.view(3, 2, 2), strict=True)) if i == layer - 1 else W
+                T = (X @ W["W_Q"]) @ (X @ W["W_K"]).T / (1.5 * math.sqrt(2))
+                X = (T + torch.tensor([1.0, 0.0, 0.0])).softmax(-1) @ X @ W["W_V"]
+            return (X - stack.Y).square().mean()
+
+        flat = torch.stack([weights[layer - 1][name].detach() for name in ("W_Q", "W_K", "W_V")]).flatten()
+        want = torch.func.jacfwd(torch.func.grad(loss))(flat)
+        record = measure(State(**state.json() | {"layer": layer}))
+        assert torch.allclose(record.tensors["H_o"] + record.tensors["H_f"], want, atol=1e-12)
+
+
+@pytest.mark.parametrize("design", ["pre-ln", "post-ln", "sas-p", "no-skip"])
+def test_designs_agree_with_the_curvature_room(design: str) -> None:
+    """H, H_o and H_f of a layer of a stack are those of `curvature` on the same blocks."""
+    state = State(tokens=3, dim=4, depth=2, layer=2, design=design, scale=0.7)
+    stack = Stack.of(state, toy_problem(tokens=3, dim=4), {})
+
+    def run(params, batch):
+        return stack.output(torch.cat([params[name].flatten() for name in stack.weights]))
+
+    risk = Risk(run, lambda F, batch: (F - batch[1]).square().mean(), (stack.X, stack.Y), stack.weights, quiet=True)
+    H_o, H_f = stack.parts()
+    assert torch.allclose(H_o, gauss_newton(risk).dense(), atol=1e-10)
+    assert torch.allclose(H_f, functional(risk).dense(), atol=1e-10)
+    assert torch.allclose(H_o + H_f, hessian(risk).dense(), atol=1e-10)
+
+
+@pytest.mark.parametrize("design", [ALONE, *DESIGNS])
+def test_every_design_can_be_looked_at(design: str) -> None:
+    """Every design in every layer gives finite numbers, symmetric matrices, a psd outer part and its token cosines."""
+    state = State(tokens=3, dim=2, depth=2, layer=2, design=design)
+    record = measure(state)
+    for name in ("H_o", "H_f"):
+        assert torch.allclose(record.tensors[name], record.tensors[name].T)
+    assert float(record.tensors["eigenvalues_outer"][0]) > -1e-9
+    assert all(math.isfinite(e.value) for n, e in record.scalars.items() if n != "ceiling_sgd")
+    stack = Stack.of(state, toy_problem(tokens=3, dim=2), {})
+    want = torch.stack([token_cosine(X) for X in stack.streams])
+    assert torch.equal(record.tensors["cosine"], want)
+    view(record, state, None, False, "ko", "")
+
+
+def test_slopes_are_the_papers_for_small_inputs() -> None:
+    """At scale 0.02 the live slopes are 6, 4, 2 (outer) and 5, 3 (functional)."""
+    s = measure(State(scale=0.02)).scalars
+    for part in ("outer", "functional"):
+        for block in ("W_Q,W_Q", "W_K,W_K", "W_V,W_Q", "W_V,W_V", "W_V,W_K"):
+            if s[f"paper/{part}/{block}"].value:
+                assert s[f"slope/{part}/{block}"].value == pytest.approx(s[f"paper/{part}/{block}"].value, abs=0.02)
+    assert "slope/functional/W_V,W_V" not in s
+
+
+def test_the_tour_tells_the_truth() -> None:
+    """Each step's sentence, checked on the numbers of its start and its end."""
+    before, after = (
+        {s.name: measure(x).scalars for s, x in ((s, getattr(s, e)) for s in TOUR)} for e in ("start", "end")
+    )
+    scale = after["scale"]
+    assert [round(scale[f"slope/{k}"].value, 1) for k in ("outer/W_Q,W_Q", "functional/W_Q,W_Q", "outer/W_V,W_V")] == [
+        6,
+        5,
+        2,
+    ]
+    one_hot = after["saturation"]
+    assert one_hot["entropy"].value < 0.1
+    assert one_hot["norm/total/W_Q,W_Q"].value < 0.01 * before["saturation"]["norm/total/W_Q,W_Q"].value
+    assert one_hot["slope/outer/W_V,W_V"].value == pytest.approx(2, abs=0.05)
+    assert after["temperature"]["entropy"].value > 2 * before["temperature"]["entropy"].value
+    assert after["temperature"]["lambda_max"].value < before["temperature"]["lambda_max"].value
+    linear = after["softmax"]
+    assert [linear[f"norm/functional/{w},{w}"].value for w in ("W_Q", "W_K", "W_V")] == [0, 0, 0]
+    outer = [e.value for n, e in linear.items() if n.startswith("slope/outer")]
+    assert outer == pytest.approx([6] * 6, abs=1e-6)
+    diagonal = [f"slope/outer/{w},{w}" for w in ("W_Q", "W_K", "W_V")]
+    assert min(before["norm"][n].value for n in diagonal) > 1.9
+    assert max(abs(after["norm"][n].value) for n in diagonal) < 0.3
+    deep = next(s for s in TOUR if s.name == "depth")
+    assert float(measure(deep.end).tensors["cosine"][-1]) > 0.99
+    assert after["depth"]["lambda_max"].value < 0.1 * before["depth"]["lambda_max"].value
+    assert float(measure(State(**deep.end.json() | {"design": "pre-ln"})).tensors["cosine"][-1]) < 0.9
+    assert after["sink"]["first_key"].value > 0.9
+    for name in ("moment/M2", "norm/total/W_Q,W_Q", "norm/total/W_K,W_K"):
+        assert after["sink"][name].value < 0.1 * before["sink"][name].value
+
+
+@pytest.mark.parametrize("state", [*PRESETS.values(), *CLOSED], ids=lambda s: str(s.changes()))
+def test_the_python_of_a_state_runs(state: State) -> None:
+    """The script prints the smallest and largest eigenvalue of the record."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(snippet(state), "page", "exec"), {})
+    low, high = map(float, said.getvalue().split())
+    s = measure(state).scalars
+    assert (low, high) == pytest.approx((s["lambda_min"].value, s["lambda_max"].value), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_python_of_an_upload_runs(depth: int, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the file beside it."""
+    monkeypatch.chdir(tmp_path)
+    np.save("tokens.npy", np.random.default_rng(0).normal(size=(4, 3)))
+    uploads = Uploads()
+    name = uploads.add(read((tmp_path / "tokens.npy").read_bytes(), "tokens.npy"))
+    state = State(data="upload", upload=name, depth=depth, scale=0.5)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(compile(snippet(state, ("X",)), "page", "exec"), {})
+    s = measure(state, uploads).scalars
+    assert float(said.getvalue().split()[1]) == pytest.approx(s["lambda_max"].value, rel=1e-9)
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+def test_the_same_word_is_the_same_token() -> None:
+    X = words_as_tokens("a rose is a rose", dim=3)
+    assert X.shape == (5, 3)
+    assert torch.equal(X[0], X[3])
+    assert not torch.equal(X[0], X[1])
+    assert torch.equal(words_as_tokens("a rose is a rose", dim=3, most=2), X[:2])
+
+
+def test_uploads_are_read_and_measured() -> None:
+    """.npy, .csv and .safetensors of the same tokens are the same upload; given weights are the layer's."""
+    from safetensors.torch import save
+
+    p = toy_problem(tokens=4, dim=3, d_k=2, d_v=5, seed=3)
+    uploads, blob = Uploads(), io.BytesIO()
+    np.save(blob, p.X.numpy())
+    csv = "\n".join(",".join(repr(float(v)) for v in row) for row in p.X)
+    names = {uploads.add(read(b, f)) for b, f in ((blob.getvalue(), "a.npy"), (csv.encode(), "b.csv"))}
+    names.add(uploads.add(read(save({"X": p.X}), "c.safetensors")))
+    assert len(names) == 1
+    whole = uploads.add(read(save({"X": p.X, "Y": p.Y, **p.weights}), "d.safetensors"))
+    record = measure(State(data="upload", upload=whole), uploads)
+    assert torch.allclose(record.tensors["H_o"] + record.tensors["H_f"], p.autodiff(), atol=1e-12)
+    with pytest.raises(ControlError, match="as wide as the tokens"):
+        measure(State(data="upload", upload=whole, depth=2), uploads)
+
+
+@pytest.mark.parametrize(
+    ("blob", "name", "match"),
+    [
+        (b"", "x.npy", "cannot be read"),
+        (b"1,2\n3", "x.csv", "cannot be read"),
+        (b"1,nan", "x.csv", "no finite numbers"),
+        (b"\x80\x04K\x01.", "x.npy", "cannot be read"),
+        (b"1", "x.pkl", "give a .npy"),
+        (b"1", "", "give a .npy"),
+        (b"{}", "x.safetensors", "cannot be read"),
+        (("1 " * 49).encode(), "x.csv", "1 × 49; the page takes at most 64 × 48"),
+        (b"1" * (LARGEST_UPLOAD + 1), "x.csv", "at most 1,000,000"),
+    ],
+)
+def test_bad_uploads_are_refused_at_their_control(blob: bytes, name: str, match: str) -> None:
+    with pytest.raises(ControlError, match=match) as caught:
+        read(blob, name)
+    assert caught.value.control == "upload"
+
+
+def test_a_pickle_in_a_npy_is_not_opened() -> None:
+    blob = io.BytesIO()
+    np.save(blob, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(ControlError, match="cannot be read"):
+        read(blob.getvalue(), "x.npy")
+
+
+def test_given_shapes_must_fit() -> None:
+    X = torch.ones(3, 2, dtype=torch.float64)
+    for wrong in (
+        {"Y": X.T},
+        {"W_V": X},
+        {"W_Q": torch.ones(2, 2)},
+        {"W_Q": torch.ones(2, 2), "W_K": torch.ones(2, 3)},
+    ):
+        with pytest.raises(ControlError):
+            Given({"X": X, **wrong})
+    with pytest.raises(ControlError, match="no X"):
+        Given({"Y": X})
+
+
+def test_old_uploads_leave() -> None:
+    uploads = Uploads()
+    names = [
+        uploads.add(Given({"X": torch.full((1, 1), float(i), dtype=torch.float64)})) for i in range(MOST_UPLOADS + 1)
+    ]
+    with pytest.raises(ControlError, match="no longer in memory"):
+        uploads.get(names[0])
+    assert uploads.get(names[-1]).shape == (1, 1)
+    with pytest.raises(ControlError, match="No file has been uploaded"):
+        uploads.get("")
+
+
+# --- the size guard ---------------------------------------------------------------------------------------------------
+def test_the_guard_waits_asks_and_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small: now. Above 0.3 s: on release. Above 3 s: when confirmed. Above the memory: refused, the limit named."""
+    cost, uploads = Cost(), Uploads()
+
+    def verdict(final: bool = False, confirmed: bool = False, **state) -> str:
+        s = State(**state)
+        return cost.verdict(s, Size.of(s, uploads), final, confirmed)
+
+    assert verdict() == "now"
+    assert verdict(dim=24) == "release"
+    assert verdict(dim=24, final=True) == "now"
+    assert verdict(dim=40) == verdict(dim=40, final=True) == "ask"
+    assert verdict(dim=40, final=True, confirmed=True) == "now"
+    monkeypatch.setattr("quadform.explorer.cost.free_bytes", lambda device: 2e8)
+    with pytest.raises(ControlError, match="The largest width that fits: 21") as caught:
+        verdict(dim=40, final=True, confirmed=True)
+    assert caught.value.control == "dim"
+    assert verdict(dim=21) == "release"
+
+
+def test_the_guard_learns_from_answers() -> None:
+    """Three times slower than thought: the prediction rises towards it, and never beyond what was seen."""
+    cost, state = Cost(), State()
+    size = Size.of(state, Uploads())
+    first = cost.predict(state, size)
+    for _ in range(12):
+        cost.learn(state, size, 3 * first)
+    assert cost.predict(state, size) == pytest.approx(3 * first, rel=1e-3)
+    assert ON_RELEASE < ASK
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60), st.integers(-12, 3))
+def test_every_eigenvalue_is_in_one_bin(values: list[float], exponent: int) -> None:
+    """Counts sum to the eigenvalues beyond the tolerance; every one lies in a bin; bins do not overlap."""
+    lam = torch.tensor(values, dtype=torch.float64).sort().values * 10.0**exponent
+    tolerance = 1e-14 * float(lam.abs().max())
+    bins = histogram(lam, tolerance)
+    assert sum(n for _, _, n in bins) == int((lam.abs() > tolerance).sum())
+    assert all(b <= c for (_, b, _), (c, _, _) in itertools.pairwise(bins))
+    for v in lam[lam.abs() > tolerance].tolist():
+        assert any(a <= v <= b for a, b, _ in bins)
+
+
+def test_every_block_has_a_formula_with_numbers() -> None:
+    """Softmax, linear and merged: no block without lines; the numbers are the record's; zero blocks say 0."""
+    for state in (State(), State(attention="linear"), State(factor="single"), State(depth=2)):
+        record = measure(state)
+        for key in (k for k in record.scalars if k.startswith("norm/")):
+            _, part, block = key.split("/")
+            shown = formula(record, part, block)
+            assert shown.lines
+            if state.closed and part == "functional":
+                assert (shown.lines[0].endswith("= 0")) == (record.scalars[key].value == 0)
+            if state.closed and part == "total":
+                assert shown.numbers
+
+
+def test_the_headline_says_what_moved() -> None:
+    """The control with both values, the ratio of lambda_max; nothing when nothing moved; B against A when pinned."""
+    a, b = State(), State(scale=2.0)
+    records = {s: measure(s) for s in (a, b)}
+
+    def said(state: State, other: State, pinned: bool = False, lang: str = "en") -> str:
+        return view(records[state], state, (records[other], other), pinned, lang, "")["headline"]
+
+    ratio = records[b].scalars["lambda_max"].value / records[a].scalars["lambda_max"].value
+    assert said(b, a).startswith(
+        f"Input scale 1 → 2: λ_max 3.04 → {records[b].scalars['lambda_max'].value:.0f} (×{ratio:.0f})"
+    )
+    assert said(a, a) == "Same state: nothing moved by more than 1 %."
+    assert said(b, a, pinned=True).startswith("B against A, Input scale 1 → 2")
+    assert said(b, a, lang="ko").startswith("입력 크기 1 → 2: λ_max 3.04 →")
+
+
+def test_extreme_states_are_shown() -> None:
+    """One token of width one; a flat Hessian; the largest scale: everything is drawn, nothing is NaN."""
+    import json
+
+    for state in (
+        State(tokens=1, dim=1),
+        State(design="rezero"),
+        State(scale=30.0, temperature=0.1),
+        State(scale=0.01),
+    ):
+        shown = view(measure(state), state, None, False, "en", "")
+        json.dumps(shown, allow_nan=False)
+    assert set(RANGES) >= {"scale", "temperature", "sink", "tokens", "dim", "depth"}
