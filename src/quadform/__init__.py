@@ -32,6 +32,7 @@ __getattr__, __dir__, __all__ = attach(
         "why": ".applications.why",
         "toy": ".applications.attention",
         "vary": ".applications.attention",
+        "explore": ".explorer.notebook",
         "spectrum": ".applications.spectrum",
         "probe": ".integrations.hf",
         "integrations": ".integrations:",
