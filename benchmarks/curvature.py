@@ -1,7 +1,7 @@
 """Products with the Hessian, Gauss-Newton and functional part of a Hugging Face GPT-2, against its gradient and peers.
 
     python benchmarks/curvature.py [accuracy] [products] [route] [growth] [peers] [checks] [--out FILE]
-                                   [--layers 4 --dim 128 --tokens 128 --batch 2 --four --limit SECONDS]
+                                   [--layers 4 --dim 128 --tokens 128 --batch 2 --four --batches 4 --limit SECONDS]
 
 accuracy   float32 products against a float64 double backward, beside the error of a float32 double backward
 products   time and memory of every route, as multiples of the gradient measured in turns with it
@@ -165,7 +165,9 @@ def products(options: argparse.Namespace) -> list[dict]:
     gradient(compiled, batch)
     compile_s = time.perf_counter() - start
 
-    def row(name: str, work: Callable[[], object], vectors: int = 1, first: float | None = None) -> None:
+    def row(
+        name: str, work: Callable[[], Any], vectors: int = 1, first: float | None = None, about: Any = None
+    ) -> None:  # fmt: skip
         if options.limit and time.perf_counter() - begun > options.limit:
             print(f"  {name:<42} left out: the time is up")
             return
@@ -185,32 +187,69 @@ def products(options: argparse.Namespace) -> list[dict]:
         rows.append(
             {"route": name, "seconds": each, "first_call_s": first, "gib": memory, "vectors": vectors, **ratios}
         )
+        if about is not None:  # a product that could not be compiled ran otherwise
+            kept = [k for _, k in about.run.kept.values()]
+            bytes_kept = sum(p.bytes for p in about.run.programs.values()) * len(kept)
+            replays = [k.run for k in kept] if about.route == "compiled" else []
+            replays += [p._anew for p in about.run.programs.values() if p._anew is not None]
+            rows[-1] |= {"ran": about.route, "kept_gib": bytes_kept / 2**30, "unchanged": unchanged(work)}
+            rows[-1]["replayed"] = sum(bool(getattr(r, "replayed", False)) for r in replays)
         shown = [f"{r:.2f}x" for r in ratios.values()]
         used = f"{memory:.1f}" if memory is not None else ""
         print(f"  {name:<42} {first:>8.1f} {1e3 * each:>9.1f} {shown[0]:>7} {shown[1]:>9} {used:>6}", flush=True)
+        write(options, {**options.results, "products": rows})  # a run that is cut short leaves what it measured
 
     row("gradient, eager", lambda: gradient(model, batch))
     row("gradient, compiled", lambda: gradient(compiled, batch), first=compile_s)
     flat = Risk(model, loss, batch, quiet=True).space.random(dtype=torch.float32, device=device)
     four = {n: torch.randn((4, *t.shape), device=device) for n, t in flat.items()} if options.four else {}
     row("double backward (peers)", lambda: double_backward(model, batch, flat))
-    plans = [(make, "eager", "auto") for make in (hessian, gauss_newton)]
-    plans += [(make, route, "auto") for route in ("traced", "compiled") for make in (hessian, gauss_newton)]
-    if device == "cuda":
-        plans += [(make, "compiled", "math") for make in (hessian, gauss_newton)]
-    for make, route, attention in plans:
+
+    def operator(make: Callable[..., Any], route: Any, attention: Any = "auto") -> None:
+        give_back()
         A = make(Risk(model, loss, batch, attention=attention, quiet=True), route=route, chunk=1)
         note = "" if attention == "auto" else f", {attention} attention"
-        row(f"{make.__name__}, {route}{note}", lambda: A @ flat)
-        if rows[-1]["route"].startswith(f"{make.__name__}, {route}") and not rows[-1].get("out_of_memory"):
-            rows[-1]["ran"] = A.route  # a product that could not be compiled ran otherwise
-            rows[-1]["kept_gib"] = sum(p.bytes for p in A.run.programs.values()) / 2**30
+        row(f"{make.__name__}, {route}{note}", lambda: A @ flat, about=A)
         if four and make is hessian and route == "compiled":
-            row(f"hessian, compiled{note}, 4 vectors (each)", lambda: A @ four, 4)
-        A = None  # its kept tensors go
-        gc.collect()
-        torch.cuda.empty_cache()
+            row(f"hessian, compiled{note}, 4 vectors (each)", lambda: A @ four, 4, about=A)
+
+    operator(hessian, "compiled")
+    if options.batches > 1:
+        several_batches(options, model, batch, flat, row)
+    for make, how in ((gauss_newton, "compiled"), (hessian, "eager"), (gauss_newton, "eager")):
+        operator(make, how)
+    for make in (hessian, gauss_newton):
+        operator(make, "traced")
+    for make in (hessian, gauss_newton) if device == "cuda" else ():
+        operator(make, "compiled", "math")
     return rows
+
+
+def several_batches(options: argparse.Namespace, model: Any, batch: dict, v: dict, row: Callable[..., None]) -> None:
+    """Rows of the compiled route with several batches, what no vector touches kept for each of them or not."""
+    give_back()
+    ids = torch.randint(0, model.config.vocab_size, (options.batches - 1, *batch["input_ids"].shape))
+    data = [batch, *({"input_ids": i} for i in ids.to(options.device))]
+    A = hessian(Risk(model, loss, data, quiet=True), route="compiled")
+    name, may_keep = f"hessian, compiled, {options.batches} batches", routes._MAY_KEEP
+    row(f"{name} (each)", lambda: A @ v, options.batches, about=A)
+    routes._MAY_KEEP, A.run.kept = 0.0, {}
+    row(f"{name}, nothing kept (each)", lambda: A @ v, options.batches, about=A)
+    routes._MAY_KEEP = may_keep
+
+
+def give_back() -> None:
+    """The memory of operators that are gone."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def unchanged(work: Callable[[], Any]) -> bool:
+    """Whether a result is the same after two more calls."""
+    out = work()
+    before = [t.clone() for t in out.values()]
+    work(), work()
+    return all(torch.equal(a, b) for a, b in zip(before, out.values(), strict=True))
 
 
 def route(options: argparse.Namespace) -> list[dict]:
@@ -370,6 +409,17 @@ def checks(options: argparse.Namespace) -> list[dict]:
     return rows
 
 
+def write(options: argparse.Namespace, results: dict[str, list[dict]]) -> None:
+    """The record of what there is so far."""
+    if options.out is None:
+        return
+    made = asdict(Provenance.collect(dtype=torch.float32, device=options.device))
+    made["command"] = " ".join(["benchmarks/curvature.py", *results])
+    shape = {n: getattr(options, n) for n in ("layers", "dim", "tokens", "batch")}
+    body = {"benchmark": "curvature", "made": made, "loaded": options.loaded, "shape": shape}
+    options.out.write_text(strict_json({**body, "results": results}))
+
+
 def main() -> None:
     jobs = {"accuracy": accuracy, "products": products, "route": route, "growth": growth, "peers": peers}
     jobs |= {"checks": checks}
@@ -381,6 +431,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024 if gpu else 128)
     parser.add_argument("--batch", type=int, default=8 if gpu else 2)
     parser.add_argument("--four", action="store_true", help="four vectors through the compiled route too")
+    parser.add_argument("--batches", type=int, default=1, help="so many batches through the compiled route too")
     parser.add_argument("--limit", type=float, help="seconds after which `products` begins no further row")
     parser.add_argument("--loaded", action="store_true", help="say in the record that the machine was busy")
     parser.add_argument("--out", type=Path, help="write the record there (JSON)")
@@ -389,19 +440,14 @@ def main() -> None:
     progress.quiet = False
     torch.set_num_threads(torch.get_num_threads() if gpu else 1)
     torch.set_float32_matmul_precision("high")
-    results = {}
+    results = options.results = {}
     for name in options.jobs:
         try:
             results[name] = jobs[name](options)
         except Exception as error:  # one job that fails does not lose the others
             results[name] = [{"failed": f"{type(error).__name__}: {error}"[:500]}]
             print(f"{name} failed: {results[name][0]['failed']}", flush=True)
-        if options.out:
-            made = asdict(Provenance.collect(dtype=torch.float32, device=options.device))
-            made["command"] = " ".join(["benchmarks/curvature.py", *results])
-            shape = {n: getattr(options, n) for n in ("layers", "dim", "tokens", "batch")}
-            body = {"benchmark": "curvature", "made": made, "loaded": options.loaded, "shape": shape}
-            options.out.write_text(strict_json({**body, "results": results}))
+        write(options, results)
     if options.out:
         print(f"\nrecord: {options.out}")
 

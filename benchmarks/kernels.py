@@ -47,6 +47,7 @@ PARTS = {
     "kept-1k": lambda report: kept(report, 8, 1024, "tf32"),
     "checks": checks,
     "route-1k": lambda report: route(report, 8, 1024),
+    "route-4x1k": lambda report: route(report, 8, 1024, 4),
     "route-error": route_error,
     "gradient-16k": lambda report: gradient(report, 1, 16384, "bf16"),
     "product-16k": lambda report: product(report, 1, 16384, "bf16"),

@@ -14,13 +14,16 @@ from kernels_profile import profiled
 PRODUCTS = {"forward_tangent": 5, "tangent_rows": 8, "tangent_columns": 10}
 
 
-def executed(tokens: int) -> float:
+def executed(tokens: int, mode: torch.dtype) -> float:
     """Products the tangent kernels execute per pair of tiles of the causal half, masked parts of tiles included."""
     from quadform.kernels import launch
 
     total = 0.0
     for kernel, count in PRODUCTS.items():
-        BM, BN = launch.tiles(kernel, torch.bfloat16, WIDTH, "tf32", tokens)[:2]
+        one, scaled = (8, HEADS, tokens, WIDTH), mode == torch.float32
+        kind = torch.float16 if scaled else mode
+        plan = launch._plan(kernel, kind, one, one, one, False, False, False, True, "tf32", 1, scaled)
+        BM, BN = plan[3]["BM"], plan[3]["BN"]
         if kernel == "tangent_columns":
             area = sum(tokens - c // BM * BM for c in range(0, tokens, BN)) * BN
         else:
@@ -85,8 +88,8 @@ def attention_alone(report, lengths) -> None:
                 "ours_fwd_bwd_ms": first_ms, "tangents_ms": ours_ms, "tangents_ms_each_of_4": four_ms,
                 "ratio": ours_ms / stock_ms, "ratio_with_gradient": (ours_ms + first_ms) / stock_ms,
                 "ratio_each_of_4": four_ms / stock_ms if four_ms else None, "first_order_ratio": first_ms / stock_ms,
-                "executed_products": executed(tokens), "executed_rate": executed(tokens) * product / ours_ms,
-                "executed_share": executed(tokens) * product / ours_ms / rates[mode],
+                "executed_products": (done := executed(tokens, kind)), "executed_rate": done * product / ours_ms,
+                "executed_share": done * product / ours_ms / rates[mode],
                 "share_of_23": 23 * product / ours_ms / rates[mode],
                 "floor_products_ms": 17 * product / rates[mode], "floor_bytes_ms": 13 * size / rates["copy"],
                 "gib": peak(tangents),
@@ -147,6 +150,7 @@ def short(report, batch: int = 128, tokens: int = 128) -> None:
     def each():
         for tile, choice in choices.items():
             launch.tiles = choice
+            launch._plan.cache_clear()
             for name, m in (("plain", None), ("shaped", mix)):
                 ops._launch = run
                 for kind, call in calls(m).items():
@@ -216,8 +220,14 @@ def tiles(report, tokens: int = 4096) -> None:
     def each():
         for kernel, sizes in choices.items():
             ops._launch = lambda name, *a, kernel=kernel: name == kernel and run(name, *a)
+            launch.UPRIGHT = (torch.bfloat16,)
+            if kernel == "tangent_columns":
+                launch._plan.cache_clear()
+                yield kernel, "upright"
+                launch.UPRIGHT = ()
             for tile in sizes:
                 launch.tiles = lambda *_, tile=tile: tile
+                launch._plan.cache_clear()
                 yield kernel, tile
 
     failed = set()

@@ -92,6 +92,7 @@ def route(report, batch: int, tokens: int, count: int = 1, layers: int = 12, rep
         except torch.OutOfMemoryError:  # the others' first calls
             torch.cuda.empty_cache()
             time.sleep(3)
+    torch.cuda.empty_cache()
     ready(sys.argv[1])
     with alone():
         before = [t.clone() for t in values(Hv)]
@@ -116,12 +117,12 @@ def route(report, batch: int, tokens: int, count: int = 1, layers: int = 12, rep
 
 def state(H) -> dict:
     """What the programs of an operator hold and whether they are replayed."""
-    programs = list(H.run.programs.values())
+    programs, kept = list(H.run.programs.values()), [k for _, k in H.run.kept.values()]
     return {
         "programs": len(programs),
         "kept_gib": sum(p.bytes for p in programs) / 2**30,
-        "kept_batches": len(H.run.kept),
-        "replayed": [bool(getattr(p._second, "replayed", False)) for p in programs],
+        "kept_batches": len(kept),
+        "replayed": [k.run.replayed for k in kept] if H.route == "compiled" else [],
     }
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
-import triton
 from torch import Tensor
 
-from . import fused
+from . import fused, upright
 from .choice import interpreted
+from .direct import start
+
+UPRIGHT = (torch.bfloat16,)
+"""Types for which the column kernel with upright score tiles was measured."""
 
 SHORT = 128
 """Up to so many tokens small tiles win in the gradient: 111 against 144 us for 1,536 heads of 128 tokens."""
@@ -66,37 +71,59 @@ def _weights(q: Tensor, mix: Tensor | None, shape: tuple[int, ...]) -> tuple:
     return (q, (0, 0, 0, 0)) if mix is None else (mix, mix.expand(shape).stride())
 
 
-def _launch(
-    kernel: str, args: tuple, q, k, v, bias, mask, mix, causal, scale, precision,
-    tangents: int | None = None, units: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Run one kernel over its grid; `tangents` is None for the functions of the primal, `units` those of `scaling`."""
-    heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
-    group = heads // k.shape[1]
-    BM, BN, warps, stages = tiles(kernel, q.dtype, max(q.shape[3], v.shape[3]), precision, max(rows, columns))
-    BD, BDV = (max(16, triton.next_power_of_2(x.shape[3])) for x in (q, v))
+@functools.lru_cache(maxsize=512)
+def _plan(
+    kernel: str, dtype: torch.dtype, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...],
+    HAS_BIAS: bool, HAS_MASK: bool, SHAPED: bool, CAUSAL: bool, PRECISION: str, tangents: int | None, SCALED: bool,
+) -> tuple:  # fmt: skip
+    """(the program, its grid, the sizes it is given, its constants) for operands of these shapes.
+
+    Remembered: worked out anew, it takes the host as long as the launch itself.
+    """
+    (batch, heads, rows, width), (_, key_heads, columns, _) = q, k
+    extras = HAS_BIAS or HAS_MASK or SHAPED or SCALED
+    if kernel == "tangent_columns" and dtype in UPRIGHT and CAUSAL and q == k == v and not extras:
+        BM, BN, warps, stages = (64, 64, 4, 2)
+        if width == 64 and rows % BM == 0:
+            constants = {"BM": BM, "BN": BN, "BD": 64, "BDV": 64, "num_warps": warps, "num_stages": stages}
+            grid = (columns // BN, batch * heads, tangents or 1)
+            return upright._tangent_columns, grid, (rows, columns, heads, 64, 64), constants
+    BM, BN, warps, stages = tiles(kernel, dtype, max(width, v[3]), PRECISION, max(rows, columns))
+    BD, BDV = (max(16, 1 << (n - 1).bit_length()) for n in (width, v[3]))
     constants = {
-        "GROUP": group,
-        "CAUSAL": causal,
-        "HAS_BIAS": bias is not None,
-        "HAS_MASK": mask is not None,
-        "SHAPED": mix is not None,
+        "GROUP": heads // key_heads,
+        "CAUSAL": CAUSAL,
+        "HAS_BIAS": HAS_BIAS,
+        "HAS_MASK": HAS_MASK,
+        "SHAPED": SHAPED,
         "EVEN_M": rows % BM == 0,
-        "EVEN_D": q.shape[3] == BD and v.shape[3] == BDV,
-        "PRECISION": precision,
+        "EVEN_D": width == BD and v[3] == BDV,
+        "PRECISION": PRECISION,
     }
     columnwise = kernel.endswith("columns")
-    grid = (triton.cdiv(rows, BM), q.shape[0] * heads, tangents or 1)
+    grid = (-(-rows // BM), batch * heads, tangents or 1)
     if columnwise:
         constants["EVEN_N"] = columns % BN == 0
-        grid = (triton.cdiv(columns, BN), q.shape[0] * k.shape[1], tangents or 1)
+        grid = (-(-columns // BN), batch * key_heads, tangents or 1)
     if kernel.startswith("forward"):
         program = fused._forward if kernel == "forward" else fused._forward_tangent
     else:
         constants["TANGENT"] = kernel.startswith("tangent")
         program = fused._grad_columns if columnwise else fused._grad_rows
     if kernel != "forward":
-        constants["SCALED"] = units is not None
+        constants["SCALED"] = SCALED
+    constants |= {"BM": BM, "BN": BN, "BD": BD, "BDV": BDV, "num_warps": warps, "num_stages": stages}
+    return program, grid, (rows, columns, heads, width, v[3]), constants
+
+
+def _launch(
+    kernel: str, args: tuple, q, k, v, bias, mask, mix, causal, scale, precision,
+    tangents: int | None = None, units: Tensor | None = None,
+) -> None:  # fmt: skip
+    """Run one kernel over its grid; `tangents` is None for the functions of the primal, `units` those of `scaling`."""
+    has = (bias is not None, mask is not None, mix is not None)
+    options = (*has, causal, precision, tangents, units is not None)
+    program, grid, sizes, constants = _plan(kernel, q.dtype, tuple(q.shape), tuple(k.shape), tuple(v.shape), *options)
+    if kernel != "forward":
         args = (*args, q if units is None else units)
-    sizes = (float(scale), rows, columns, heads, q.shape[3], v.shape[3])
-    program[grid](*args, *sizes, **constants, BM=BM, BN=BN, BD=BD, BDV=BDV, num_warps=warps, num_stages=stages)
+    start(program, grid, (*args, float(scale), *sizes), constants)

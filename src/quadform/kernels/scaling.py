@@ -9,12 +9,16 @@ kernels of `fused` scale their row numbers (Δ, ℓ̇, Δ̇) and take the units 
 
 from __future__ import annotations
 
+import functools
+import math
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .choice import interpreted
+from .direct import start
 
 AS_IS, COTANGENT, TANGENT, BOTH = 0, 1, 2, 3
 """Units of an operand: none (Q, K, V), that of dO, that of its tangent, the product of the two (dȮ)."""
@@ -125,26 +129,37 @@ def operands(
     units      AS_IS, COTANGENT, TANGENT or BOTH of each
     mix        tangents of the mixing weights (tangents, 1 or batch, heads, 3): count among the tangents, stay float32
     """
-    device, count = tensors[0].device, max(x.shape[0] if x.dim() == 5 else 1 for x in tensors)
+    device = tensors[0].device
+    of, count, scaled, grid, args, constants = _layout(tuple((tuple(x.shape), x.stride()) for x in tensors), units)
     tops, values = torch.zeros(1 + 2 * count, device=device), torch.empty(1 + count, device=device)
-    scaled = [(x, unit) for x, unit in zip(tensors, units, strict=True) if unit != AS_IS]
     if mix is not None:
-        scaled.append((mix.contiguous()[:, :, :, None], TANGENT))
-    if scaled:
-        xs, of = zip(*scaled, strict=True)
-        grid, args, constants = _layout(xs, count)
-        _tops[grid](xs, *args, tops, UNITS=of, **constants)
+        xs = (*(tensors[i] for i in of), mix.contiguous()[:, :, :, None])
+        kinds = (*(units[i] for i in of), TANGENT)
+        _, _, scaled, *_ = _layout(tuple((tuple(x.shape), x.stride()) for x in xs), kinds)
+    else:
+        xs = tuple(tensors[i] for i in of)
+    if xs:
+        start(_tops, scaled[0], (xs, *scaled[1], tops), scaled[2])
     outs = tuple(torch.empty(x.shape, dtype=torch.float16, device=device) for x in tensors)
-    grid, args, constants = _layout(tensors, count)
-    _halves[grid](tensors, *args, outs, tops, values, UNITS=units, **constants)
+    start(_halves, grid, (tensors, *args, outs, tops, values), constants)
     return outs, values
 
 
-def _layout(xs: tuple[Tensor, ...], count: int) -> tuple[tuple, tuple, dict]:
-    """Grid, strides and shapes, and constants of a kernel over all rows of all of `xs`."""
-    xs = tuple(x if x.dim() == 5 else x[None] for x in xs)
-    BD = triton.next_power_of_2(max(x.shape[-1] for x in xs))
-    BR = max(1, 4096 // BD)
-    blocks = max(triton.cdiv(x[0].numel() // x.shape[-1], BR) for x in xs)
-    constants = {"COUNTS": tuple(x.shape[0] for x in xs), "BR": BR, "BD": BD}
-    return (blocks, len(xs), count), (tuple(x.stride() for x in xs), tuple(tuple(x.shape[1:]) for x in xs)), constants
+@functools.lru_cache(maxsize=512)
+def _layout(layouts: tuple, units: tuple[int, ...]) -> tuple:
+    """Which operands are scaled, how many tangents there are, and (grid, (strides, shapes), constants) of a kernel over
+    those and of one over all of them; `layouts` are (shape, strides) pairs. Remembered, as `launch._plan` is."""
+    five = [((1, *shape), (0, *strides)) if len(shape) == 4 else (shape, strides) for shape, strides in layouts]
+    count = max(shape[0] for shape, _ in five)
+
+    def kernel(which: tuple[int, ...]) -> tuple:
+        shapes, strides = (tuple(five[i][part] for i in which) for part in (0, 1))
+        BD = 1 << (max(shape[-1] for shape in shapes) - 1).bit_length()
+        BR = max(1, 4096 // BD)
+        blocks = max(-(-math.prod(shape[1:4]) // BR) for shape in shapes)
+        kinds = {"UNITS": tuple(units[i] for i in which), "COUNTS": tuple(shape[0] for shape in shapes)}
+        grid = (blocks, len(which), count)
+        return grid, (strides, tuple(shape[1:] for shape in shapes)), {**kinds, "BR": BR, "BD": BD}
+
+    of = tuple(i for i, unit in enumerate(units) if unit != AS_IS)
+    return of, count, kernel(of) if of else None, *kernel(tuple(range(len(five))))
