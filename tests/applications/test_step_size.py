@@ -22,7 +22,7 @@ from torch import nn
 
 from quadform.applications.journal import Journal
 from quadform.applications.step_size import StepSize, lr, start
-from quadform.applications.step_size.measure import measure
+from quadform.applications.step_size.measure import measure, plan_of
 from quadform.applications.step_size.rules import (
     Stepper,
     adam,
@@ -33,7 +33,7 @@ from quadform.applications.step_size.rules import (
     stepper_by_name,
 )
 from quadform.applications.step_size.start import first_model
-from quadform.applications.step_size.trial import Pair, double_copy, predicted, try_out
+from quadform.applications.step_size.trial import Pair, double_copy, predicted, trial_gradients, try_out
 from quadform.applications.step_size.words import lines
 from quadform.applications.subject import weights_hash
 from quadform.cli.main import main
@@ -356,6 +356,21 @@ def trained_as_drawn(folder, seed, **options):
     first = {n: p.detach().clone() for n, p in model.named_parameters()}
     train(model, data, TrainConfig(steps=3, batch_size=4, accumulate=2, seed=0), out=folder, progress=False)
     return first
+
+
+def test_the_plan_counts_the_gradients_of_the_trial(data, batches, monkeypatch):
+    """Gradients the trial takes, a loss as a third of one: at most what the plan says, and not less than half of it."""
+    risk, spent = Risk(make(data), None, batches, quiet=True), []
+    gradient, loss = Pair.gradient, Pair.loss
+    monkeypatch.setattr(Pair, "gradient", lambda pair, x: spent.append(1.0) or gradient(pair, x))
+    monkeypatch.setattr(Pair, "loss", lambda pair, x: spent.append(1 / 3) or loss(pair, x))
+    stepper = stepper_by_name("sgd", tuple(risk.params))
+    measure(risk, stepper, source={}, verify=6, progress=False)
+    assert 0.5 < sum(spent) / trial_gradients(6) < 1.05
+    plans = [plan_of(risk, stepper, verify) for verify in (0, 600)]
+    assert "gradients" not in plans[0]["text"]
+    assert f"up to {trial_gradients(600)} gradients" in plans[1]["text"]
+    assert plans[1]["seconds"] > 5 * plans[0]["seconds"]
 
 
 def test_step_0_is_the_model_that_was_trained(tmp_path):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ..subject import weights_hash
 from ..threads import fitting_threads
 from .ceiling import ceiling_of, seconds_of_product
 from .rules import FLOOR, Stepper, floor_share, risk_gradient, sgd
-from .trial import Pair, double_copy, try_out
+from .trial import Pair, double_copy, trial_gradients, try_out
 
 KIND = "step-size"
 #: The momentum of the row for SGD with momentum, where the optimiser has none of its own.
@@ -140,21 +141,29 @@ def is_plain(stepper: Stepper) -> bool:
 
 
 def planned(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> int:
-    """Products of the whole risk that are to be expected; a gradient counts as a third of one."""
+    """Products of the whole risk that are to be expected; a gradient of the trial, in float64, counts as one."""
     searches = (1 if is_plain(stepper) else 2) + (len(risk.whole.batches) > 1) + first
-    return TYPICAL * searches + 2 * verify
+    return TYPICAL * searches + trial_gradients(verify)
 
 
 def plan_of(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> dict[str, Any]:
-    """The plan and its cost, one product timed."""
-    count, each = planned(risk, stepper, verify, first), seconds_of_product(risk)
-    size = risk.space.size
+    """The plan and its cost: one product is timed, and one gradient of the copy the trial runs on."""
+    count, each = planned(risk, stepper, 0, first), seconds_of_product(risk)
+    gradients, size, seconds, tried = trial_gradients(verify), risk.space.size, count * each, ""
+    if gradients:
+        copy = double_copy(risk)
+        risk_gradient(copy)
+        began = time.perf_counter()
+        risk_gradient(copy)
+        one = time.perf_counter() - began
+        seconds += gradients * one
+        tried = f" and up to {gradients} gradients of {one:.2g} s on a copy"
     memory = (ROWS + 6) * size * max(risk.dtype.itemsize, 4) + (verify > 0) * 10 * size * 8
     text = (
-        f"plan: about {count} products of {each:.2g} s, {clock(count * each)} in all; {in_words(memory)} for vectors of"
-        f" {size:,} parameters; the model is not touched"
+        f"plan: about {count} products of {each:.2g} s{tried}, {clock(seconds)} in all; {in_words(memory)} for vectors"
+        f" of {size:,} parameters; the model is not touched"
     )
-    return {"text": text, "products": count, "seconds": count * each, "bytes": memory, "parameters": size}
+    return {"text": text, "products": count, "seconds": seconds, "bytes": memory, "parameters": size}
 
 
 class _Work:
@@ -323,15 +332,15 @@ class _Work:
             raise TimeUp("the time given with `--max-time` is over.")
         return ceiling_of(self.stepper.rule.factor, pairs.top[0]).value
 
-    def spend(self, products: float, text: str) -> None:
+    def spend(self, gradients: int, text: str) -> None:
         """A trial is short and is not cut: the deadline is not looked at."""
-        self.meter.bar.step(round(products), text)
+        self.meter.bar.step(gradients, text)
 
     def tried(self, verify: int, lam: float) -> dict[str, Any]:
         pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
         ceiling = self.stepper.rule.factor / lam
-        with self.meter.piece("tried on a copy", 2 * verify):
-            trials = try_out(pair, ceiling, lam, verify, lambda gradients, text: self.spend(gradients / 3, text))
+        with self.meter.piece("tried on a copy", trial_gradients(verify)):
+            trials = try_out(pair, ceiling, lam, verify, self.spend)
         length = max(len(t.losses) for t in trials)
         return {
             "fractions": [t.fraction for t in trials],

@@ -224,6 +224,11 @@ def predicted(rule: Rule, eta: float, lam: float, steps: int, w: float = 0.0) ->
     return out
 
 
+def trial_gradients(steps: int) -> int:
+    """Gradients that `Pair` and `try_out` take at most; a loss counts as a third of one."""
+    return len(DISPLACEMENTS) + 1 + math.ceil(len(FRACTIONS) * steps * 7 / 3) if steps else 0
+
+
 def try_out(
     pair: Pair, ceiling: float, lam: float, steps: int, told: Callable[[int, str], None] = lambda n, text: None
 ) -> tuple[Trial, ...]:
