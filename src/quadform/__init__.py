@@ -40,6 +40,7 @@ __getattr__, __dir__, __all__ = attach(
         "curvature": ".curvature:",
         "data": ".train.fetch:",
         "datasets": ".train.datasets:",
+        "distributed": ".distributed:",
         "kernels": ".kernels:",
         "nn": ".nn:",
         "propagation": ".propagation:",

@@ -506,6 +506,18 @@ def questions(g: qd.Group) -> dict[str, Any]:
     return found
 
 
+def documented(g: qd.Group) -> dict[str, Any]:
+    """The Python of docs/distributed.md, as it stands."""
+    text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
+    code = text.partition("```python\n")[2].partition("```")[0]
+    model = qf.nn.Transformer("pre-ln", depth=1, dim=4, heads=1, vocab=5, seq_len=4, dtype=torch.float64)
+    tokens = torch.randint(0, 5, (5, 4), generator=torch.Generator().manual_seed(4))
+    names: dict[str, Any] = {"model": model, "batches": [(tokens, tokens)], "loss": cross_entropy}
+    exec(compile(code, "docs/distributed.md", "exec"), names)
+    values = [e.value for e in names["pairs"].top]
+    return {"eigenvalues": apart([e.value for e in names["s"].top[:5]], values), "rows": names["risk"].notes[-1]}
+
+
 def main() -> None:
     rank, world, folder, names = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
     torch.set_num_threads(1)

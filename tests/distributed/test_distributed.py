@@ -26,7 +26,7 @@ from quadform.estimate import eigenpairs
 ROUNDING, TRIAL = 1e-12, 1e-9
 CHECKS = {
     2: "products routes contracts few_rows causal whole_batches joined spread bases slices estimates resumed refusals"
-    " failures interrupted questions killed",
+    " failures interrupted questions documented killed",
     3: "products few_rows causal joined bases slices failures",
 }
 Found = dict[int, list[dict[str, Any]]]
@@ -291,6 +291,12 @@ def test_questions(found: Found) -> None:
         assert result["again"] <= ROUNDING
         assert result["kept"] == ["lr-0", "spectrum-0"]
         assert result["partial"]  # the time was up: all stopped together
+
+
+def test_the_page_that_explains_it(found: Found) -> None:
+    """The Python of docs/distributed.md runs, and its two ways to the eigenvalues agree."""
+    same(found, "documented", "eigenvalues", within=1e-6)  # two tolerances of convergence
+    assert all(result["rows"] == "rows split over 2 processes" for _, _, result in results(found, "documented"))
 
 
 def test_one_process_makes_no_call(monkeypatch: pytest.MonkeyPatch) -> None:

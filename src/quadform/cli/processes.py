@@ -47,6 +47,8 @@ def _answer(name: str, answer: Callable[[Any, Output], int], config: Any, output
     if name not in SPLIT:
         verbs = ", ".join(f"`{verb}`" for verb in (*SPLIT, *OWN))
         raise InputError(f"`quadform {name}` runs in one process; torchrun serves {verbs}. Leave out torchrun.")
+    if str(getattr(config, "device", "")).startswith("cuda:"):
+        raise InputError(f"`--device {config.device}`: every process takes a GPU of its own. Use `--device cuda`.")
     from ..distributed import group
 
     with group():

@@ -83,8 +83,8 @@ class Risk:
                 f"{len(chosen)} of {len(chosen)} tensors, {sum(t.numel() for t in chosen.values()):,} parameters"
             )
             self._runner = FunctionRunner(model, loss)
+        refuse_unusable(chosen)
         self.params = {name: t.detach() for name, t in chosen.items()}
-        refuse_unusable(self.params)
         self.space = Space.of(self.params, views)
         first = next(iter(self.params.values()))
         self.dtype, self.device = first.dtype, first.device

@@ -229,7 +229,7 @@ class Products:
         if i in self.kept and self.kept[i][0] == state:
             return self.kept[i][1]
         self.kept.pop(i, None)
-        kept = make() if size is None else None
+        kept: Any = make() if size is None else None
         size = kept.bytes if size is None else size
         if size * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * self.group.free_here(self.risk.device):
             kept = make() if kept is None else kept

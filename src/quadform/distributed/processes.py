@@ -215,8 +215,10 @@ class Group:
         """The sum of named tensors over the processes, in one message; `given` is the vector all were asked with."""
         if self.world == 1:
             return dict(parts)
-        mark = math.fsum(float(t.sum(dtype=torch.float64)) for t in given.values())
-        size = math.fsum(float(t.abs().sum(dtype=torch.float64)) for t in given.values())
+        sums = [
+            (t.sum(dtype=torch.float64), torch.linalg.vector_norm(t, 1, dtype=torch.float64)) for t in given.values()
+        ]
+        mark, size = torch.stack([torch.stack(pair) for pair in sums]).sum(0).tolist()
         flat = torch.cat([t.reshape(-1) for t in parts.values()])
         flat = self._sum(flat, (mark, size) if math.isfinite(size) else (0.0, 0.0))
         pieces = flat.split([t.numel() for t in parts.values()])

@@ -31,7 +31,7 @@ from ..distributed.processes import ALONE, Group
 from .vectors import orthogonalise
 
 #: Columns of the basis that one step of a restart rotates: bounds its temporary memory.
-_PANEL = 2**20
+_PANEL = 2**18
 
 
 class Krylov:
@@ -152,7 +152,8 @@ class Krylov:
         if self._ritz is not None:
             return self._ritz
         T = self.T[:m, :m]
-        theta, S = map(self.group.same, torch.linalg.eigh((T + T.T) / 2))
+        both = self.group.same(torch.cat([t.view(-1, m) for t in torch.linalg.eigh((T + T.T) / 2)]))
+        theta, S = both[0], both[1:]
         rest = self.T[: self.count, :m] @ S
         rest[:m] -= S * theta
         lost = ((self.lost[:m, :m] @ S) * S).sum(0).clamp(min=0)
