@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import time
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_intervals_in_words() -> None:
     assert near("", "x", 6, 0.15, "").wanted == "6 +- 0.15"
     assert at_most("", "x", 0.01, "").wanted == "at most 0.01"
     assert at_least("", "x", 10, "").wanted == "at least 10"
+
+
+def test_a_picture_depends_on_its_record_alone() -> None:
+    """The drawer counts its ids on from figure to figure; a picture of the gallery is the same bytes again."""
+    from quadform.experiments.gallery import Entry
+
+    e, record = experiment("growth-linear"), committed("growth-linear")
+    assert record is not None
+    a, b = (Entry(e, record, ()) for _ in range(2))
+    assert a.picture == b.picture
+    kind, blob = a.picture
+    assert kind == "svg"
+    text = blob.decode()
+    assert 'id="clip1"' in text
+    assert set(re.findall(r'id="(\w+)"', text)) == set(re.findall(r"url\(#(\w+)\)", text))
 
 
 # --- a small experiment of our own ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -56,6 +57,29 @@ def test_recipes_change_what_they_name() -> None:
     )
     assert moved.value is not None
     assert (moved.value.init, moved.value.branch) == ("identity", 0.2)
+    other = dataclasses.replace(RECIPE, branch=0.7, positions="sinusoidal").model_config(settings)
+    assert {b.mlp.branch for b in other.blocks if b.mlp} == {0.7}
+    assert other.positions == "sinusoidal"
+
+
+def test_frozen_weights_stay_and_the_others_move() -> None:
+    """`frozen` is a part of a parameter's name: the weights of the MLPs, their learned gain b_FF not among them."""
+    data = Addition(digits=1)
+    recipe = dataclasses.replace(RECIPE, frozen=(".mlp.",))
+    model = Transformer(recipe.model_config(data), seed=0)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train_run(recipe, data, valid_batches=1, model=model)
+    stayed = {name for name, p in model.named_parameters() if torch.equal(p, before[name])}
+    assert stayed == {f"layers.{i}.mlp.W_{j}" for i in range(2) for j in (1, 2)}
+
+
+def test_steps_to_equal_loss_are_counted_in_steps() -> None:
+    """A run of 1,000 steps that passes at step 100 the loss another ends at after 2,000 took a twentieth of them."""
+    fast, slow = torch.ones(1000), torch.full((2000,), 2.0)
+    fast[:96], slow[-40:] = 3.0, 1.5  # windows of 16 and of 33 steps
+    ratio = blocks._steps_ratio({"loss": fast}, {"loss": slow})
+    assert ratio == pytest.approx(20, rel=0.15)
+    assert math.isnan(blocks._steps_ratio({"loss": fast + 1}, {"loss": slow}))
 
 
 def test_the_protocol_names_every_run_once() -> None:

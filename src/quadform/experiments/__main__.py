@@ -6,8 +6,11 @@ verdicts RUNS              renew the table the tests compare with, from a folder
 measure RUNS PRESET PROCESSES SECONDS ID ...
                            run presets without figures, parts in several processes; `reproduce --out RUNS` draws them
 corpus                     pack the Python source installed here for the GPU protocol
-protocol FILE [SECONDS]    run the GPU protocol (`blocks`, preset paper) into FILE, go on where it was, stop in time
-protocol-record FILE RUNS  make the record of a finished protocol
+protocol FILE [SECONDS] [ID]
+                           run the GPU protocol (preset paper of `blocks`, or of another experiment that trains) into
+                           FILE, go on where it was, stop in time
+protocol-record FILE RUNS [ID]
+                           make the record of a finished protocol
 """
 
 from __future__ import annotations
@@ -52,19 +55,20 @@ def verdicts(runs: str) -> None:
     print(VERDICTS)
 
 
-def protocol(path: str, seconds: str = "540") -> int:
+def protocol(path: str, seconds: str = "540", name: str = "blocks") -> int:
     """The GPU protocol; needs torch and numpy alone. 0: finished; 130: the time was up, the same command goes on."""
-    from .blocks import PRESETS, plan, run
-
-    units = Lines(Path(path), "blocks", time.monotonic() + float(seconds))
+    e = experiment(name)
+    units = Lines(Path(path), name, time.monotonic() + float(seconds))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     units.write({"made": dataclasses.asdict(Provenance.collect(seed=0, dtype=torch.bfloat16, device=device))})
     try:
-        scalars, _ = run(PRESETS["paper"], units)
+        scalars, _ = e.run(e.config("paper"), units)
     except OutOfTime as stopped:
         scalars = {}
-        print(f"{stopped} {len(units.done)} of {len(plan(PRESETS['paper']))} runs are done.")
+        print(f"{stopped} {len(units.done)} runs are done.")
     for name, part in units.done.items():
+        if "valid" not in part:
+            continue
         loss, error = part["valid"].tolist()
         took = float(part["seconds"])
         print(f"{name:44} loss {loss:.4f} +- {error:.4f}  cosine {float(part['cosine'][-1]):.3f}  {took:.1f} s")
@@ -74,16 +78,16 @@ def protocol(path: str, seconds: str = "540") -> int:
     return 0 if scalars else 130
 
 
-def protocol_record(path: str, runs: str) -> None:
-    """The record of a finished protocol, saved in RUNS/blocks; nothing is computed again."""
-    e = experiment("blocks")
+def protocol_record(path: str, runs: str, name: str = "blocks") -> None:
+    """The record of a finished protocol, saved in RUNS/NAME; nothing is computed again."""
+    e = experiment(name)
     config = e.config("paper")
-    lines = Lines(Path(path), "blocks", until=-math.inf)
+    lines = Lines(Path(path), name, until=-math.inf)
     scalars, tensors = e.run(config, lines)
-    spent = sum(float(part["seconds"]) for part in lines.done.values())
+    spent = sum(float(part[key]) for part in lines.done.values() for key in part if key.endswith("seconds"))
     scalars["cpu_seconds"] = Estimate(spent, note="wall-clock seconds of all steps, on a GPU")
     made = Provenance(**lines.made[-1])
-    Record("experiment", e.inputs("paper", config), scalars, tensors, made).save(Path(runs) / "blocks")
+    Record("experiment", e.inputs("paper", config), scalars, tensors, made).save(Path(runs) / name)
 
 
 def main(words: list[str]) -> int:
@@ -106,10 +110,10 @@ def main(words: list[str]) -> int:
             from .packed import pack
 
             print(pack())
-        case ["protocol", path, *seconds]:
-            return protocol(path, *seconds)
-        case ["protocol-record", path, runs]:
-            protocol_record(path, runs)
+        case ["protocol", path, *rest] if len(rest) <= 2:
+            return protocol(path, *rest)
+        case ["protocol-record", path, runs, *rest] if len(rest) <= 1:
+            protocol_record(path, runs, *rest)
         case _:
             print(__doc__, file=sys.stderr)
             return 2

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..core.designs import CODEPARROT, CRAMMED_BERT, design
-from ..core.errors import InputError
 from ..core.parameters import count_parameters
 from ..core.record import Estimate, Record
 from ..report.figure import Figure, Rows
@@ -26,7 +25,7 @@ from .claims import at_least, at_most, near
 from .experiment import Experiment, Units
 from .measure import mean
 from .packed import Packed
-from .protocol import Recipe, train_run
+from .protocol import Recipe, gpu_or_cpu, train_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class Config:
 
     `long` and `short` are the warm-ups, `corpus` "stdlib" (bytes, or so many pieces) or "packed" (a file). `deepest` is
     one depth more for SAS-P, `spa_depth` that of the signal-preserving designs; both at `deep_dim` and `deep_steps`.
-    `spa` is the init and the learning rate of the latter.
+    `spa` is the init, the learning rate and the steps of the latter. `longer` trains Pre-LN and SAS-P so many steps.
     """
 
     depth: int = 12
@@ -58,8 +57,9 @@ class Config:
     deep_dim: int = 48
     deep_steps: int = 150
     spa_depth: int = 0
-    spa: tuple[str, float] = ("orthogonal", 5e-4)
+    spa: tuple[str, float, int] = ("orthogonal", 5e-4, 1000)
     deepest: int = 0
+    longer: int = 0
     valid_batches: int = 8
     seed: int = 0
 
@@ -70,7 +70,8 @@ PRESETS = {
     "cpu": Config(spa_depth=36, deep_dim=32, deep_steps=1000),
     "paper": Config(depth=18, dim=384, heads=6, d_ff=1536, seq_len=128, batch=128, steps=2500, lr=1e-3, long=500.0,
                     short=0.05, seeds=3, pieces=8192, corpus="packed", init="normal", deep=(12, 48), deep_dim=256,
-                    deep_steps=1000, spa_depth=36, spa=("normal", 1e-3), deepest=72, valid_batches=32,
+                    deep_steps=1000, spa_depth=36, spa=("orthogonal", 1.25e-4, 2000), deepest=72, longer=6000,
+                    valid_batches=32,
                     singles=("sas-p, short warm-up", "sas", "parallel", "shaped", "pre-ln, matched",
                              "sas, no MLP skip", "sas-p, orthogonal queries", "pre-ln, short warm-up",
                              "shaped, lr 3e-4")),
@@ -112,12 +113,15 @@ def recipe(config: Config, name: str, seed: int) -> Recipe:
         "orthogonal queries": {"queries": "orthogonal"},
         "no MLP skip": {"mlp_skip": False, "lr": 1e-4},
         "matched": {"d_ff": config.d_ff - config.dim},  # as many parameters a block as without W_V and W_O
+        "longer": {"steps": config.longer},
     }
-    if stem in SPA:
-        made = dataclasses.replace(made, init=config.spa[0], lr=config.spa[1])
     if change.startswith("depth "):
-        return dataclasses.replace(made, depth=int(change[6:]), dim=config.deep_dim, d_ff=2 * config.deep_dim, heads=4,
+        made = dataclasses.replace(made, depth=int(change[6:]), dim=config.deep_dim, d_ff=2 * config.deep_dim, heads=4,
                                    steps=config.deep_steps)  # fmt: skip
+        if stem in SPA:
+            init, lr, steps = config.spa
+            made = dataclasses.replace(made, init=init, lr=lr, steps=steps)
+        return made
     return dataclasses.replace(made, **changes[change])  # type: ignore[arg-type]
 
 
@@ -130,25 +134,16 @@ def plan(config: Config) -> list[tuple[str, int]]:
         runs += [(f"{name}, depth {config.spa_depth}", config.seed) for name in ("pre-ln", *SPA)]
     if config.deepest:
         runs += [(f"{name}, depth {config.deepest}", config.seed) for name in ("sas-p", "pre-ln")]
+    if config.longer:
+        runs += [(f"{name}, longer", config.seed) for name in ("pre-ln", "sas-p")]
     return runs
-
-
-def device_of(config: Config) -> str:
-    """A GPU where there is one; the protocol of the paper preset needs it."""
-    if torch.cuda.is_available():
-        return "cuda"
-    if config.corpus == "packed":
-        raise InputError(
-            "the paper preset of `blocks` is the GPU protocol; this machine has no CUDA. Use --preset cpu."
-        )
-    return "cpu"
 
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     found: dict[str, list[dict[str, Tensor]]] = {}
 
     def one(name: str, seed: int) -> dict[str, Tensor]:
-        device = device_of(config)
+        device = gpu_or_cpu(config.corpus == "packed", "blocks")
         return train_run(recipe(config, name, seed), data_of(config), valid_batches=config.valid_batches, device=device)
 
     with units.plan(len(plan(config))):
@@ -171,7 +166,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         return Estimate(x.value - y.value, math.hypot(x.stderr or 0.0, y.stderr or 0.0), "estimate", note=note)
 
     for name in found:
-        if name != "pre-ln" and ", depth" not in name:
+        if name != "pre-ln" and not name.partition(", ")[2].startswith(("depth", "longer")):
             scalars[f"gap/{name}"] = minus(name, "pre-ln", "nats above pre-ln, equal steps")
             base, own = scalars["step_seconds/pre-ln"], scalars[f"step_seconds/{name}"]
             speed = base.value / own.value
@@ -182,6 +177,18 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     for key, (a, b, note) in PAIRS.items():
         if a in found and b in found:
             scalars[key] = minus(a, b, note)
+    if config.longer:
+        note = f"nats, sas-p minus pre-ln after {config.longer} steps, one seed"
+        scalars["longer_gap"] = far = minus("sas-p, longer", "pre-ln, longer", note)
+        for key, change in (("training_gap", ""), ("longer_training_gap", ", longer")):
+            ends = [[float(smooth(r["loss"])[-1]) for r in found[n + change]] for n in ("sas-p", "pre-ln")]
+            many = f"{len(ends[0])} seeds"
+            scalars[key] = mean([a - b for a, b in zip(*ends, strict=True)],
+                                f"nats, sas-p minus pre-ln, the last 60th of the training loss, {many}")  # fmt: skip
+        near_ = scalars["gap/sas-p"]
+        note = f"nats, gap after {config.steps} steps minus gap after {config.longer}"
+        error = math.hypot(near_.stderr or 0.0, far.stderr or 0.0)
+        scalars["gap_closed"] = Estimate(near_.value - far.value, error, "estimate", note=note)
     if config.deep:
         low, high = min(config.deep), max(config.deep)
         for name in ("pre-ln", "sas-p"):
@@ -200,7 +207,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             if level - own.value >= LEARNED:  # a run that has learned nothing compares with nothing
                 pair = (found[f"{n}, depth {config.spa_depth}"][0] for n in ("pre-ln", name))
                 note = "steps over those of pre-ln to the same training loss, one seed"
-                scalars[f"steps_ratio/{name}"] = Estimate(_steps_ratio(*pair), note=note)
+                scalars[f"steps_ratio/{name}"] = mean([_steps_ratio(*pair)], note)
     data = data_of(config)
     if isinstance(data, Packed):
         scalars |= {f"corpus/{split}": Estimate(float(n), note="tokens") for split, n in data.sizes.items()}
@@ -237,7 +244,8 @@ def _steps_ratio(fast: dict[str, Tensor], slow: dict[str, Tensor]) -> float:
     """How many times more steps the slow run took to its final loss than the fast one to the same."""
     a, b = smooth(fast["loss"]), smooth(slow["loss"])
     reached = (a <= b[-1]).nonzero()
-    return len(b) / (int(reached[0]) + 1) if len(reached) else math.nan
+    taken = [len(run["loss"]) / len(curve) for run, curve in ((fast, a), (slow, b))]  # steps of a window
+    return taken[1] * len(b) / (taken[0] * (int(reached[0]) + 1)) if len(reached) else math.nan
 
 
 _HH = "[HH24]"
@@ -252,6 +260,11 @@ CLAIMS = (
     at_most("parity in time: after the seconds of SAS-P's run Pre-LN's training loss is at most 0.05 nats lower",
             "time_gap/sas-p", 0.05, _HH, presets=("paper",), why="the parity bar; Pre-LN's rate has not decayed then"),
     at_most("SAS within 0.05 nats of Pre-LN", "gap/sas", 0.05, _HH, presets=("paper",), why="the parity bar, one seed",
+            page="0811-the-gpu-protocol.md"),
+    at_least("the gap closes with length: after 6,000 steps it is 0.02 nats smaller than after 2,500", "gap_closed",
+             0.02, "[own]", presets=("paper",), why="+0.13 after 1,500 and +0.08 after 4,500 in an earlier replica",
+             page="0811-the-gpu-protocol.md"),
+    at_most("... and is within 0.05 nats", "longer_gap", 0.05, _HH, presets=("paper",), why="the parity bar, one seed",
             page="0811-the-gpu-protocol.md"),
     at_most("Parallel within 0.05 nats of Pre-LN", "gap/parallel", 0.05, _HH, presets=("paper",),
             why="the parity bar, one seed"),
@@ -341,10 +354,13 @@ def _where(record: Record) -> str:
     """What the paper preset ran on; what attention runs on belongs beside a speed."""
     if "corpus/train" not in record.scalars:
         return ""
-    tokens = record.scalars["corpus/train"].value / 1e6
+    tokens, c = record.scalars["corpus/train"].value / 1e6, record.inputs["config"]
     return (
         f" Python source of the packages installed when it was packed, {tokens:.1f} M tokens; bfloat16, compiled, "
-        "steps as CUDA graphs; attention: torch's fused kernel in Pre-LN and Parallel, one kernel with the mixing else."
+        "steps as CUDA graphs; attention: torch's fused kernel in Pre-LN and Parallel, one kernel with the mixing in "
+        "the shaped designs. "
+        f"Runs named by a depth: width {c['deep_dim']}, {c['deep_steps']:,} steps, U-SPA and E-SPA {c['spa'][2]:,}; "
+        f"longer: {c['longer']:,} steps."
     )
 
 

@@ -29,6 +29,7 @@ CATALOG: dict[str, str] = {
     "signal-preserving": ".signal_preserving",
     "projections": ".projections",
     "blocks": ".blocks",
+    "collapse": ".collapse",
     "encoders": ".encoders",
     "training": ".training",
     "step-ceiling": ".step_ceiling",

@@ -84,7 +84,8 @@ def recipe(config: Config, design: str, seed: int) -> Recipe:
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     runs = [(name, config.seed + s) for s in range(config.seeds) for name in DESIGNS if s == 0 or name in SCORED]
     found: dict[str, list[dict[str, Tensor]]] = {}
-    with units.plan(len(runs)):
+    with units.plan(len(runs) + 1):
+        text = units("text", lambda: frequencies(config))
         for name, seed in runs:
             found.setdefault(name, []).append(units(f"{name}, seed {seed}", lambda n=name, z=seed: one(config, n, z)))
     scalars: dict[str, Estimate] = {}
@@ -104,8 +105,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     for name in DESIGNS[1:]:
         other = scalars[f"loss/{name}"]
         scalars[f"gap/{name}"] = _minus(other, base, "nats above pre-ln, equal steps")
-    guess = unigram(config)
+    guess = mean(text["unigram"], f"nats, mean of {len(text['unigram'])} batches")
     scalars["unigram"] = guess
+    scalars["corpus/train"] = Estimate(float(text["bytes"]), note="bytes of the standard library")
     scalars["learned"] = _minus(guess, base, "nats of pre-ln below guessing from frequencies of bytes")
     blocks = {n: _block_parameters(config, n) for n in ("pre-ln", "sas-p")}
     scalars["saving"] = Estimate(1 - blocks["sas-p"] / blocks["pre-ln"], note="of one further block")
@@ -156,21 +158,23 @@ def one(config: Config, name: str, seed: int) -> dict[str, Tensor]:
                       norm="layer")  # fmt: skip
         fresh = Transformer(recipe(config, name, seed).model_config(task), seed=seed, device=device)
         for kind, model in (("score", started_from(kept[0], task, seed=seed)[0]), ("scratch", fresh)):
-            train_run(tune, task, valid_batches=1, model=model, device=device)
+            tuned = train_run(tune, task, valid_batches=1, model=model, device=device)
+            out[f"{kind}/seconds"] = tuned["seconds"]
             right = accuracy(model, task, split="test", batches=config.tests, seed=config.seed)
             out[f"{kind}/right"] = torch.tensor([right.value, right.stderr])
     return out
 
 
-def unigram(config: Config) -> Estimate:
-    """The loss of guessing from the frequencies of training bytes (add-one), on the batches that validate the nets."""
+def frequencies(config: Config) -> dict[str, Tensor]:
+    """`bytes` to train on, and `unigram`: the loss of guessing from their frequencies (add-one) on each of the batches
+    that validate the nets."""
     data = masked(config)
     tokens = data.data.stream_of("train").long()  # type: ignore[attr-defined]
     count = torch.bincount(tokens, minlength=data.settings["vocab"]).double() + 1
     cost = -(count / count.sum()).log()
     held = islice(data.batches("valid", config.batch, 0), config.valid_batches)
-    each = [float(cost[b["labels"][b["labels"] != IGNORE]].mean()) for b in held]
-    return mean(each, f"nats, mean of {len(each)} batches")
+    each = torch.stack([cost[b["labels"][b["labels"] != IGNORE]].mean() for b in held])
+    return {"unigram": each, "bytes": torch.tensor(len(tokens))}
 
 
 _HH, _BIG = "[HH24]", ("cpu", "paper")
@@ -233,7 +237,8 @@ def figure(record: Record) -> Figure:
             for n in DESIGNS
         ],
         tags=("estimate",),
-        caption="Bytes of the standard library, a quarter hidden.",
+        caption=f"Bytes of the standard library of Python {record.made.versions['python']} "
+        f"({s['corpus/train'].value / 1e6:.1f} M to train on), a quarter hidden.",
     )  # fmt: skip
 
 

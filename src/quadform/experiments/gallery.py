@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,7 +56,7 @@ class Entry:
     @cached_property
     def picture(self) -> tuple[str, bytes]:
         """("svg" or "png", the bytes): a figure of many cells is smaller as pixels."""
-        svg = self.figure.svg().encode()
+        svg = numbered(self.figure.svg()).encode()
         if len(svg) <= SVG_MOST:
             return "svg", svg
         import vl_convert
@@ -64,6 +65,17 @@ class Entry:
 
     def count(self, status: str) -> int:
         return sum(v.status == status for v in self.verdicts)
+
+
+def numbered(svg: str) -> str:
+    """The picture with its ids counted from 1: the drawer counts on from figure to figure, and nothing else changes.
+
+    Only for a picture in a file of its own: two in one page would share ids.
+    """
+    seen: dict[str, int] = {}
+    return re.sub(
+        r'(id="|url\(#)(clip|gradient_)(\d+)', lambda m: m[1] + m[2] + str(seen.setdefault(m[3], len(seen) + 1)), svg
+    )
 
 
 def committed_entries() -> list[Entry]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core.designs import design
+from ..core.errors import InputError
 from ..core.progress import say
 from ..core.spec import Gain, ModelConfig, Projection
 from ..nn.transformer import Transformer
@@ -38,7 +39,8 @@ class Recipe:
     """A design and how it is trained. `warmup` below 1 is a share of the steps. AdamW, decay on matrices, clip 1.
 
     `queries` other than "" replaces the start of W_Q; `mlp_skip=False` takes the skip around the MLP away.
-    `projections=(init, beta)` makes W_V and W_O = W_init + beta dW with beta fixed.
+    `projections=(init, beta)` makes W_V and W_O = W_init + beta dW with beta fixed. `branch` is the start of b_FF in
+    the designs that learn it (None: theirs). Parameters whose name has a part of `frozen` in it stay as they are.
     """
 
     design: str
@@ -56,11 +58,14 @@ class Recipe:
     queries: str = ""
     mlp_skip: bool = True
     projections: tuple[str, float] | None = None
+    branch: float | None = None
+    positions: str = "learned"
+    frozen: tuple[str, ...] = ()
 
     def model_config(self, data: Dataset) -> ModelConfig:
         """The model of this recipe for some data."""
         config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm=self.norm,
-                        init=self.init, **data.settings)  # fmt: skip
+                        init=self.init, mlp_branch=self.branch, positions=self.positions, **data.settings)  # fmt: skip
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
         if self.projections is not None:
             start, beta = self.projections
@@ -73,6 +78,15 @@ class Recipe:
             return dataclasses.replace(block, **change)
 
         return dataclasses.replace(config, blocks=tuple(changed(b) for b in config.blocks))
+
+
+def gpu_or_cpu(needed: bool, what: str) -> str:
+    """A GPU where there is one; where it is `needed` and there is none, a refusal that names the preset to take."""
+    if torch.cuda.is_available():
+        return "cuda"
+    if needed:
+        raise InputError(f"the paper preset of `{what}` trains on a GPU; this machine has no CUDA. Use --preset cpu.")
+    return "cpu"
 
 
 def train_run(
@@ -95,6 +109,9 @@ def train_run(
     """
     torch.manual_seed(recipe.seed)
     model = model or Transformer(recipe.model_config(data), seed=recipe.seed, device=device)
+    for name, p in model.named_parameters():
+        if any(part in name for part in recipe.frozen):
+            p.requires_grad_(False)
     schedule = Schedule(warmup=recipe.warmup)
     held = [_to(b, device) for b in islice(data.batches("valid", recipe.batch, 0), valid_batches)]
     stepper = _stepper(model, recipe, device)
@@ -149,8 +166,8 @@ def _loss(model: Transformer, batch: Batch, device: str) -> Tensor:
 
 def _stepper(model: Transformer, recipe: Recipe, device: str) -> Callable[[Batch, float], Tensor]:
     """A function that takes one step and returns the loss before it."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    others = [p for p in model.parameters() if p.ndim < 2]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, others = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     rate = torch.tensor(recipe.lr, device=device) if device != "cpu" else recipe.lr
     optimiser = torch.optim.AdamW(
@@ -185,10 +202,7 @@ def _stepper(model: Transformer, recipe: Recipe, device: str) -> Callable[[Batch
 
 
 class _Graphed:
-    """Steps recorded as one CUDA graph after a few plain ones, blocks compiled; without either where it fails.
-
-    Blocks with signal-preserving biases stay as they are: each has its own, and would be compiled on its own.
-    """
+    """Steps recorded as one CUDA graph after a few plain ones, blocks compiled; without either where it fails."""
 
     def __init__(
         self,
@@ -203,10 +217,7 @@ class _Graphed:
         self.stream = torch.cuda.Stream()
         torch._dynamo.reset()
         for block in model.layers:
-            if block.attn.strengths is None:
-                block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
-            else:
-                self.compiled = False
+            block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
 
     def _uncompiled(self) -> None:
         for block in self.model.layers:

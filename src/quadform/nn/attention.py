@@ -169,7 +169,7 @@ class Attention(nn.Module):
 
     def _one_kernel(self, q: Tensor, frame: Frame) -> bool:
         """Whether attention and mixing are one kernel: shaped, on a GPU, no padding, no SPA, no kernel of one's own."""
-        usual = self.attend is attend and self.strengths is None and self.mixing.kind == "softmax"
+        usual = self.attend is attend and self.mixing.bias is None and self.mixing.kind == "softmax"
         return usual and not self.plain and q.is_cuda and frame.visible is None and frame.start == 0
 
     def _shaped(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -216,7 +216,7 @@ class Attention(nn.Module):
 
     def _spa(self, frame: Frame, keys: int) -> tuple[Tensor | None, Tensor | None]:
         """B, broadcasting to (batch, heads, n, keys), and D (…, n, 1), at the frame's positions; or two None."""
-        return (None, None) if self.strengths is None else self._spa_tables(frame, keys)
+        return (None, None) if self.mixing.bias is None else self._spa_tables(frame, keys)
 
     @torch.compiler.disable
     def _spa_tables(self, frame: Frame, keys: int) -> tuple[Tensor, Tensor]:
