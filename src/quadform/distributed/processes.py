@@ -1,9 +1,10 @@
 """The processes that share a measurement: how they begin, add up, agree, fail together and end.
 
-Before any numbers travel the processes *meet*: each says in one small message whether it is well, which step it is at
-and, where that matters, what it was given. So a process that raises tells all others at their next step, and they stop
-with its message; processes that have gone different ways are told so. Neither is left waiting for the other. What dies
-without a word (a kill, a machine) is noticed by its closed connection, or after the `timeout` of the group.
+Before numbers travel the processes *meet*: each says in one small message whether it is well, which step it is at and,
+where that matters, what it was given; a few numbers travel in it. So a process that raises tells all others at their
+next step, and they stop with its message; processes that have gone different ways are told so. Neither is left waiting
+for the other. What dies without a word (a kill, a machine) is noticed by its closed connection, or after the `timeout`
+of the group.
 
 Meetings and small numbers go through gloo on the host, tensors through the backend of their device.
 """
@@ -14,8 +15,6 @@ import contextlib
 import json
 import math
 import os
-import signal
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -29,12 +28,15 @@ from torch import Tensor
 from ..core import progress
 from ..core.errors import CheckFailed, InputError, QuadformError
 from ..core.memory import free_bytes
+from .interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from ..core.space import Space, Vector
 
 #: Seconds after which a process that is not heard of counts as lost: compiling a product takes minutes.
 TIMEOUT = 1800.0
+#: Numbers of the message of a meeting: its head, and those it has room for.
+_HEAD, _FEW = 4, 124
 #: Bytes of the message of a process that fails.
 _MESSAGE = 2048
 #: Sums of a vector that differ by more than this share of its size belong to different vectors; one vector computed on
@@ -127,46 +129,54 @@ class Group:
         elif self._over:
             return False
         else:
-            with contextlib.suppress(PeerFailed), _uninterrupted():  # its own error is on its way already
-                some_well, same_step = self._tell(step, failed=True)[:2]
-                if not some_well and same_step:
+            with contextlib.suppress(PeerFailed), uninterrupted():  # its own error is on its way already
+                failed, tags = self._tell(step, failed=True)[:, :2].T
+                if bool(failed.all()) and bool((tags == tags[0]).all()):
                     return True
                 self._over = True
-                if some_well:
+                if not bool(failed.all()):
                     self._exchange(error)
             return False
         return True
 
-    def _meet(self, step: str, number: float = 0.0, given: tuple[float, float] = (0.0, 0.0)) -> float:
-        """The largest `number` of all. `given`, a sum and a size, must be nearly the same in every process."""
+    def _meet(self, step: str, numbers: Tensor | None = None, given: tuple[float, float] = (0.0, 0.0)) -> Tensor:
+        """The numbers of all processes, a row each. `given`, a sum and a size, must be nearly the same everywhere."""
         if self._over:
             raise PeerFailed("the processes of this group have parted; begin a new group.")
-        _, same_step, any_failed, spread, size, most = self._tell(step, number=number, given=given)
-        if any_failed:
+        heard = self._tell(step, numbers=numbers, given=given)
+        failed, tags, marks, sizes = heard[:, :_HEAD].T
+        if bool(failed.any()):
             self._over = True
             raise self._exchange(None)
-        if not same_step:
+        if bool((tags != tags[0]).any()):
             self._over = True
             raise CheckFailed(
                 f"the processes have gone different ways: process {self.rank} is at `{step}`, another one is not. All"
                 " must make the same calls, with the same model, data, seed and settings."
             )
-        if not spread <= _SAME_VECTOR * size:
+        if not float(marks.max() - marks.min()) <= _SAME_VECTOR * float(sizes.max()):
             raise InputError(
                 "the vector that is multiplied differs between the processes. Give every process the same: draw it from"
                 " a generator with one seed, or send it with `g.same(tensor)`."
             )
-        return most
+        return heard[:, _HEAD : _HEAD + (0 if numbers is None else len(numbers))]
 
     def _tell(
-        self, step: str, *, failed: bool = False, number: float = 0.0, given: tuple[float, float] = (0.0, 0.0)
-    ) -> tuple[bool, bool, bool, float, float, float]:
-        """(some are well, all are at this step, some have failed, spread of the sums given, their size, number)."""
-        tag, bad = float(zlib.crc32(step.encode())), float(failed)
-        told = torch.tensor([bad, -bad, tag, -tag, given[0], -given[0], given[1], number], dtype=torch.float64)
-        self._carry(dist.all_reduce, told, op=dist.ReduceOp.MAX, group=self._host)
-        any_, all_, high, low, top, bottom, size, most = told.tolist()
-        return all_ == 0, high == -low, any_ > 0, top + bottom, size, most
+        self,
+        step: str,
+        *,
+        failed: bool = False,
+        numbers: Tensor | None = None,
+        given: tuple[float, float] = (0.0, 0.0),
+    ) -> Tensor:
+        """What every process tells: failed or not, a checksum of the step, a sum and a size, and a few numbers."""
+        own = torch.zeros(_HEAD + _FEW, dtype=torch.float64)
+        own[:_HEAD] = torch.tensor([float(failed), float(zlib.crc32(step.encode())), *given], dtype=torch.float64)
+        if numbers is not None:
+            own[_HEAD : _HEAD + len(numbers)] = numbers
+        every = own.new_empty(self.world * len(own))
+        self._carry(_gather, every, own, group=self._host)
+        return every.view(self.world, len(own))
 
     def _exchange(self, error: BaseException | None) -> BaseException:
         """Tell what went wrong here, or hear what went wrong elsewhere: the error of the first process that has one."""
@@ -204,10 +214,17 @@ class Group:
         return self._sum(x) if self.world > 1 else x
 
     def _sum(self, x: Tensor, given: tuple[float, float] = (0.0, 0.0)) -> Tensor:
+        step = f"sum {tuple(x.shape)} {x.dtype}"
+        if _few(x):
+            with uninterrupted():
+                first, *others = self._meet(step, _numbers(x), given)
+            for other in others:  # in one order everywhere
+                first = first + other
+            return first.view(x.shape).to(x)
         wide = torch.float32 if x.is_floating_point() and x.dtype.itemsize < 4 else x.dtype
         total = x.detach().to(wide, copy=True, memory_format=torch.contiguous_format)
-        with _uninterrupted():
-            self._meet(f"sum {tuple(x.shape)} {x.dtype}", given=given)
+        with uninterrupted():
+            self._meet(step, given=given)
             self._carry(dist.all_reduce, total)
         return total.to(x.dtype)
 
@@ -234,9 +251,13 @@ class Group:
         """`x` of the first process, in every process; the others give one of the same shape and type."""
         if self.world == 1:
             return x
+        step = f"same {tuple(x.shape)} {x.dtype}"
+        if _few(x):
+            with uninterrupted():
+                return self._meet(step, _numbers(x))[0].view(x.shape).to(x)
         x = x.detach().clone(memory_format=torch.contiguous_format)
-        with _uninterrupted():
-            self._meet(f"same {tuple(x.shape)} {x.dtype}")
+        with uninterrupted():
+            self._meet(step)
             self._carry(dist.broadcast, x, src=0)
         return x
 
@@ -248,8 +269,8 @@ class Group:
         """The largest of the processes' numbers."""
         if self.world == 1:
             return number
-        with _uninterrupted():
-            return self._meet("number", number)
+        with uninterrupted():
+            return float(self._meet("number", torch.tensor([number], dtype=torch.float64)).max())
 
     def least(self, number: float) -> float:
         """The smallest of the processes' numbers."""
@@ -260,8 +281,9 @@ class Group:
         if self.world == 1:
             return text
         bytes_ = bytearray(text.encode()) if self.first else bytearray()
-        with _uninterrupted():
-            told = torch.zeros(int(self._meet("text", len(bytes_))), dtype=torch.uint8)
+        with uninterrupted():
+            length = self._meet("text", torch.tensor([float(len(bytes_))], dtype=torch.float64)).max()
+            told = torch.zeros(int(length), dtype=torch.uint8)
             if bytes_:
                 told[:] = torch.frombuffer(bytes_, dtype=torch.uint8)
             self._carry(dist.broadcast, told, src=0)
@@ -303,7 +325,7 @@ class Group:
         own = slices.new_zeros((k, each))
         own[:, : slices.shape[1]] = slices
         every = own.new_empty((self.world, k, each))
-        with _uninterrupted():
+        with uninterrupted():
             self._meet(f"whole {k} {n} {slices.dtype}")
             self._carry(_gather, every.view(-1), own.view(-1))
         return every.transpose(0, 1).reshape(k, self.world * each)[:, :n]
@@ -323,20 +345,13 @@ class Group:
         return self.least(self.free_here(device))
 
 
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until the message is through: a process that left in the middle would leave the others in it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    caught: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *told: caught.append(told))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if caught and callable(before):
-        before(*caught[0])
+def _few(x: Tensor) -> bool:
+    """Whether a tensor travels inside the message of a meeting."""
+    return x.is_floating_point() and x.numel() <= _FEW
+
+
+def _numbers(x: Tensor) -> Tensor:
+    return x.detach().reshape(-1).to("cpu", torch.float64)
 
 
 def _one_line(error: BaseException) -> str:
