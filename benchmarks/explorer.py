@@ -79,11 +79,11 @@ def main() -> None:
             page = browser.new_page(viewport={"width": 1400, "height": 1000})
             page.goto(place.url + where)
             page.wait_for_selector("html[data-ready]", timeout=60_000)
-            for value in (0.3, -0.3):  # warm
+            for value in (260, 190):  # warm
                 page.evaluate(MOVE, value)
             engine.wall.clear()
             engine.work.clear()
-            seen = [page.evaluate(MOVE, -1 + 2 * (i + 0.5) / asked.moves) for i in range(asked.moves)]
+            seen = [page.evaluate(MOVE, 100 + 200 * (i + 0.5) / asked.moves) for i in range(asked.moves)]
             browser.close()
         rows[name] = {
             "slider to picture, ms": quantiles(seen),

@@ -8,15 +8,24 @@ from typing import Any
 
 import pytest
 
+from quadform.explorer.cost import Cost, Size
 from quadform.explorer.engine import Engine
 from quadform.explorer.serving import Place, find_place, serving
+from quadform.explorer.state import State
+
+
+class Steady(Cost):
+    """Predictions that do not follow the load of the machine the tests run on."""
+
+    def learn(self, state: State, size: Size, seconds: float) -> None:
+        pass
 
 
 class Held(Engine):
     """An engine that waits before each answer while `gate` is closed, and counts what it answered."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(cost=Steady())
         self.gate, self.answered = threading.Event(), 0
         self.gate.set()
 

@@ -188,6 +188,14 @@ def test_the_other_state_is_shown_as_a_ghost(place: Place) -> None:
     assert pinned["blocks"]["outer"]["cells"]["W_V,W_V"]["ratio"].startswith("B : A = ")
 
 
+def test_a_refused_state_is_no_ghost(place: Place) -> None:
+    """From a state that was refused to a good one: the answer comes, with nothing to compare."""
+    with live(place) as socket:
+        answer = ask(socket, {"attention": "linear"}, against={"attention": "linear", "design": "u-spa"})
+    assert answer["kind"] == "answer"
+    assert answer["ghost"] is None
+
+
 def test_the_guard_speaks_through_the_socket(place: Place, engine) -> None:
     """A long drag waits for the release, a very long one asks, too large is refused; the page goes on."""
     with live(place) as socket:
@@ -223,6 +231,7 @@ def test_the_guard_speaks_through_the_socket(place: Place, engine) -> None:
         ('{"seq": 1, "state": {"design": "__class__"}}', "design"),
         ('{"seq": 1, "state": {"data": "upload", "upload": "nothing"}}', "upload"),
         ('{"seq": 1, "state": {}, "against": {"tokens": 0}}', "tokens"),
+        ('{"seq": 1, "state": {"data": "text", "text": ""}}', "text"),
         ('{"seq": 1, "state": {}, "lang": "xx"}', ""),
         ('{"seq": 1, "state": {"design": "u-spa", "attention": "linear"}}', "design"),
         ("[" * 30_000, ""),

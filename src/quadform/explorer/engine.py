@@ -18,7 +18,7 @@ import torch
 from ..core.errors import QuadformError
 from ..core.record import Record
 from ..report.numbers import number
-from .cost import Cost, Size
+from .cost import ASK, Cost, Size
 from .data import Uploads
 from .measurement import measure
 from .python import snippet
@@ -100,10 +100,21 @@ class Engine:
                 kind = "wait" if verdict == "release" else "ask"
                 return {"kind": kind, "seq": asked.seq, "text": texts(f"guard_{verdict}", seconds=seconds)}
         record = self.record(asked.state)
-        against = None if asked.against is None else (self.record(asked.against), asked.against)
+        against = self._compared(asked.against)
         given = tuple(self.uploads.get(asked.state.upload).tensors) if asked.state.data == "upload" else ()
         shown = view(record, asked.state, against, asked.pinned, asked.lang, snippet(asked.state, given))
         return {"kind": "answer", "seq": asked.seq, **shown}
+
+    def _compared(self, state: State | None) -> tuple[Record, State] | None:
+        """The record to compare with; None where there is none, it was refused, or making it again would take long."""
+        if state is None:
+            return None
+        try:
+            if state not in self.kept and self.cost.predict(state, Size.of(state, self.uploads)) > ASK:
+                return None
+            return self.record(state), state
+        except ControlError:
+            return None
 
     def record(self, state: State) -> Record:
         """The record of a state, measured unless it is still there."""

@@ -29,12 +29,9 @@ class Place:
     """Where the page is: a socket that listens already, and the address that opens it."""
 
     listening: socket.socket
+    port: int
     token: str
     asked: int
-
-    @property
-    def port(self) -> int:
-        return int(self.listening.getsockname()[1])
 
     @property
     def url(self) -> str:
@@ -53,7 +50,8 @@ def find_place(port: int = PORT, token: str | None = None) -> Place:
     for offset in range(TRIED if port else 1):
         with contextlib.suppress(OSError, OverflowError):
             listening = socket.create_server(("127.0.0.1", port + offset))
-            return Place(listening, token or (kept_token() if port else secrets.token_hex(16)), port)
+            found = int(listening.getsockname()[1])
+            return Place(listening, found, token or (kept_token() if port else secrets.token_hex(16)), port)
     raise InputError(f"`--port {port}`: none of the ports {port} to {port + TRIED - 1} is free. Choose another.")
 
 

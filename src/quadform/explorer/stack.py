@@ -2,8 +2,10 @@
 
     X_0 = scale X,   X_l = block_l(X_{l-1}),   F = final_norm(X_D),   loss = ||F - Y||^2 / (L d)
 
-No closed form exists for a whole stack. H_f and the Jacobian J come from one pass of `vmap(jvp(grad))` over unit
-vectors, H_o = (2 / (L d)) J^T J: exact up to rounding. Blocks in front of the layer are evaluated once.
+No closed form exists for a whole stack. H_f comes from double backward over unit vectors, the Jacobian J from backward
+over the outputs, H_o = (2 / (L d)) J^T J: exact up to rounding. Blocks in front of the layer are evaluated once.
+Reverse mode only: torch's forward mode keeps one level for the whole process, and derivatives that another thread of a
+notebook takes would meet it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call
 
 from ..applications.problem import Problem
 from ..core.designs import design
@@ -149,28 +151,23 @@ class Stack:
 
     def parts(self) -> tuple[Tensor, Tensor]:
         """H_o and H_f, each (P, P)."""
-        w = self.flat
+        w = self.flat.clone().requires_grad_()
+        F = self.output(w)
         c = 2 / self.Y.numel()
-        g = c * (self.output(w) - self.Y)
-
-        def pulled(w: Tensor) -> tuple[Tensor, Tensor]:
-            """d<g, F>/dw with g held fixed, and F."""
-
-            def inner(w: Tensor) -> tuple[Tensor, Tensor]:
-                F = self.output(w)
-                return (g * F).sum(), F
-
-            return grad(inner, has_aux=True)(w)
-
-        units = torch.eye(len(w), dtype=w.dtype)
-        H_f, J = vmap(lambda v: jvp(pulled, (w,), (v,))[1], chunk_size=CHUNK)(units)
-        J = J.flatten(1)  # row p is dF/dw_p
-        return c * (J @ J.T), (H_f + H_f.T) / 2
+        g = c * (F.detach() - self.Y)
+        pulled = torch.autograd.grad((g * F).sum(), w, create_graph=True)[0]  # d<g, F>/dw with g held fixed
+        H_f = _rows(pulled, w, torch.eye(len(w), dtype=w.dtype))
+        J = _rows(F.flatten(), w, torch.eye(F.numel(), dtype=w.dtype))  # (outputs, P)
+        return c * (J.T @ J), (H_f + H_f.T) / 2
 
     def difference(self, H: Tensor, step: float = 1e-5) -> float:
         """max |H v - central difference of the gradient| / max |H v| along one random direction."""
         v = torch.randn(len(H), generator=stream(0, "explorer/check"), dtype=H.dtype)
-        slope = grad(self.loss)
+
+        def slope(w: Tensor) -> Tensor:
+            w = w.clone().requires_grad_()
+            return torch.autograd.grad(self.loss(w), w)[0]
+
         seen = (slope(self.flat + step * v) - slope(self.flat - step * v)) / (2 * step)
         return float((H @ v - seen).abs().max() / (H @ v).abs().max().clamp_min(1e-300))
 
@@ -187,6 +184,17 @@ class Stack:
         if attn.mixing.kind == "linear":
             return (attn.scale * attn.queries(N) @ attn.keys(N).mT)[0, 0], N[0]
         return self.seen[0][0, 0], N[0]
+
+
+def _rows(of: Tensor, w: Tensor, units: Tensor) -> Tensor:
+    """u^T d(of)/dw for every row u of `units`; zero where `of` does not depend on w."""
+    if not of.requires_grad:
+        return units.new_zeros(len(units), len(w))
+    found = []
+    for chunk in units.split(CHUNK):
+        (rows,) = torch.autograd.grad(of, w, chunk, is_grads_batched=True, retain_graph=True, allow_unused=True)
+        found.append(units.new_zeros(len(chunk), len(w)) if rows is None else rows)
+    return torch.cat(found)
 
 
 def _attentions(model: Transformer) -> list[Attention]:

@@ -1,7 +1,8 @@
-// Inputs on one side, the state on the other. Sliders with data-log hold the decimal logarithm of their value.
+// Inputs on one side, the state on the other. A slider with data-log has STEPS equal steps in the logarithm of its value.
 import { boot } from "./store.js";
 import { text } from "./tables.js";
 
+const STEPS = 400; // one arrow key is about 2 % of the input scale
 const $ = (id) => document.getElementById(id);
 const sliders = () => document.querySelectorAll("#controls input[type=range]");
 const digits = (value) => Number(value.toPrecision(3));
@@ -9,11 +10,13 @@ const written = (value) => (value === 0 || (Math.abs(value) >= 0.001 && Math.abs
 
 function toValue(input) {
   const [at, low, high] = [Number(input.value), Number(input.dataset.low), Number(input.dataset.high)];
-  if (!("log" in input.dataset)) return at;
-  return Math.min(Math.max(digits(10 ** at), low), high);
+  return "log" in input.dataset ? digits(low * (high / low) ** (at / STEPS)) : at;
 }
 
-function toSlider(input, value) { return "log" in input.dataset ? Math.log10(value) : value; }
+function toSlider(input, value) {
+  const [low, high] = [Number(input.dataset.low), Number(input.dataset.high)];
+  return "log" in input.dataset ? (STEPS * Math.log(value / low)) / Math.log(high / low) : value;
+}
 
 export function bindControls(store) {
   for (const input of sliders()) {

@@ -10,6 +10,7 @@ import { bindTour } from "./tour.js";
 
 const $ = (id) => document.getElementById(id);
 let answer = null; // the last good one
+let astray = false; // the address held a wrong value
 let spoken = 0;
 let speech = null;
 
@@ -17,7 +18,8 @@ let speech = null;
 const live = new Live({
   onAnswer: (got) => {
     answer = got;
-    showErrors(null);
+    if (!astray) showErrors(null);
+    astray = false;
     guard(null);
     showControls(store.state, got);
     draw();
@@ -29,7 +31,10 @@ const live = new Live({
   onError: (got) => {
     showErrors(got.control, got.text);
     say(got.text);
-    if (!answer && !store.isStart()) store.reset(); // an address with a wrong value: the page opens with the first state
+    if (!answer && !store.isStart()) { // the page opens with the first state, and the error stays
+      astray = true;
+      store.reset();
+    }
   },
   onLate: (late) => document.body.classList.toggle("late", late),
   onLost: (lost) => { $("lost").hidden = !lost; },
