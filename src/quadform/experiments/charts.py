@@ -205,7 +205,7 @@ def _axis(
 
     if not log:
         scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=False, nice=False, padding=8)
-        return {"scale": scale, "axis": alt.Axis(title=title, labelOverlap="greedy", labelSeparation=6)}
+        return {"scale": scale, "axis": alt.Axis(title=title, labelOverlap="parity", labelSeparation=6)}
     low, high = domain or (min(values, default=0.1), max(values, default=1.0))
     if domain is None:
         stretch = math.log10(high / low) if high > low else 1.0
