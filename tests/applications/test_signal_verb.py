@@ -5,6 +5,8 @@ import json
 import pytest
 import torch
 
+from quadform.applications.configs.signal import SignalConfig
+from quadform.applications.signal import measure
 from quadform.cli import main
 from quadform.nn import Transformer
 from quadform.train.datasets import dataset
@@ -90,3 +92,20 @@ def test_the_table(capsys, monkeypatch):
     assert "| no skip |" in out
     assert "not met: " in out
     torch.set_num_threads(1)
+
+
+def test_the_plan_of_a_model_measures_one_batch(monkeypatch):
+    """Time told of a model is that of its batches as they are measured, not of forward passes alone."""
+    pieces, piece, now = [], measure.Measure._piece, [0.0]
+
+    def counted(*words):
+        pieces.append(words)
+        now[0] += 3.0
+        return piece(*words)
+
+    monkeypatch.setattr(measure.Measure, "_piece", counted)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    word = "new:pre-ln,depth=1,dim=8,heads=2"
+    config = SignalConfig(subjects=(word,), data="add:digits=1", batches=4)
+    assert measure.seconds_of_model(config, word) == 4 * 3.0
+    assert len(pieces) == 2

@@ -232,9 +232,10 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
 
 
 def plan(config: AttentionConfig) -> dict[str, Any]:
-    """What `quadform attention --dry-run` tells: memory, and time from one Hessian made now."""
+    """What `quadform attention --dry-run` tells: memory, and time from one Hessian made now, the second of two."""
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     guard(config.parameters, device, dtype)
+    problem_of(config).layer().hessian().dense()
     start = time.perf_counter()
     problem_of(config).layer().hessian().dense()
     each = time.perf_counter() - start
