@@ -36,7 +36,7 @@ from .stack import Stack
 from .state import RANGES, ControlError, State
 
 #: Live slopes are fitted over these factors of the input scale.
-AROUND = (math.exp(-0.05), 1.0, math.exp(0.05))
+AROUND = (math.exp(-0.005), 1.0, math.exp(0.005))
 #: Scales at which the attention's entropy is looked at, to know where it saturates.
 LOOKED_AT = 36
 

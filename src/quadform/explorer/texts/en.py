@@ -103,7 +103,7 @@ SENTENCES = {
     "head_move": "{moves}: λ_max {before} → {after} (×{ratio}).",
     "head_pinned": "B against A, {moves}: λ_max {before} → {after} (×{ratio}).",
     "head_same": "{moves}: nothing moved by more than 1 %.",
-    "head_blocks": "Blocks part: {most} ×{up}, {least} ×{down}.",
+    "head_blocks": "Most: {most} ×{up}; least: {least} ×{down}.",
     "head_together": "All blocks change alike, ×{ratio}.",
     "head_one_hot": "Attention looks at single tokens (entropy {entropy}): query and key curvature dies, value"
     " curvature stays.",
@@ -125,7 +125,7 @@ SENTENCES = {
     "check_closed": "autodiff differs by {error}",
     "check_autodiff_line": "finite differences differ by {error}",
     "slopes_name": "Growth with the input scale, here",
-    "slopes_help": "d log ‖block‖ / d log scale, fitted over ±5 %; the paper's exponent for small inputs in brackets.",
+    "slopes_help": "d log ‖block‖ / d log scale, fitted over ±0.5 %; the paper's exponent for small inputs in brackets.",
     "slopes_zero": "0",
     "selected_name": "Selected block: {block}",
     "selected_slope": "slope {slope} ± {stderr}",

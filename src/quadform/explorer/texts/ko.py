@@ -104,7 +104,7 @@ SENTENCES = {
     "head_move": "{moves}: λ_max {before} → {after} (×{ratio}).",
     "head_pinned": "A에 대한 B, {moves}: λ_max {before} → {after} (×{ratio}).",
     "head_same": "{moves}: 1 % 넘게 변한 것이 없습니다.",
-    "head_blocks": "블록마다 다릅니다: {most} ×{up}, {least} ×{down}.",
+    "head_blocks": "가장 크게: {most} ×{up}, 가장 작게: {least} ×{down}.",
     "head_together": "모든 블록이 똑같이 변합니다, ×{ratio}.",
     "head_one_hot": "어텐션이 토큰 하나만 봅니다(엔트로피 {entropy}). 쿼리와 키의 곡률은 사라지고 밸류의 곡률은"
     " 남습니다.",
@@ -126,7 +126,7 @@ SENTENCES = {
     "check_closed": "자동 미분과의 차이 {error}",
     "check_autodiff_line": "유한 차분과의 차이 {error}",
     "slopes_name": "여기서 입력 크기에 따른 성장",
-    "slopes_help": "로그 눈금에서 블록 노름의 기울기, ±5 % 구간에서 적합했습니다. 괄호 안은 작은 입력에 대한 논문의"
+    "slopes_help": "로그 눈금에서 블록 노름의 기울기, ±0.5 % 구간에서 적합했습니다. 괄호 안은 작은 입력에 대한 논문의"
     " 지수입니다.",
     "slopes_zero": "0",
     "selected_name": "고른 블록: {block}",
