@@ -491,7 +491,14 @@ def questions(g: qd.Group) -> dict[str, Any]:
         numbers = {n: e.value for n, e in record.scalars.items()}
         return numbers | {n: t for n, t in record.tensors.items() if n != "verify/losses"}
 
+    def tried() -> Any:
+        """In float32: the trial runs on a copy in float64."""
+        batches = [(x.float(), y) for x, y in rows_of(5, 1, 2)]
+        record = qf.lr(seeded(Net).float(), batches, cross_entropy, "sgd", verify=3, progress=False).record
+        return {n: record.tensors[n] for n in ("verify/measured", "verify/losses")}
+
     found: dict[str, Any] = {}
+    trial = tried()
     several = asked(resume=folder / f"spectrum-{g.rank}")
     again = asked(resume=folder / f"spectrum-{g.rank}")
     rates = ceilings(resume=folder / f"lr-{g.rank}")
@@ -500,6 +507,7 @@ def questions(g: qd.Group) -> dict[str, Any]:
     with alone:  # one process by itself inside the others
         found["spectrum"] = max(abs(several[n] - v) / max(abs(v), 1e-300) for n, v in asked().items())
         found["lr"] = apart(rates, ceilings())
+        found["trial"] = apart(trial, tried())
     found["again"] = max(abs(again[n] - several[n]) / max(abs(several[n]), 1e-300) for n in several)
     cut = qf.spectrum(seeded(Net), rows_of(5, 3), cross_entropy, **options, progress=False, max_time=1e-6)
     found["partial"] = cut.partial

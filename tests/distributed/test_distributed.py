@@ -287,6 +287,7 @@ def test_questions(found: Found) -> None:
     """`qf.spectrum` and `qf.lr` in a group: the numbers of one process, also from a kept run; the first keeps it."""
     same(found, "questions", "spectrum")
     same(found, "questions", "lr", within=TRIAL)
+    same(found, "questions", "trial", within=1e-5)  # float32
     for _, _, result in results(found, "questions"):
         assert result["again"] <= ROUNDING
         assert result["kept"] == ["lr-0", "spectrum-0"]

@@ -322,13 +322,13 @@ class Group:
         if self.world == 1:
             return slices
         k, each = len(slices), self.longest(n)
-        own = slices.new_zeros((k, each))
-        own[:, : slices.shape[1]] = slices
-        every = own.new_empty((self.world, k, each))
+        out, own = slices.new_empty((k, self.world * each)), slices.new_zeros(each)
         with uninterrupted():
             self._meet(f"whole {k} {n} {slices.dtype}")
-            self._carry(_gather, every.view(-1), own.view(-1))
-        return every.transpose(0, 1).reshape(k, self.world * each)[:, :n]
+            for row, part in zip(out, slices, strict=True):
+                own[: len(part)] = part
+                self._carry(_gather, row, own)
+        return out[:, :n]
 
     def rows(self, slices: Tensor, n: int) -> Iterator[Tensor]:
         """Row after row, whole in every process: no more than one is there at a time."""
