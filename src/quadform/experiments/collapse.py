@@ -186,8 +186,8 @@ def figure(record: Record) -> Figure:
         f"with b_FF = {c['branches'][-1]:g} and {s['short_cosine/waves'].value:.2f} with sinusoidal positions; a "
         f"warm-up of {c['long']} steps lowers the three losses by {s['cost/small'].value:.2f}, "
         f"{s['cost/large'].value:.2f} and {s['cost/waves'].value:.2f} nats.",
-        reading="The dotted line is the loss of guessing from frequencies: a run that stays there has collapsed, and "
-        "its tokens point the same way (cosine near 1).",
+        reading="The dotted line is the loss of guessing from frequencies (on held-out text): a run that stays near it "
+        "has collapsed, and its tokens point the same way (cosine near 1).",
         not_meaning="One seed, one learning rate: where the border lies depends on both.",
         columns=("run", "loss", "s.e.", "token cosine"),
         rows=[(n, s[f"loss/{n}"].value, s[f"loss/{n}"].stderr, s[f"cosine/{n}"].value) for n in names],
