@@ -379,6 +379,25 @@ def test_the_headline_says_what_moved() -> None:
     assert said(b, a, lang="ko").startswith("입력 크기 1 → 2: λ_max 3.04 →")
 
 
+def test_block_norms_are_compared_with_the_strongest() -> None:
+    """The largest norm says so; every other one its share of it; a block that is exactly 0 says that."""
+    state = State(attention="linear")
+    record = measure(state)
+    for part, found in view(record, state, None, False, "en", "")["blocks"].items():
+        norms = {b: record.scalars[f"norm/{part}/{b}"].value for b in found["cells"]}
+        most = max(norms.values())
+        for block, cell in found["cells"].items():
+            share = (
+                ""
+                if norms[block] == 0
+                else "strongest"
+                if norms[block] == most
+                else f"{100 * norms[block] / most:.0f} %"
+            )
+            assert cell["share"] == share
+            assert (cell["norm"] == "exactly 0") == (norms[block] == 0)
+
+
 def test_extreme_states_are_shown() -> None:
     """One token of width one; a flat Hessian; the largest scale: everything is drawn, nothing is NaN."""
     import json

@@ -310,4 +310,5 @@ def test_bad_uploads_are_refused(place: Place) -> None:
     assert send(place, "x.csv", b"1 2\n3")[0] == 422
     status, got = send(place, "x.csv", b"1" * (LARGEST_UPLOAD + 1))
     assert (status, got["control"]) == (413, "upload")
+    assert "has > 1,000,000 bytes" in got["text"]  # reading stopped at the limit
     assert send(place, "x.exe", b"1", lang="ko")[1]["text"].endswith("파일을 올리십시오.")

@@ -11,6 +11,7 @@ import stat
 import string
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -144,7 +145,10 @@ def test_without_the_extra(package: str, capsys: pytest.CaptureFixture[str], mon
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """The address is printed, the page is served, Ctrl-C ends it at once with exit code 0 and no traceback."""
+    """The address is printed, the page is served, Ctrl-C ends it with exit code 0 and no traceback, though a page is
+    open and a long computation is under way."""
+    from websockets.sync.client import connect
+
     env = os.environ | {"XDG_STATE_HOME": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "quadform.cli.main", "explore", "--no-open", "--port", "0"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
@@ -154,8 +158,16 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[0-9a-f]{32}/", url), line
         with urllib.request.urlopen(url, timeout=20) as page:
             assert b"<main" in page.read()
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=20)
+        origin = re.match(r"http://[^/]+", url)[0]
+        with connect(url.replace("http", "ws") + "live", origin=origin, max_size=None) as page:
+            page.send(json.dumps({"seq": 1, "state": {}}))
+            assert json.loads(page.recv(timeout=20))["kind"] == "answer"
+            page.send(json.dumps({"seq": 2, "state": {"dim": 40}, "confirmed": True}))
+            time.sleep(0.5)  # a computation of many seconds is under way
+            started = time.monotonic()
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=20)
+        assert time.monotonic() - started < 8
     finally:
         running.kill()
     assert running.returncode == 0, err

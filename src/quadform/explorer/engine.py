@@ -153,6 +153,7 @@ class Worker:
     """One daemon thread that runs functions in the order they come; it never keeps the program from ending."""
 
     def __init__(self) -> None:
+        self.busy = False
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="quadform-explore", daemon=True).start()
 
@@ -167,10 +168,12 @@ class Worker:
             function, loop, future = self._tasks.get()
             if future.cancelled():  # nobody waits any more
                 continue
+            self.busy = True
             try:
                 found, error = function(), None
             except BaseException as caught:
                 found, error = None, caught
+            self.busy = False
             with contextlib.suppress(RuntimeError):  # the server has ended in the meantime
                 loop.call_soon_threadsafe(_settle, future, found, error)
 

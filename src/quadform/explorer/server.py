@@ -93,6 +93,7 @@ def application(token: str, port: int, engine: Engine | None = None, start: Stat
         WebSocketRoute(f"{below}/live", live),
     ]
     app = Starlette(routes=routes)
+    app.state.worker = worker
     app.add_middleware(Door, token=token, own=own)
     return app
 
@@ -123,7 +124,7 @@ async def _live(socket: WebSocket, engine: Engine, worker: Worker) -> None:
             if gone.is_set():
                 return
             await socket.send_text(await worker.run(partial(_answer, engine, newest.pop())))
-    except (WebSocketDisconnect, RuntimeError):  # the page has gone while it was being answered
+    except (WebSocketDisconnect, RuntimeError, asyncio.CancelledError):  # page or server went while it was answered
         return
     finally:
         listener.cancel()

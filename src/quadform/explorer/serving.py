@@ -84,9 +84,10 @@ def server_of(place: Place, start: State | None = None, engine: Any = None) -> A
         raise MissingExtra("The live page", "page") from error
     from .server import LARGEST_MESSAGE, application
 
+    page = application(place.token, place.port, engine, start)
     config = uvicorn.Config(
-        application(place.token, place.port, engine, start),
-        log_level="error",
+        page,
+        log_level="critical",
         access_log=False,
         ws="websockets-sansio",
         ws_max_size=LARGEST_MESSAGE,
@@ -94,7 +95,9 @@ def server_of(place: Place, start: State | None = None, engine: Any = None) -> A
         lifespan="off",
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    server = uvicorn.Server(config)
+    server.page = page  # type: ignore[attr-defined]
+    return server
 
 
 def serve(
@@ -103,8 +106,9 @@ def serve(
     *,
     seconds: float | None = None,
     on_start: Callable[[], None] = lambda: None,
-) -> None:
-    """Answer until Ctrl-C, or for so many seconds. `on_start` is called when the page can be opened."""
+) -> bool:
+    """Answer until Ctrl-C, or for so many seconds; whether an answer was being computed when it ended. `on_start` is
+    called when the page can be opened."""
     server = server_of(place, start)
     timer = threading.Timer(seconds, lambda: setattr(server, "should_exit", True)) if seconds is not None else None
     if timer is not None:
@@ -113,6 +117,7 @@ def serve(
     on_start()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[place.listening])
+    return bool(server.page.state.worker.busy)
 
 
 @contextlib.contextmanager
