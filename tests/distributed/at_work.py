@@ -44,6 +44,27 @@ class Net(nn.Module):
         return self.b(torch.tanh(self.a(self.ln(x))))
 
 
+class Cube(torch.autograd.Function):
+    """x^3 with a backward rule only."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class BackwardOnly(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(Cube.apply(self.a(self.ln(x))))
+
+
 class Causal(nn.Module):
     """A language model in the manner of Hugging Face: labels are shifted inside, -100 carries no loss."""
 
@@ -170,6 +191,9 @@ def causal(g: qd.Group) -> dict[str, Any]:
     batches = [{"input_ids": ids[:4], "labels": labels[:4]}, {"input_ids": ids[2:], "labels": labels[2:]}]
     whole = qf.Risk(seeded(Causal), None, batches, quiet=True)
     found = {"hugging face": products_apart(qf.hessian(qd.shard(whole, g)), qf.hessian(whole))}
+    once = qf.Risk(seeded(BackwardOnly), cross_entropy, rows_of(5), quiet=True)
+    risk = qd.shard(once, g)
+    found |= {"no forward derivative": products_apart(qf.hessian(risk), qf.hessian(once)), "its note": risk.notes[-1]}
     ours = qf.nn.Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=7, seq_len=6, dtype=torch.float64, pad=0)
     padded = ids.masked_fill(torch.arange(6) > torch.arange(5)[:, None] + 1, 0)
     own = qf.Risk(ours, None, [{"tokens": padded}], quiet=True)
@@ -190,6 +214,19 @@ def whole_batches(g: qd.Group) -> dict[str, Any]:
     risk = qd.shard(whole, g)
     found["contrastive"] = products_apart(qf.hessian(risk), qf.hessian(whole))
     found["batches"] = len(risk.batches)
+
+    def padded(out: Tensor, batch: Any) -> Tensor:  # label 2 carries no loss, which nobody else knows
+        return nn.functional.cross_entropy(1e-3 * out.flatten(0, -2), batch[1].flatten(), ignore_index=2)
+
+    draw = torch.Generator().manual_seed(5)
+    tokens = torch.randint(0, 2, (4, 6), generator=draw).masked_fill(
+        torch.arange(6) > torch.tensor([5, 1, 2, 0])[:, None], 2
+    )
+    whole = qf.Risk(seeded(Net), padded, (rows_of(4)[0][0], tokens), quiet=True)
+    found["padding"] = products_apart(qf.hessian(qd.shard(whole, g)), qf.hessian(whole))
+    counted = qf.Risk(seeded(Net), padded, whole.batches, count=lambda b: int((b[1] != 2).sum()), quiet=True)
+    risk = qd.shard(counted, g)
+    found |= {"counted": products_apart(qf.hessian(risk), qf.hessian(whole)), "counted, rows": len(risk.batches[0][0])}
     uneven = [(x, y, torch.ones(7)) for x, y in rows_of(4, 3, 5)]
     whole = qf.Risk(seeded(Net), cross_entropy, uneven, quiet=True)
     found["uneven"] = products_apart(qf.hessian(qd.shard(whole, g)), qf.hessian(whole))

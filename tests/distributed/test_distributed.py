@@ -140,10 +140,22 @@ def test_targets_are_counted(found: Found) -> None:
     assert all(result["note"].startswith("rows split") for _, _, result in results(found, "causal"))
 
 
+def test_models_without_a_forward_derivative(found: Found) -> None:
+    """Their rows are split too: the slope is then taken backwards."""
+    same(found, "causal", "no forward derivative")
+    assert all(result["its note"].startswith("rows split") for _, _, result in results(found, "causal"))
+
+
 def test_losses_in_which_rows_see_each_other(found: Found) -> None:
     """A contrastive loss is no mean over rows: its batches stay whole, and the Hessian is that of one process."""
     same(found, "whole_batches", "contrastive", "uneven")
     assert sorted(result["batches"] for _, _, result in results(found, "whole_batches")) == [1, 2]
+
+
+def test_padding_that_only_the_loss_knows_of(found: Found) -> None:
+    """Rows with different numbers of terms, all of nearly one loss: seen by the slope; with `count=` they split."""
+    same(found, "whole_batches", "padding", "counted")
+    assert [result["counted, rows"] for _, _, result in results(found, "whole_batches")] == [2, 2]
 
 
 def test_data_of_their_own(found: Found) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad
+from torch.func import grad, grad_and_value, jvp
 
 from ..core.errors import InputError, closest
 from ..core.progress import say
@@ -114,10 +114,22 @@ class Risk:
         here = torch.stack(found).sum() if found else torch.zeros((), dtype=self.dtype, device=self.device)
         return group_of(self.space).sum(here)
 
-    def losses(self) -> list[Tensor]:
-        """The loss of each batch, where the model stands."""
+    def slopes(self, v: Vector) -> list[tuple[Tensor, Tensor]]:
+        """The loss of each batch where the model stands, and its derivative along v."""
+
+        def along(batch: Any) -> tuple[Tensor, Tensor]:
+            def loss(p: Vector) -> Tensor:
+                return self.run(p, batch)[0]
+
+            try:
+                value, slope = jvp(loss, (self.params,), (dict(v),))[:2]
+            except RuntimeError:  # an operator without a forward derivative
+                g, value = grad_and_value(loss)(self.params)
+                slope = self.space.inner(g, v)
+            return value, slope
+
         with self.context(), torch.no_grad():
-            return [self.run(self.params, b)[0] for b in self.batches]
+            return [along(b) for b in self.batches]
 
     def gradient(self, params: Vector | None = None) -> dict[str, Tensor]:
         """The gradient of the risk at `params` (default: where the model stands)."""
