@@ -43,7 +43,7 @@ _MESSAGE = 2048
 #: two kinds of processor differs by rounding.
 _SAME_VECTOR = 1e-6
 #: torch 2.13 has a new name for it.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 #: Exit code of an interrupted process.
 _INTERRUPTED = 130
 
@@ -86,6 +86,8 @@ class Group:
         return self
 
     def _begin(self) -> None:
+        if not dist.is_available():
+            raise InputError(f"this build of torch has no torch.distributed; {self.world} processes were asked for.")
         wait = timedelta(seconds=self.timeout)
         if not dist.is_initialized():
             backend = "gloo"
