@@ -23,6 +23,7 @@ OPTIONAL = (
     ("triton", "fused attention kernels on a GPU", "kernels"),
     ("transformers", "models in the Hugging Face format", "hf"),
     ("curvlinops-for-pytorch", "K-FAC and a second opinion on operators", "kfac"),
+    ("uvicorn", "the live page (`quadform explore`)", "page"),
     ("lightning", "callbacks for Lightning", "lightning"),
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
