@@ -125,8 +125,9 @@ def experiments(config: LsConfig) -> List:
             cost = f"{record.scalars['cpu_seconds'].value:.0f} s ({record.inputs['preset']}{where})"
             verdict = ", ".join(f"{statuses.count(w)} {w}" for w in ("met", "not met", "not tested") if w in statuses)
         rows.append((name, found.title, found.source, cost, verdict))
-    columns = ("experiment", "what it shows", "source", "processor time", "last verdict")
-    return columns, rows, "`quadform reproduce NAME` makes it again; verdicts are those of the committed records"
+    columns = ("experiment", "what it shows", "source", "cost", "last verdict")
+    below = "`quadform reproduce NAME` makes it again; cost (processor time; GPU: wall-clock) and verdict of the last record"
+    return columns, rows, below
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
