@@ -126,7 +126,7 @@ def experiments(config: LsConfig) -> List:
             verdict = ", ".join(f"{statuses.count(w)} {w}" for w in ("met", "not met", "not tested") if w in statuses)
         rows.append((name, found.title, found.source, cost, verdict))
     columns = ("experiment", "what it shows", "source", "cost", "last verdict")
-    below = "`quadform reproduce NAME` makes it again; cost (processor time; GPU: wall-clock) and verdict of the last record"
+    below = "`quadform reproduce NAME` makes it again; of the last record: cost (processor time; GPU: clock), verdict"
     return columns, rows, below
 
 
