@@ -337,12 +337,13 @@ def test_one_process_makes_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- torchrun -------------------------------------------------------------------------------------------------------
-def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """torchrun keeps what it writes of itself in the folder of temporary files."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     code = "import sys; from quadform.cli import main; sys.exit(main())"
     return subprocess.run(
         [*command, "--no-python", sys.executable, "-c", code, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,
@@ -364,7 +365,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         "float64",
     ]
     words += ["--route", "eager", "--json", "--quiet", "--blocks", "none", "--out"]
-    several = torchrun(*words, str(tmp_path / "two"))
+    several = torchrun(tmp_path, *words, str(tmp_path / "two"))
     assert several.returncode == 0, several.stderr[-2000:]
     assert main([*words, str(tmp_path / "one")]) == 0
     two, one = json.loads(several.stdout), json.loads(capsys.readouterr().out)
@@ -376,9 +377,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert names[0] == names[1] == ["config.json", "record.json"]
 
 
-def test_verbs_for_one_process() -> None:
+def test_verbs_for_one_process(tmp_path: Path) -> None:
     """A verb that is not split says so once, and leaves with an error."""
-    told = torchrun("why", "new:pre-ln")
+    told = torchrun(tmp_path, "why", "new:pre-ln")
     assert told.returncode != 0
     assert told.stdout == ""
     assert told.stderr.count("`quadform why` runs in one process; torchrun serves `spectrum`, `lr`, `train`.") == 1
