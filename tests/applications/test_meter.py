@@ -12,9 +12,14 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.applications import journal
+from quadform.applications import journal, machine
+from quadform.applications.configs import ModelQuestion
 from quadform.applications.journal import Deadline, TimeUp
 from quadform.applications.meter import Meter
+from quadform.applications.spectrum import measure as spectrum
+from quadform.applications.spectrum.measure import Wish
+from quadform.applications.step_size import ceiling
+from quadform.applications.subject import open_subject
 from quadform.core.progress import Progress
 from quadform.core.record import Record
 
@@ -98,3 +103,26 @@ def test_lr_in_rounds(tmp_path: Path) -> None:
     assert rounds > 5
     assert found.scalars == whole.scalars
     assert torch.equal(found.tensors["ceilings"], whole.tensors["ceilings"])
+
+
+def test_plans_count_the_work_with_vectors(monkeypatch):
+    """A product of a search comes with the making of its vector orthogonal: a plan that adds none is too short."""
+    question = ModelQuestion(model="new:pre-ln,depth=1,dim=8,heads=2", data="add:digits=1")
+    risk = open_subject(question).risk(question, quiet=True)
+    wish = Wish(top=1, bottom=1, density=False, blocks={}, route="eager")
+    told = []
+    for slow in (0.0, 100.0):
+        monkeypatch.setattr(ceiling, "vector_seconds", lambda *_, slow=slow: slow)
+        monkeypatch.setattr(spectrum, "vector_seconds", lambda *_, slow=slow: slow)
+        told.append((ceiling.seconds_of_product(risk), spectrum.cost_of(spectrum._operator(risk, wish), risk, wish)))
+    assert told[1][0] - told[0][0] == pytest.approx(75.0, abs=5)
+    planned = told[0][1]["planned"]
+    extra = 100 * (0.75 * planned["eigenvalues"] + 0.6 * planned["trace"])
+    assert told[1][1]["seconds"] - told[0][1]["seconds"] == pytest.approx(extra, rel=0.05)
+
+
+def test_the_time_of_vectors_grows_with_rows(monkeypatch):
+    """It is timed on two and told for as many as are asked: by a clock that goes on by 1 a look, 24 rows take 12."""
+    looks = itertools.count()
+    monkeypatch.setattr(machine.time, "perf_counter", lambda: float(next(looks)))
+    assert machine.vector_seconds(10, torch.float32, torch.device("cpu"), 24) == 12.0

@@ -40,6 +40,18 @@ def busy_seconds(device: torch.device) -> float:
     return time.process_time() / torch.get_num_threads()
 
 
+def vector_seconds(size: int, dtype: torch.dtype, device: torch.device, rows: int) -> float:
+    """Time to make a vector of `size` entries orthogonal to `rows` others, twice; timed on two of them."""
+    others, v = torch.ones(2, size, dtype=dtype, device=device), torch.ones(size, dtype=dtype, device=device)
+    start = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        for _ in range(2):
+            v = v - (others @ v) @ others
+        float(v[0])  # a GPU is waited for
+    return (time.perf_counter() - start) * rows / 2
+
+
 def largest_hessian(device: torch.device, dtype: torch.dtype) -> int:
     """How many parameters an exact Hessian with all its eigenvalues may have in the memory that is free now."""
     return math.isqrt(int(free_bytes(device) / (MATRICES * dtype.itemsize)))

@@ -44,8 +44,8 @@ from .ablation import config_without, model_without
 
 #: Most products for both ends and for P^-1 H; probes and steps of the density; products a block and a norm.
 ENDS, PRECONDITIONED, PROBES, DEPTH, BLOCKS, FROBENIUS = 60, 40, 2, 15, 6, 12
-#: Products of one variant at one step, as a rule.
-TYPICAL = 125
+#: Products of one variant at one step, as a rule, and the work with vectors that comes with each (measured).
+TYPICAL, VECTOR_WORK = 125, 0.4
 GROUPS = {"query": "*.attn.W_Q", "key": "*.attn.W_K", "query-key": "*.attn.W_QK", "value": "*.attn.W_V"}
 MEASURES = (
     "loss",
@@ -248,7 +248,7 @@ def _measure(
 def plan_of(model: Transformer, probe: list[dict[str, Tensor]], cells: int, steps: int) -> dict[str, Any]:
     """The plan and its cost: one product and one training step are timed."""
     risk = Risk(model, None, probe, quiet=True)
-    each = seconds_of_product(risk)
+    each = seconds_of_product(risk, VECTOR_WORK)
     start = time.perf_counter()
     risk_gradient(risk)
     training = steps * (time.perf_counter() - start)
