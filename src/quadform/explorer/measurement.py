@@ -38,7 +38,7 @@ from .state import RANGES, ControlError, State
 #: Live slopes are fitted over these factors of the input scale.
 AROUND = (math.exp(-0.005), 1.0, math.exp(0.005))
 #: Scales at which the attention's entropy is looked at, to know where it saturates.
-LOOKED_AT = 36
+LOOKED_AT = 25
 
 
 def measure(state: State, uploads: Uploads | None = None) -> Record:
@@ -108,8 +108,9 @@ def _record(subject: Any, state: State) -> Record:
             tensors["growth_entropy"] = torch.tensor([subject.entropy_at(s) for s in scales.tolist()])
     scalars |= {f"ingredient/{name}": Estimate(value) for name, value in subject.ingredients().items()}
     if len(A) > 1:
-        tensors["cosine"] = torch.stack([token_cosine(X) for X in subject.streams()])
-        tensors["effective_rank"] = torch.stack([effective_rank(X) for X in subject.streams()])
+        streams = subject.streams()
+        tensors["cosine"] = torch.stack([token_cosine(X) for X in streams])
+        tensors["effective_rank"] = torch.stack([effective_rank(X) for X in streams])
     made = replace(_here(), seed=state.seed, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
     tensors = {name: t.detach() for name, t in tensors.items()}
     return Record(kind="attention", inputs={}, scalars=scalars, tensors=tensors, made=made)
@@ -219,4 +220,4 @@ class _Stacked:
         return {name: float(w.norm()) for name, w in self.stack.weights.items()}
 
     def streams(self) -> list[Tensor]:
-        return self.stack.streams
+        return self.stack.streams()

@@ -114,12 +114,19 @@ class Stack:
         return Frame.of(len(self.X), None, False, self.X.device)
 
     @cached_property
+    def entering(self) -> Tensor:
+        """What enters the layer, (1, L, d): the tokens behind the blocks in front of it."""
+        X = (self.scale * self.X)[None]
+        for block in self.model.layers[: self.index]:
+            X = block(X, self.frame)
+        return X
+
     def streams(self) -> list[Tensor]:
         """X_0, ..., X_D, each (L, d)."""
-        stream_ = [(self.scale * self.X)[None]]
+        X = [(self.scale * self.X)[None]]
         for block in self.model.layers:
-            stream_.append(block(stream_[-1], self.frame))
-        return [X[0] for X in stream_]
+            X.append(block(X[-1], self.frame))
+        return [x[0] for x in X]
 
     @cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -134,7 +141,7 @@ class Stack:
     def output(self, flat: Tensor) -> Tensor:
         """F (L, d) with the layer's weights replaced by a flat vector."""
         space = Space.of(self.weights)
-        X = self.streams[self.index][None]
+        X = self.entering
         for i, block in enumerate(self.model.layers[self.index :]):
             new = {f"attn.{name}": t for name, t in space.unflatten(flat).items()} if i == 0 else {}
             X = functional_call(block, new, (X, self.frame)) if new else block(X, self.frame)
@@ -177,7 +184,7 @@ class Stack:
         caught: list[Tensor] = []
         hook = attn.register_forward_pre_hook(lambda _, given: caught.append(given[0]))
         try:
-            self.model.layers[self.index](self.streams[self.index][None], self.frame)
+            self.model.layers[self.index](self.entering, self.frame)
         finally:
             hook.remove()
         N = caught[0]

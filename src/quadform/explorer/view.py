@@ -296,7 +296,9 @@ def _selected(read: Reading, part: str, block: str, t: Texts) -> dict[str, Any]:
     shown = formula(read.record, part, block)
     facts = [t("selected_norm", norm=number(norm)) if norm else t("selected_zero")]
     if slope is not None:
-        facts.append(t("selected_slope", slope=f"{slope.value:.2f}", stderr=number(slope.stderr or 0.0, 1)))
+        facts.append(
+            t("selected_slope", slope=f"{slope.value:.2f}".replace("-", "−"), stderr=number(slope.stderr or 0.0, 1))
+        )
     return {
         "name": t("selected_name", block=t.block(block)),
         "lines": list(shown.lines),
@@ -327,7 +329,8 @@ def _slopes(read: Reading, t: Texts) -> dict[str, Any]:
 def _with_error(slope: Estimate) -> str:
     """`5.98`, or `8.4 ± 5` where the fit is rough (a ReLU switches within the ±0.5 %)."""
     error = slope.stderr or 0.0
-    return f"{slope.value:.2f}" if error < ROUGH else f"{slope.value:.1f} ± {number(error, 1)}"
+    text = f"{slope.value:.2f}" if error < ROUGH else f"{slope.value:.1f} ± {number(error, 1)}"
+    return text.replace("-", "−")
 
 
 def _attention(read: Reading, t: Texts) -> dict[str, Any]:
