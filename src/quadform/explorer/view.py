@@ -186,7 +186,7 @@ def _notes(read: Reading, state: State, t: Texts) -> dict[str, str]:
 def _heat(read: Reading, t: Texts) -> dict[str, Any]:
     """Signed codes of log10 |entry|: 0 blank, 1 .. LEVELS positive, LEVELS + 1 .. 2 LEVELS negative."""
     matrices = {part: read.matrix(part) for part in PARTS}
-    bottom, top = _span(list(matrices.values()))
+    bottom, top = raster.decades(*matrices.values())
     parts = {}
     for part, M in matrices.items():
         cells, tile = raster.aggregate(M)
@@ -209,17 +209,6 @@ def _cut(M: Tensor, read: Reading, block: str) -> Tensor:
     row, col = block.split(",")
     at = read.space.slices()
     return M[at[row], at[col]]
-
-
-def _span(matrices: list[Tensor]) -> tuple[int, int]:
-    """(bottom, top) powers of ten of the colour scale, by the rule of `raster.decades`, without sorting all entries."""
-    sizes = torch.cat([M.abs().flatten() for M in matrices])
-    sizes = sizes[sizes > 0]
-    if not len(sizes):
-        return -raster.DECADES[0], 0
-    top = math.ceil(math.log10(float(sizes.max())))
-    weak = math.floor(math.log10(float(sizes.kthvalue(len(sizes) // 10 + 1).values)))
-    return max(min(weak, top - raster.DECADES[0]), top - raster.DECADES[1]), top
 
 
 def _base64(codes: Tensor) -> str:

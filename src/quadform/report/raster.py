@@ -7,6 +7,7 @@ once on a phone. Entries are coloured by log10 |entry|, one picture per sign, ex
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 
@@ -47,11 +48,12 @@ def decades(*matrices: Tensor) -> tuple[int, int]:
     The top holds the largest entry; the bottom the weakest tenth of those that are not zero, within DECADES of the top.
     """
     sizes = torch.cat([M.abs().double().flatten() for M in matrices])
-    sizes = sizes[sizes > 0].log10().sort().values
+    sizes = sizes[sizes > 0]
     if not len(sizes):
         return -DECADES[0], 0
-    top = int(sizes[-1].ceil())
-    return max(min(int(sizes[len(sizes) // 10].floor()), top - DECADES[0]), top - DECADES[1]), top
+    top = math.ceil(math.log10(float(sizes.max())))
+    weak = math.floor(math.log10(float(sizes.kthvalue(len(sizes) // 10 + 1).values)))
+    return max(min(weak, top - DECADES[0]), top - DECADES[1]), top
 
 
 def levels(M: Tensor, bottom: float, top: float) -> np.ndarray:
