@@ -153,6 +153,8 @@ def test_growth_at_one_scale_is_the_norm_there(record: Record) -> None:
         want = [there.scalars[f"norm/{part}/{b}"].value for b in BLOCKS]
         assert record.tensors[f"growth_{part}"][3].tolist() == pytest.approx(want, rel=1e-12)
     assert float(record.tensors["growth_entropy"][3]) == pytest.approx(there.scalars["entropy"].value)
+    undecided = 1 - there.tensors["A"].amax(-1).min()
+    assert float(record.tensors["growth_undecided"][3]) == pytest.approx(float(undecided), abs=1e-12)
 
 
 def test_record_survives_the_disk(record: Record, tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def test_attention_prints_the_answer(capsys: pytest.CaptureFixture[str]) -> None
     assert cells["key"] == ["6.0[6]", "4.0[4]", "5.0[5]", "3.0[3]"]
     assert cells["value"] == ["2.0[2]", "0", "[0]"]
     assert re.search(r"^scale 1: lambda_max \S+, lambda_min -\S+, \d+ % of eigenvalues negative$", said.out, re.M)
-    assert re.search(r"^scale 30: attention is (not )?one-hot \(entropy 0\.\d\d\): query curvature ", said.out, re.M)
+    state = r"\(entropy 0\.\d\d; the least decided query spreads \S+\)"
+    assert re.search(rf"^scale 30: attention is (not )?one-hot {state}: query curvature ", said.out, re.M)
     assert all(line == line.rstrip() for line in lines)
     assert "nothing was saved; `--out runs/NAME` keeps it" in said.err
 

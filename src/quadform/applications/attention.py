@@ -213,15 +213,13 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
             scalars["entropy"] = Estimate(entropy(tensors["A"]))
         inputs = config.inputs()
         if sweep:
-            grown, entropies, moments = _grow(problem, sweep, bar)
+            grown, of_attention = _grow(problem, sweep, bar)
             inputs["fit_range"] = list(grown.fit_range)
             scalars |= {f"slope/{part}/{b}": e for part in PARTS[:2] for b, e in grown.fits(part).items()}
             scalars |= paper_scalars("single" if config.factor == "single" else config.attention)
             tensors |= {"scales": grown.values} | {f"growth_{part}": grown.norms[part] for part in PARTS}
             if config.attention == "softmax":
-                tensors["growth_entropy"] = torch.tensor(entropies)
-                if len(problem.X) > 1:  # one token has one key: nothing spreads
-                    tensors["growth_moments"] = torch.stack(moments)
+                tensors |= of_attention
     return Record(
         kind="attention",
         inputs=inputs,
@@ -299,17 +297,25 @@ def _seconds(problem: Problem) -> Estimate:
     )
 
 
-def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, list[float], list[Tensor]]:
-    """Block norms, entropy of the attention, and norms of its moments, at every scale."""
-    rows, entropies, moments = [], [], []
+def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, dict[str, Tensor]]:
+    """Block norms at every scale; of the attention there its entropy, the weight its least decided query gives to all
+    but one token, and norms of its moments."""
+    rows, entropies, undecided, moments = [], [], [], []
     for scale in sweep.grid:
         at = problem.at(scale)
         A = at.pattern(at.weights)
         rows.append(block_norms(at.layer(), problem.blocks))
         entropies.append(entropy(A))
+        undecided.append(float(A.sort(-1).values[:, :-1].sum(-1).max()))
         moments.append(moment_norms(A, at.scale * at.X))
         bar.step(text=f"scale {scale:.3g}")
-    return Sweep.of(sweep.name, problem.blocks, sweep.grid, rows), entropies, moments
+    of_attention = {
+        "growth_entropy": torch.tensor(entropies, dtype=torch.float64),
+        "growth_undecided": torch.tensor(undecided, dtype=torch.float64),
+    }
+    if len(problem.X) > 1:  # one token has one key: nothing spreads
+        of_attention["growth_moments"] = torch.stack(moments)
+    return Sweep.of(sweep.name, problem.blocks, sweep.grid, rows), of_attention
 
 
 def paper_scalars(kind: str) -> dict[str, Estimate]:

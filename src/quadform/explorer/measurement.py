@@ -105,7 +105,9 @@ def _record(subject: Any, state: State) -> Record:
             low, high = RANGES["scale"]
             scales = torch.logspace(math.log10(low), math.log10(high), LOOKED_AT, dtype=torch.float64)
             tensors["scales"] = scales
-            tensors["growth_entropy"] = torch.tensor([subject.entropy_at(s) for s in scales.tolist()])
+            tensors["growth_entropy"] = torch.tensor(
+                [subject.entropy_at(s) for s in scales.tolist()], dtype=torch.float64
+            )
     scalars |= {f"ingredient/{name}": Estimate(value) for name, value in subject.ingredients().items()}
     if len(A) > 1:
         streams = subject.streams()

@@ -102,7 +102,10 @@ def _far_end(record: Record) -> str:
         state = "no softmax, nothing saturates"
     else:
         entropy = float(t["growth_entropy"][-1])
-        state = f"attention is {'one-hot' if entropy < ONE_HOT else 'not one-hot'} (entropy {entropy:.2f})"
+        state = f"attention is {'one-hot' if entropy < ONE_HOT else 'not one-hot'} (entropy {entropy:.2f}"
+        if "growth_undecided" in t:  # one undecided query holds the curvature of queries up: decision 0802
+            state += f"; the least decided query spreads {power(float(t['growth_undecided'][-1]))}"
+        state += ")"
     first, last = (LABELS[record.inputs["space"][i][0]] for i in (0, -1))
     curvature = f"{first} curvature {power(query)}, {last} curvature {power(value)} (block norms)"
     return f"scale {scale:g}: {state}: {curvature}"
