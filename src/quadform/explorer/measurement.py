@@ -35,8 +35,9 @@ from .data import Uploads, labels_of, tokens_of
 from .stack import Stack
 from .state import RANGES, ControlError, State
 
-#: Live slopes are fitted over these factors of the input scale.
-AROUND = (math.exp(-0.005), 1.0, math.exp(0.005))
+#: Live slopes are fitted over the input scale times exp(-reach), 1 and exp(reach). A closed form is smooth; in a stack
+#: the ReLUs switch every half per cent, and a slope between two switches says nothing of growth.
+REACH = {"closed": 0.005, "autodiff": 0.1}
 #: Scales at which the attention's entropy is looked at, to know where it saturates.
 LOOKED_AT = 25
 
@@ -66,13 +67,19 @@ def measure(state: State, uploads: Uploads | None = None) -> Record:
     inputs = config.inputs() | {
         "attention": state.attention,
         "vary": None,
-        "fit_range": [state.scale * AROUND[0], state.scale * AROUND[-1]],
+        "fit_range": _grid(subject, state)[::2],
         "space": [[name, list(shape)] for name, shape in subject.space.parts],
         "route": subject.route,
         "labels": labels_of(state, L),
         "state": state.json(),
     }
     return replace(record, inputs=inputs)
+
+
+def _grid(subject: Any, state: State) -> list[float]:
+    """The three scales of a slope."""
+    reach = REACH[subject.route]
+    return [state.scale * math.exp(-reach), state.scale, state.scale * math.exp(reach)]
 
 
 def _record(subject: Any, state: State) -> Record:
@@ -84,7 +91,7 @@ def _record(subject: Any, state: State) -> Record:
         raise ControlError("scale", "finite")
     blocks = subject.blocks
     spectra = {name: torch.linalg.eigvalsh(M) for name, M in _named(H, H_o, H_f)}
-    grid = [state.scale * factor for factor in AROUND]
+    grid = _grid(subject, state)
     norms = [subject.norms(scale, (H_o, H_f) if scale == state.scale else None) for scale in grid]
     sweep = Sweep.of("scale", blocks, grid, norms)
     A, keys = subject.pattern()

@@ -316,7 +316,7 @@ def _slopes(read: Reading, t: Texts) -> dict[str, Any]:
 
 
 def _with_error(slope: Estimate) -> str:
-    """`5.98`, or `8.4 ± 5` where the fit is rough (a ReLU switches within the ±0.5 %)."""
+    """`5.98`, or `8.4 ± 5` where the fit is rough (ReLUs switch on the way)."""
     error = slope.stderr or 0.0
     text = f"{slope.value:.2f}" if error < ROUGH else f"{slope.value:.1f} ± {number(error, 1)}"
     return text.replace("-", "−")

@@ -125,7 +125,8 @@ SENTENCES = {
     "check_closed": "autodiff differs by {error}",
     "check_autodiff_line": "finite differences differ by {error}",
     "slopes_name": "Growth with the input scale, here",
-    "slopes_help": "d log ‖block‖ / d log scale, fit over ±0.5 %; in brackets the paper's exponent for small inputs.",
+    "slopes_help": "d log ‖block‖ / d log scale, fit over ±0.5 % (stacks: ±10 %); in brackets the paper's exponent for"
+    " small inputs.",
     "slopes_zero": "0",
     "selected_name": "Selected block: {block}",
     "selected_slope": "slope {slope} ± {stderr}",

@@ -126,8 +126,8 @@ SENTENCES = {
     "check_closed": "자동 미분과의 차이 {error}",
     "check_autodiff_line": "유한 차분과의 차이 {error}",
     "slopes_name": "여기서 입력 크기에 따른 성장",
-    "slopes_help": "로그 눈금에서 블록 노름의 기울기, ±0.5 % 구간에서 적합했습니다. 괄호 안은 작은 입력에 대한 논문의"
-    " 지수입니다.",
+    "slopes_help": "로그 눈금에서 블록 노름의 기울기, ±0.5 %(여러 층은 ±10 %) 구간에서 적합했습니다."
+    " 괄호 안은 작은 입력에 대한 논문의 지수입니다.",
     "slopes_zero": "0",
     "selected_name": "고른 블록: {block}",
     "selected_slope": "기울기 {slope} ± {stderr}",
