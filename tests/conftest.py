@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -36,3 +37,27 @@ def randn64() -> Callable[..., Tensor]:
     """`randn64(3, 4)`: a standard normal float64 tensor; successive calls of one test give different ones."""
     generator = torch.Generator().manual_seed(0)
     return lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """Chromium; `make test` installs the system package."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.fail("no Chromium on this machine; install the system package `chromium`.")
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        yield running
+        running.close()

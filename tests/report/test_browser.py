@@ -6,7 +6,6 @@ A machine without Chromium or axe-core fails these tests; `make test` installs b
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,14 +20,6 @@ from quadform.report.texts import EN, LANGUAGES
 pytestmark = pytest.mark.browser
 
 AXE = Path(__file__).parents[2] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 FIGURES = ("heat_map-1", "spectrum-1", "blocks-1", "growth-1", "moments-1")
 
@@ -39,19 +30,6 @@ def files(tmp_path_factory) -> dict[str, Path]:
     record = make_record()
     assert len(drawn(record)) == len(FIGURES)
     return {lang: write_report(record, folder / f"{lang}.html", lang) for lang in LANGUAGES}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    from playwright.sync_api import sync_playwright
-
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.fail("no Chromium on this machine; install the system package `chromium`.")
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield running
-        running.close()
 
 
 @contextmanager
