@@ -12,6 +12,7 @@ from quadform.nn import Transformer
 from quadform.nn.tokens import MASK, SPECIALS
 from quadform.nn.transformer import IGNORE
 from quadform.train import Dataset, Masked, Packages, TrainConfig, accuracy, dataset, open_run, started_from, train
+from quadform.train.fetch import build
 
 CODE = dataset("pystdlib", seq_len=32, limit=20_000)
 
@@ -76,6 +77,30 @@ def test_packages_are_held_out():
     for row, label in zip(batch["tokens"], batch["labels"].tolist(), strict=True):
         window = bytes((row - len(SPECIALS)).tolist())
         assert any(window in bytes((t - len(SPECIALS)).tolist()) for t in splits["valid"][label])
+
+
+@pytest.mark.parametrize("top", ["", "lib/"])
+def test_packages_of_an_own_corpus(tmp_path, top):
+    """The parts of any Python source can be told apart: the folders below its outermost one, the largest of them."""
+    for part, modules in {"core": 6, "polys": 5, "tiny": 1}.items():
+        for i in range(modules):
+            path = tmp_path / "code" / top / part / f"m{i}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{part} = {i}\n" * 20)
+    (tmp_path / "code" / "start.py").write_text("import core\n")
+    source = str(build([tmp_path / "code"], tmp_path / "packed").folder)
+    data = Packages(source=source, classes=2, seq_len=16)
+    assert data.names == ("core", "polys")
+    assert [[len(t) for t in data.texts(s)] for s in ("train", "valid", "test")] == [[3, 3], [1, 1], [2, 1]]
+    batch = next(data.batches("train", 20))
+    for row, label in zip(batch["tokens"], batch["labels"].tolist(), strict=True):
+        assert data.names[label].encode()[:3] in bytes((row - len(SPECIALS)).tolist())
+    with pytest.raises(InputError, match="has 3 packages; 5 were asked for"):
+        _ = Packages(source=source, classes=5).names
+    (tmp_path / "prose.txt").write_text("no code")
+    prose = str(build([tmp_path / "prose.txt"], tmp_path / "prose").folder)
+    with pytest.raises(InputError, match="told apart by their Python source"):
+        _ = Packages(source=prose).names
 
 
 def test_accuracy_counts_right_labels():

@@ -53,6 +53,14 @@ def corpus(name: str, **settings: Any) -> Dataset:
     return ParallelText(name=name, **settings) if kind == "pairs" else Text(name=name, **settings)
 
 
+def documents(name: str) -> list[tuple[str, str]]:
+    """(name, text) of every document of a fetched text or Python source."""
+    found = _opened(name)
+    if found.kind != "text":
+        raise InputError(f"{name} is no running text ({found.kind}).")
+    return read_documents(found.path(DOCUMENTS))
+
+
 def split_of(group: str, held: int) -> str:
     """The split a group belongs to: a hash of its name gives 1 in `held` to "test" and 1 in `held` to "valid"."""
     part = int.from_bytes(hashlib.sha256(group.encode()).digest()[:8], "little") % held

@@ -82,23 +82,42 @@ class Masked(Dataset):
 
 
 @functools.cache
-def _packages(classes: int) -> tuple[str, ...]:
-    """The packages of the standard library with the most modules, in order of name."""
-    count = Counter(name.split("/")[0] for name, _ in library_files() if "/" in name)
+def _files(source: str) -> tuple[tuple[str, str], ...]:
+    """(name, text) of the modules of the standard library, or of a fetched or own corpus below its outermost folder."""
+    if not source:
+        return library_files()
+    from .corpora import documents
+
+    found = [(n, text) for n, text in documents(source) if "/" in n and n.endswith(".py")]
+    if not found:
+        raise InputError(f"packages are told apart by their Python source; {source} has none. `sympy` has.")
+    tops = {n.split("/")[0] for n, _ in found}
+    top = f"{tops.pop()}/" if len(tops) == 1 else ""
+    return tuple((n.removeprefix(top), text) for n, text in found)
+
+
+@functools.cache
+def _packages(source: str, classes: int) -> tuple[str, ...]:
+    """The packages with the most modules, in order of name."""
+    count = Counter(name.split("/")[0] for name, _ in _files(source) if "/" in name)
+    if len(count) < classes:
+        raise InputError(f"{source or 'the standard library'} has {len(count)} packages; {classes} were asked for.")
     return tuple(sorted(sorted(count, key=lambda p: (-count[p], p))[:classes]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packages(Dataset):
-    """Which package of the standard library does this piece of code come from? One of the `classes` largest.
+    """Which package does this piece of code come from? One of the `classes` largest of `source`.
 
-    Every class is drawn equally often, then a module of it, then a window of `seq_len` bytes. Modules are held out:
-    of each package one in five for "valid" and one in five for "test", by order of a hash of the name, so that every
-    class is in every split. Results depend on the interpreter.
+    `source` is a fetched package (`sympy`, whose version and checksum are known: everybody has the same task), a folder
+    that `quadform data build` made, or empty: the standard library of the interpreter. Every class is drawn equally
+    often, then a module of it, then a window of `seq_len` bytes. Modules are held out: of each package one in five for
+    "valid" and one in five for "test", by order of a hash of the name, so that every class is in every split.
     """
 
     classes: int = 6
     seq_len: int = 128
+    source: str = ""
 
     def __post_init__(self) -> None:
         if not 2 <= self.classes <= 12 or self.seq_len < 2:
@@ -111,7 +130,7 @@ class Packages(Dataset):
     @property
     def names(self) -> tuple[str, ...]:
         """The classes by number."""
-        return _packages(self.classes)
+        return _packages(self.source, self.classes)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -129,10 +148,12 @@ class Packages(Dataset):
         return {}
 
     def _modules(self, package: str, split: str) -> list[torch.Tensor]:
-        found = [(n, text) for n, text in library_files() if n.startswith(package + "/") and len(text) >= self.seq_len]
+        found = [
+            (n, text) for n, text in _files(self.source) if n.startswith(package + "/") and len(text) >= self.seq_len
+        ]
         found.sort(key=lambda entry: hashlib.sha256(entry[0].encode()).digest())
         if len(found) < 3:
-            raise InputError(f"this interpreter's package {package} has too few modules. Lower classes.")
+            raise InputError(f"package {package} has too few modules. Lower classes.")
         wanted = {"test": (0,), "valid": (1,), "train": (2, 3, 4), "all": range(5)}[split]
         coder = ByteTokenizer()
         return [torch.tensor(coder.encode(text)) for i, (_, text) in enumerate(found) if i % 5 in wanted]
