@@ -18,7 +18,7 @@ from quadform.applications.meter import Meter
 from quadform.applications.short_run import ShortRun
 from quadform.applications.step_size import ceiling
 from quadform.applications.step_size.ceiling import SEEN, seen_first
-from quadform.applications.step_size.rules import Stepper, adam, risk_gradient
+from quadform.applications.step_size.rules import Stepper, adam
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.progress import Progress
@@ -159,7 +159,7 @@ def test_adam_sees_each_batch_once(data, monkeypatch):
     names = tuple(n for n, _ in model.named_parameters())
     stepper = Stepper(adam(0.9, "AdamW"), names, beta2=0.9, eps=1e-8)
     first = list(itertools.islice(data.batches("train", 4), SEEN))
-    expected = stepper.after(risk_gradient(Risk(model, None, b, quiet=True)) for b in first)
+    expected = stepper.after(Risk(model, None, b, quiet=True).gradient() for b in first)
     calls, loss = [], model.loss
     monkeypatch.setattr(model, "loss", lambda batch: calls.append(batch) or loss(batch))
     found = seen_first(stepper, model, data.batches("train", 4))

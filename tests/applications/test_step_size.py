@@ -28,7 +28,6 @@ from quadform.applications.step_size.rules import (
     adam,
     floor_share,
     read_optimizer,
-    risk_gradient,
     sgd,
     stepper_by_name,
 )
@@ -137,7 +136,7 @@ def test_the_preconditioner_is_what_torch_divides_by_next(data, batches):
         model.loss(batches[0]).backward()
         optimizer.step()
     risk = Risk(model, None, batches[0], quiet=True)
-    gradient = risk_gradient(risk)
+    gradient = risk.gradient()
     P = read_optimizer(optimizer, model).preconditioner(gradient, risk.params)
     for name, p in model.named_parameters():
         p.grad = gradient[name].clone()
@@ -160,7 +159,7 @@ def test_the_operator_has_the_eigenvalues_of_P_inverse_H(data, batches):
         coupled=dict.fromkeys(names, 0.3),
         decoupled={n: 0.1 for n in names if "attn" in n},
     )
-    P = stepper.preconditioner(risk_gradient(risk), risk.params)
+    P = stepper.preconditioner(risk.gradient(), risk.params)
     dense, flat = H.dense(), risk.space.flatten
 
     def diagonal(values):

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,6 +163,17 @@ def test_slopes_are_the_papers_for_small_inputs() -> None:
             if s[f"paper/{part}/{block}"].value:
                 assert s[f"slope/{part}/{block}"].value == pytest.approx(s[f"paper/{part}/{block}"].value, abs=0.02)
     assert "slope/functional/W_V,W_V" not in s
+
+
+def test_slopes_of_a_stack_reach_over_its_switches() -> None:
+    """Half a per cent around a closed form, ten around a stack, where ReLUs switch: the slope of those norms."""
+    for state, reach in ((State(), 0.005), (State(depth=2, design="pre-ln"), 0.1)):
+        record = measure(state)
+        assert [math.log(s) for s in record.inputs["fit_range"]] == pytest.approx([-reach, reach])
+        low, high = (measure(replace(state, scale=s)).scalars for s in record.inputs["fit_range"])
+        name = "total/W_Q,W_Q"
+        rise = math.log(high[f"norm/{name}"].value / low[f"norm/{name}"].value)
+        assert record.scalars[f"slope/{name}"].value == pytest.approx(rise / (2 * reach), rel=1e-6)
 
 
 def test_the_tour_tells_the_truth() -> None:

@@ -122,15 +122,21 @@ def _log_log_slope(x: Tensor, y: Tensor) -> Estimate:
     return Estimate(float(slope), stderr=float(stderr), kind="estimate", note=f"fit over {len(u)} points")
 
 
-def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep:
-    """The block norms of an `AttentionLayer` whose tokens are scaled by every factor of a geometric grid, Y fixed."""
+def targets_of(layer: Any, wants: str) -> Tensor:
+    """Y of an `AttentionLayer` with loss="mse", from its gradient: F - g / curvature; other layers are refused."""
     from ..theory.attention import AttentionLayer
     from ..theory.loss import MeanSquared
 
     if not isinstance(layer, AttentionLayer) or not isinstance(layer.output, MeanSquared):
-        raise InputError(f"a sweep needs an AttentionLayer with loss='mse'; got {type(layer).__name__}.")
-    head = layer.head
-    Y = layer.per_token(head.F - layer.output.g / layer.output.curvature)
+        raise InputError(f"{wants} an AttentionLayer with loss='mse'; got {type(layer).__name__}.")
+    return layer.per_token(layer.head.F - layer.output.g / layer.output.curvature)
+
+
+def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep:
+    """The block norms of an `AttentionLayer` whose tokens are scaled by every factor of a geometric grid, Y fixed."""
+    from ..theory.attention import AttentionLayer
+
+    Y, head = targets_of(layer, "a sweep needs"), layer.head
     grid = Vary(name, lo, hi, points).grid
     layers = (
         AttentionLayer(

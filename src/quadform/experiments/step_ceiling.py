@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..applications.step_size.rules import Stepper, read_optimizer, risk_gradient, sgd
+from ..applications.step_size.rules import Stepper, read_optimizer, sgd
 from ..applications.step_size.trial import Pair, predicted
 from ..core.record import Estimate, Record
 from ..curvature.operators import hessian
@@ -86,7 +86,7 @@ def _one_seed(seed: int, trained: int) -> dict[str, Tensor]:
     losses, tops = [], []
     for r, rule in enumerate(RULES):
         stepper = steppers[rule]
-        A = stepper.operator(hessian(risk), stepper.preconditioner(risk_gradient(risk), risk.params))
+        A = stepper.operator(hessian(risk), stepper.preconditioner(risk.gradient(), risk.params))
         pairs = eigenpairs(A, top=1, tol=1e-6, max_products=300)
         lam, u = pairs.top[0].value, {n: t[0] for n, t in pairs.vectors.items()}
         tops.append(lam)

@@ -60,13 +60,9 @@ def _tensors(layer: Any) -> dict[str, Any]:
     """X, W_Q, W_K, W_V, Y of a layer; Y from its loss."""
     import torch
 
-    from ..theory.attention import AttentionLayer
-    from ..theory.loss import MeanSquared
+    from ..applications.attention import targets_of
 
-    if not isinstance(layer, AttentionLayer) or not isinstance(layer.output, MeanSquared):
-        raise InputError(f"the page shows an AttentionLayer with loss='mse'; got {type(layer).__name__}.")
-    head = layer.head
+    Y, head = targets_of(layer, "the page shows"), layer.head
     if len(head.X) != 1 or not torch.equal(head.Z, head.X) or head.bias is not None:
         raise InputError("the page shows one sequence without mask and context; got more. Give one sequence of them.")
-    Y = layer.per_token(head.F - layer.output.g / layer.output.curvature)[0]
-    return {"X": head.X[0].double(), **{n: w.double() for n, w in layer.weights.items()}, "Y": Y.double()}
+    return {"X": head.X[0].double(), **{n: w.double() for n, w in layer.weights.items()}, "Y": Y[0].double()}

@@ -19,7 +19,7 @@ from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
 from ..machine import vector_seconds
-from .rules import FLOOR, Stepper, floor_share, risk_gradient
+from .rules import FLOOR, Stepper, floor_share
 
 
 def ceiling_of(factor: float, lam: Estimate) -> Estimate:
@@ -69,7 +69,7 @@ def adamw_ceiling(
     resume: Path | None,
 ) -> Estimate | None:
     """The ceiling of AdamW; None where its top direction lies in entries Adam has seen no gradient for (P = eps)."""
-    P = stepper.preconditioner(risk_gradient(risk), risk.params)
+    P = stepper.preconditioner(risk.gradient(), risk.params)
     pairs = eigenpairs(stepper.operator(H, P), top=1, max_products=products, tol=tol, progress=progress, resume=resume)
     if floor_share(P, stepper.eps, {n: t[0] for n, t in pairs.vectors.items()}) > FLOOR:
         return None

@@ -30,7 +30,7 @@ from ..probes import probe_of
 from ..subject import weights_hash
 from ..threads import fitting_threads
 from .ceiling import ceiling_of, seconds_of_product
-from .rules import FLOOR, Stepper, floor_share, risk_gradient, sgd
+from .rules import FLOOR, Stepper, floor_share, sgd
 from .trial import Pair, double_copy, trial_gradients, try_out
 
 KIND = "step-size"
@@ -128,7 +128,7 @@ def one_batch(risk: Risk, i: int) -> Risk:
 
 def each_gradient(risk: Risk) -> Iterator[dict[str, Tensor]]:
     """The gradient on each batch of the probe alone."""
-    return (risk_gradient(one_batch(risk, i)) for i in range(len(risk.whole.batches)))
+    return (one_batch(risk, i).gradient() for i in range(len(risk.whole.batches)))
 
 
 def _first_row(vectors: Vector) -> dict[str, Tensor]:
@@ -152,9 +152,9 @@ def plan_of(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> d
     gradients, size, seconds, tried = trial_gradients(verify), risk.space.size, count * each, ""
     if gradients:
         copy = double_copy(risk)
-        risk_gradient(copy)
+        copy.gradient()
         began = time.perf_counter()
-        risk_gradient(copy)
+        copy.gradient()
         one = time.perf_counter() - began
         seconds += gradients * one
         tried = f" and up to {gradients} gradients of {one:.2g} s on a copy"
@@ -186,7 +186,7 @@ class _Work:
         self.pairs: dict[str, Eigenpairs] = {}
         self.partial = False
         self.H = hessian(risk)
-        self.gradient = risk_gradient(risk)
+        self.gradient = risk.gradient()
         self.P = stepper.preconditioner(self.gradient, risk.params)
         self.A = stepper.operator(self.H, self.P)
 
@@ -307,7 +307,7 @@ class _Work:
         else:
             stepper = dataclasses.replace(self.stepper, second={}, steps={})
             stepper = stepper.after(each_gradient(risk)) if len(risk.whole.batches) > 1 else stepper
-            P = stepper.preconditioner(risk_gradient(risk), risk.params)
+            P = stepper.preconditioner(risk.gradient(), risk.params)
             with self.meter.piece("step 0", TYPICAL):
                 pairs = self.search(stepper.operator(hessian(risk), P), "first", self.tol)
             if self.partial:

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.operator import Operator
 from ...core.space import Vector
-from ...curvature.risk import Risk
 
 #: Entries of P within this factor of eps have seen no gradient: what Adam divides by there is about to change.
 AT_FLOOR = 2.0
@@ -262,11 +261,6 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Steppe
 
 def _number(value: Any) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
-
-
-def risk_gradient(risk: Risk, params: Vector | None = None) -> dict[str, Tensor]:
-    """The gradient of the risk at `params` (default: where the model stands); the model is not touched."""
-    return risk.gradient(params)
 
 
 def floor_share(P: Vector, eps: float, direction: Vector) -> float:

@@ -25,7 +25,7 @@ from ...core.space import Vector
 from ...curvature.risk import Risk
 from ...distributed.processes import group_of
 from ...report.step_size import HOLDS
-from .rules import Rule, Stepper, risk_gradient
+from .rules import Rule, Stepper
 
 #: Fractions of the ceiling that are tried.
 FRACTIONS = (0.5, 1.0, 2.0)
@@ -138,7 +138,7 @@ class Pair:
         return DISPLACEMENTS[steady[-1] if steady else gaps.index(min(gaps))]
 
     def gradient(self, x: Tensor) -> Tensor:
-        return self.space.flatten(risk_gradient(self.risk, self.space.unflatten(x))) + self.coupled * x
+        return self.space.flatten(self.risk.gradient(self.space.unflatten(x))) + self.coupled * x
 
     def loss(self, x: Tensor) -> float:
         with torch.no_grad():

@@ -36,7 +36,6 @@ from ..journal import Deadline, Journal, TimeUp, kept_state
 from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
-from ..step_size.rules import risk_gradient
 from ..subject import Subject, open_subject, weights_hash
 from ..threads import fitting_threads
 from . import words
@@ -250,7 +249,7 @@ def plan_of(model: Transformer, probe: list[dict[str, Tensor]], cells: int, step
     risk = Risk(model, None, probe, quiet=True)
     each = seconds_of_product(risk, VECTOR_WORK)
     start = time.perf_counter()
-    risk_gradient(risk)
+    risk.gradient()
     training = steps * (time.perf_counter() - start)
     total = cells * TYPICAL * each + training
     memory = float((ROWS + 8) * risk.space.size * risk.dtype.itemsize)
