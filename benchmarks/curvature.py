@@ -1,7 +1,8 @@
 """Products with the Hessian, Gauss-Newton and functional part of a Hugging Face GPT-2, against its gradient and peers.
 
     python benchmarks/curvature.py [accuracy] [products] [route] [growth] [peers] [checks] [--out FILE]
-                                   [--layers 4 --dim 128 --tokens 128 --batch 2 --four --batches 4 --limit SECONDS]
+                                   [--layers 4 --dim 128 --tokens 128 --batch 2 --four --batches 4 --limit SECONDS
+                                    --rows "gauss_newton, compiled" ...]
 
 accuracy   float32 products against a float64 double backward, beside the error of a float32 double backward
 products   time and memory of every route, as multiples of the gradient measured in turns with it
@@ -188,7 +189,7 @@ def products(options: argparse.Namespace) -> list[dict]:
             {"route": name, "seconds": each, "first_call_s": first, "gib": memory, "vectors": vectors, **ratios}
         )
         if about is not None:  # a product that could not be compiled ran otherwise
-            kept = [k for _, k in about.run.kept.values()]
+            kept = [k for _, k, _ in about.run.kept.values()]
             bytes_kept = sum(p.bytes for p in about.run.programs.values()) * len(kept)
             replays = [k.run for k in kept] if about.route == "compiled" else []
             replays += [p._anew for p in about.run.programs.values() if p._anew is not None]
@@ -206,9 +207,11 @@ def products(options: argparse.Namespace) -> list[dict]:
     row("double backward (peers)", lambda: double_backward(model, batch, flat))
 
     def operator(make: Callable[..., Any], route: Any, attention: Any = "auto") -> None:
+        note = "" if attention == "auto" else f", {attention} attention"
+        if options.rows and f"{make.__name__}, {route}{note}" not in options.rows:
+            return
         give_back()
         A = make(Risk(model, loss, batch, attention=attention, quiet=True), route=route, chunk=1)
-        note = "" if attention == "auto" else f", {attention} attention"
         row(f"{make.__name__}, {route}{note}", lambda: A @ flat, about=A)
         if four and make is hessian and route == "compiled":
             row(f"hessian, compiled{note}, 4 vectors (each)", lambda: A @ four, 4, about=A)
@@ -231,11 +234,11 @@ def several_batches(options: argparse.Namespace, model: Any, batch: dict, v: dic
     ids = torch.randint(0, model.config.vocab_size, (options.batches - 1, *batch["input_ids"].shape))
     data = [batch, *({"input_ids": i} for i in ids.to(options.device))]
     A = hessian(Risk(model, loss, data, quiet=True), route="compiled")
-    name, may_keep = f"hessian, compiled, {options.batches} batches", routes._MAY_KEEP
+    name, may_keep = f"hessian, compiled, {options.batches} batches", routes._MAY_USE
     row(f"{name} (each)", lambda: A @ v, options.batches, about=A)
-    routes._MAY_KEEP, A.run.kept = 0.0, {}
+    routes._MAY_USE, A.run.kept = 0.0, {}
     row(f"{name}, nothing kept (each)", lambda: A @ v, options.batches, about=A)
-    routes._MAY_KEEP = may_keep
+    routes._MAY_USE = may_keep
 
 
 def give_back() -> None:
@@ -433,6 +436,7 @@ def main() -> None:
     parser.add_argument("--four", action="store_true", help="four vectors through the compiled route too")
     parser.add_argument("--batches", type=int, default=1, help="so many batches through the compiled route too")
     parser.add_argument("--limit", type=float, help="seconds after which `products` begins no further row")
+    parser.add_argument("--rows", nargs="+", help='rows of `products` wanted, such as "gauss_newton, compiled"; all')
     parser.add_argument("--loaded", action="store_true", help="say in the record that the machine was busy")
     parser.add_argument("--out", type=Path, help="write the record there (JSON)")
     options = parser.parse_args()

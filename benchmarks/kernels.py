@@ -145,7 +145,7 @@ def main() -> None:
             if os.path.exists(outs[name]):
                 with open(outs[name]) as file:
                     for key, value in json.load(file).items():
-                        if key == "models":
+                        if key in ("models", "routes"):
                             report.setdefault(key, []).extend(value)
                         elif key == "failed":
                             report.setdefault(key, {}).update(value)

@@ -73,13 +73,29 @@ def test_short_memory_recomputes(net: Any, monkeypatch: pytest.MonkeyPatch, caps
     risk = Risk(model, mse, [batch, batch])
     v = risk.space.random(dtype=F64)
     want = hessian(risk) @ v
-    monkeypatch.setattr(routes, "_MAY_KEEP", 0.0)
+    monkeypatch.setattr(routes, "_MAY_USE", 0.0)
     for route in ("eager", "traced"):
         A = hessian(risk, route=route)
         for _ in range(2):
             assert gap(A @ v, want) <= 1e-13
         assert not A.run.kept
     assert capsys.readouterr().err.count("recomputed for each product") == 2
+
+
+def test_as_many_batches_are_kept_as_fit(net: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Two of three batches, and room to work, in 0.8 of a memory that holds almost five; what is kept is part of it."""
+    model, batch = net
+    risk = Risk(model, mse, [batch] * 3)
+    v = risk.space.random(dtype=F64)
+    A = hessian(risk, route="traced")
+    want = A @ v
+    size = next(iter(A.run.programs.values())).bytes
+    A.run.kept.clear()
+    monkeypatch.setattr(type(A.run.group), "free_here", lambda group, device: (4.9 - len(A.run.kept)) * size)
+    for _ in range(2):
+        assert gap(A @ v, want) <= 1e-13
+        assert list(A.run.kept) == [0, 1]
+    assert capsys.readouterr().err.count("2 of 3 batches fit the memory") == 1
 
 
 def test_entries_made_again_are_not_kept(net: Any) -> None:
@@ -117,6 +133,7 @@ def test_products_in_halves_keep_halves(net: Any, monkeypatch: pytest.MonkeyPatc
         halves = Linearised(whole, primal, v, compile=False, products="halves")
         kept = halves.at(primal)
     assert any(t.dtype == torch.float16 for t in kept)
+    assert halves.bytes == sum(t.nbytes for t in kept)
     assert 1e-6 < gap(halves(primal, kept, v), A @ v) < 3e-3
 
 

@@ -15,7 +15,7 @@ from .test_smoke import NEEDY, check_smoke
 @pytest.mark.parametrize("name", NEEDY)
 def test_smoke_verdicts_on_fetched_models(name: str, tmp_path: Path) -> None:
     """Verdicts are those of the committed table."""
-    lacking = missing(experiment(name))
+    lacking = missing(experiment(name), "smoke")
     if lacking:
         pytest.skip(f"{name} needs fetched data: {', '.join(lacking)}")
     check_smoke(name, tmp_path)

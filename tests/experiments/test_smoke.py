@@ -11,7 +11,7 @@ import pytest
 
 from quadform.experiments.catalog import CATALOG, expected_verdicts, experiment
 
-NEEDY = [name for name in CATALOG if experiment(name).needs]
+NEEDY = [name for name in CATALOG if experiment(name).needs(experiment(name).config("smoke"))]
 
 
 @pytest.mark.parametrize("name", [name for name in CATALOG if name not in NEEDY])

@@ -53,6 +53,24 @@ def test_operands_are_scaled_once(monkeypatch):
     assert names.count("quadform.halve.default") < 1.5 * names.count("quadform.wide_product.default")
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_rows_off_the_boundary_are_padded(turned, monkeypatch):
+    """A vocabulary of 45: no operand of a product has rows off a 16-byte boundary, and the numbers stay."""
+    monkeypatch.setattr(products, "LEAST", 8)
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, D, generator=gen), torch.randint(45, (40,), generator=gen)
+    W, v = torch.randn(2, *((D, 45) if turned else (45, D)), generator=gen)
+    loss = lambda W: F.cross_entropy(x.to(W) @ (W if turned else W.T), y)  # noqa: E731
+    hvp = lambda W, v: jvp(grad(loss), (W,), (v,))[1]  # noqa: E731
+    run = program(hvp, W, v, compile=False, products="halves")
+    calls = [n for n in run.graph.nodes if n.target is torch.ops.quadform.wide_product.default]
+    assert calls
+    for operand in [a.meta["val"] for n in calls for a in n.args] + [n.meta["val"] for n in calls]:
+        assert all(s == 1 or s % products.ALIGN == 0 for s in operand.stride())
+    exact = hvp(W.double(), v.double())
+    assert 1e-5 < (run(W, v).double() - exact).norm() / exact.norm() < 2e-3
+
+
 def test_several_vectors_in_halves(monkeypatch):
     """k vectors at once through batched products equal one at a time, to the same ten bits."""
     monkeypatch.setattr(products, "LEAST", 8)

@@ -44,9 +44,13 @@ def empty_matrix(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Te
 
 
 def free_bytes(device: torch.device) -> float:
-    """Bytes that can still be allocated on the device, as the driver or the kernel says; a container's limit counts."""
+    """Bytes that can still be allocated on the device, as the driver or the kernel says; a container's limit counts.
+
+    On a GPU also what torch holds and has given to no tensor.
+    """
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
     limit = memory_limit()
     return min(_free_of_host(), math.inf if limit is None else float(limit.free))
 

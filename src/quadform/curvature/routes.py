@@ -45,8 +45,9 @@ Scalar = Callable[[Vector, Any], Tensor]
 
 #: Vectors that share one pass step by step. A program takes one: what they would share is kept anyway.
 CHUNK = 8
-#: Share of the free memory that may be kept between products.
-_MAY_KEEP = 0.5
+#: Share of the free memory for what is kept between products and the work of one, taken to be as much as is kept of a
+#: batch (15 GiB and 17 for GPT-2, 8 x 1,024 tokens).
+_MAY_USE = 0.8
 
 #: Calibration (benchmarks/curvature.py route): seconds to trace and to compile for each operator of one forward pass,
 #: and the time of a product over that of an eager one, for retained gradients and for `jvp`-based products.
@@ -91,7 +92,7 @@ class Products:
         self.route, self.chunk, self.expected = route, chunk, expected
         self.stacked = True  # whether this model survives several vectors at once
         self.programs: dict[Any, Linearised] = {}
-        self.kept: dict[int, tuple[Any, Any]] = {}  # batch -> (state of the weights, what is kept there)
+        self.kept: dict[int, tuple[Any, Any, int]] = {}  # batch -> (state of the weights, what is kept there, bytes)
         self.recomputes = False  # said that it does not fit
         self.shared = Shared()  # memory of the programs' graphs
         self.scalar = scalar
@@ -231,12 +232,15 @@ class Products:
         self.kept.pop(i, None)
         kept: Any = make() if size is None else None
         size = kept.bytes if size is None else size
-        if size * (len(self.risk.batches) - len(self.kept)) <= _MAY_KEEP * self.group.free_here(self.risk.device):
+        held = sum(bytes for _, _, bytes in self.kept.values())
+        have = self.group.free_here(self.risk.device) + held + (0 if kept is None else size)
+        if held + 2 * size <= _MAY_USE * have:
             kept = make() if kept is None else kept
-            self.kept[i] = (state, kept)
+            self.kept[i] = (state, kept, size)
         elif not self.recomputes:
             self.recomputes = True
-            say(f"{self.what}: {in_words(size)} a batch do not fit the memory; recomputed for each product.")
+            fit = f"{len(self.kept)} of {len(self.risk.batches)} batches"
+            say(f"{self.what}: {fit} fit the memory ({in_words(size)} each); others are recomputed for each product.")
         return kept
 
     # --- choosing ---------------------------------------------------------------------------------------------------

@@ -372,4 +372,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
+    trains=True,
 )

@@ -204,4 +204,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
+    trains=True,
 )

@@ -273,5 +273,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
-    needs=("anarcii",),
+    needs=lambda config: ("anarcii",),
 )

@@ -32,7 +32,8 @@ class Experiment:
     """What is measured (`run`), with which settings (`presets`), how it is drawn (`figure`), what it decides.
 
     A config is a frozen dataclass with a `seed`. `run(config, units)` returns scalars and tensors; it neither draws nor
-    prints nor writes. `needs` names fetched data without which it cannot run.
+    prints nor writes. `needs(config)` names fetched data without which it cannot run; `trains` says that its nets are
+    trained on a GPU, in bfloat16, where there is one.
     """
 
     id: str
@@ -42,7 +43,8 @@ class Experiment:
     run: Callable[[Any, Units], tuple[dict[str, Estimate], dict[str, Tensor]]]
     figure: Callable[[Record], Figure]
     claims: tuple[Claim, ...]
-    needs: tuple[str, ...] = ()
+    needs: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    trains: bool = False
 
     def config(self, preset: str, seed: int | None = None) -> Any:
         """The settings of a preset, with another seed where one is given."""
@@ -65,7 +67,9 @@ class Experiment:
         """Run a preset; with `work` a run that was stopped goes on there. `until` is a time of `time.monotonic`."""
         config = self.config(preset, seed)
         inputs = self.inputs(preset, config)
-        made = Provenance.collect(seed=config.seed, dtype=torch.float64)
+        gpu = self.trains and torch.cuda.is_available()
+        where: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {"dtype": torch.float64}
+        made = Provenance.collect(seed=config.seed, **where)
         units = Units(work, inputs, self.id, progress, until)
         began = time.process_time()
         scalars, tensors = self.run(config, units)

@@ -231,5 +231,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
-    needs=("rxnfp", "minilm"),
+    needs=lambda config: ("rxnfp", "minilm"),
 )

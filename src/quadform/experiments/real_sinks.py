@@ -158,5 +158,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
-    needs=("smollm2",),
+    needs=lambda config: ("smollm2",),
 )

@@ -58,10 +58,10 @@ def reproduce(
     found = [experiment(name) for name in chosen]
     if "all" in names:  # one asked for by name says itself what it needs
         for e in found:
-            if missing(e):
-                how = ", ".join(f"`quadform data fetch {name}`" for name in missing(e))
+            if missing(e, preset):
+                how = ", ".join(f"`quadform data fetch {name}`" for name in missing(e, preset))
                 say(f"{e.id}: left out, needs fetched data: {how}")
-        found = [e for e in found if not missing(e)]
+        found = [e for e in found if not missing(e, preset)]
     folder = None if out is None else Path(out)
     outcomes = []
     for e in found:
@@ -75,11 +75,11 @@ def reproduce(
     return outcomes
 
 
-def missing(e: Experiment) -> list[str]:
-    """The fetched data an experiment needs that are not here."""
+def missing(e: Experiment, preset: str) -> list[str]:
+    """The fetched data an experiment needs for a preset that are not here."""
     from ..train.fetch.store import fetched
 
-    return [name for name in e.needs if fetched(name) is None]
+    return [name for name in e.needs(e.config(preset)) if fetched(name) is None]
 
 
 def _one(

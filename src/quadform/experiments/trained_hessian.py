@@ -193,5 +193,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
-    needs=("sceptr",),
+    needs=lambda config: ("sceptr",),
 )

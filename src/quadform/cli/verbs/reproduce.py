@@ -78,9 +78,8 @@ def _plan(names: list[str], preset: str, output: Output) -> int:
         record = committed(e.id)
         spent = None if record is None else record.scalars["cpu_seconds"].value
         recorded = None if record is None else record.inputs["preset"]
-        rows.append(
-            {"experiment": e.id, "claims": len(e.claims), "seconds": spent, "preset": recorded, "needs": list(e.needs)}
-        )
+        needs = list(e.needs(e.config(preset)))
+        rows.append({"experiment": e.id, "claims": len(e.claims), "seconds": spent, "preset": recorded, "needs": needs})
     if output.json:
         print_json({"preset": preset, "plan": rows})
         return 0
