@@ -47,6 +47,7 @@ VARIANTS = {
     "merged": {"merged": True},
     "linear": {"linear": True},
     "linear, merged": {"linear": True, "merged": True},
+    "merged, grouped": {"merged": True, "heads": 4, "kv_heads": 2},
     "attention only": {"mlp": False},
     "all biases": {"biases": ("q", "k", "v", "o", "mlp", "out")},
     "untied": {"tied": False, "biases": ("out",)},
@@ -97,11 +98,9 @@ def test_compiled_loss(name):
 def test_merged_equals_factored():
     """With W_QK[h] = W_Q[h] W_K[h]^T both forms are one function; initialisation sets it so."""
     tokens = draw(2, 6)
-    for kv_heads in (3, 1):
-        two, one = (
-            Transformer(design("pre-ln", **SMALL, merged=m, kv_heads=kv_heads), seed=5, dtype=torch.float64)
-            for m in (False, True)
-        )
+    for heads, kv_heads in ((3, 3), (3, 1), (4, 2)):
+        size = SMALL | {"heads": heads, "kv_heads": kv_heads}
+        two, one = (Transformer(design("pre-ln", **size, merged=m), seed=5, dtype=torch.float64) for m in (False, True))
         close(one(tokens), two(tokens))
 
 

@@ -110,12 +110,13 @@ def test_no_norm_keeps_the_published_norms():
     assert design("sas-p-no-norm", depth=4, embed_norm="layer").blocks[0].norm == "none"
 
 
-def test_weights_of_skips_without_norm_have_unit_squares():
+@pytest.mark.parametrize("depth", [1, 2, 9])
+def test_weights_of_skips_without_norm_have_unit_squares(depth):
     """pre-ln-no-norm and parallel-no-norm: the squared weights of every sum add up to 1, branches weigh 1/sqrt(2L)."""
-    b = design("pre-ln-no-norm", depth=9).blocks[0]
+    b = design("pre-ln-no-norm", depth=depth).blocks[0]
     assert b.attn.skip**2 + b.attn.branch**2 == pytest.approx(1, abs=1e-15)
-    assert b.attn.branch**-2 == pytest.approx(18)
-    b = design("parallel-no-norm", depth=9).blocks[0]
+    assert b.attn.branch**-2 == pytest.approx(2 * depth)
+    b = design("parallel-no-norm", depth=depth).blocks[0]
     assert b.attn.skip**2 + b.attn.branch**2 + b.mlp.branch**2 == pytest.approx(1, abs=1e-15)
 
 

@@ -50,7 +50,7 @@ def unit_weights(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
     """
     b = (2 * depth) ** -0.5
     if block.layout == "parallel":
-        return replace(block, attn=Gain(skip=math.sqrt(1 - 2 * b * b), branch=b), mlp=Gain(skip=0.0, branch=b))
+        return replace(block, attn=Gain(skip=math.sqrt(1 - 1 / depth), branch=b), mlp=Gain(skip=0.0, branch=b))
     gain = Gain(skip=math.sqrt(1 - b * b), branch=b)
     return replace(block, attn=gain, mlp=gain)
 

@@ -101,9 +101,9 @@ class Attention(nn.Module):
         return self._split(linear(N, self.W_Q, self._bias("Q")), self.heads)
 
     def keys(self, N: Tensor) -> Tensor:
-        """(batch, G, n, d_k); for a merged W_QK the input itself for every head, (batch, H, n, d)."""
+        """(batch, G, n, d_k); for a merged W_QK the input itself for every key head, (batch, G, n, d)."""
         if self.mixing.scores == "merged":
-            return N[:, None].expand(-1, self.heads, -1, -1)
+            return N[:, None].expand(-1, self.key_heads, -1, -1)
         return self._split(linear(N, self.W_K, self._bias("K")), self.key_heads)
 
     def values(self, N: Tensor) -> Tensor:
