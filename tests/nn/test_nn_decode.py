@@ -358,13 +358,28 @@ def test_sampling_limits():
     """top_k = 1 and a small temperature are greedy search; the seed decides the draws."""
     model = make()
     greedy = [h[0].tokens for h in generate(model, INPUTS, Search(max_length=6))]
-    for how in (Sampling(top_k=1, max_length=6), Sampling(temperature=1e-6, max_length=6)):
+    cold = [Sampling(temperature=t, max_length=6) for t in (1e-6, 1e-45, 1e-320)]
+    for how in (Sampling(top_k=1, max_length=6), *cold):
         assert [h[0].tokens for h in generate(model, INPUTS, how)] == greedy
     draws = [
         [h[0].tokens for h in generate(model, INPUTS * 5, Sampling(seed=seed, max_length=6))] for seed in (0, 0, 1)
     ]
     assert draws[0] == draws[1]
     assert draws[0] != draws[2]
+
+
+def test_a_padding_token_in_a_source_is_a_token():
+    """A source that holds the padding token is read the same alone, in a batch, and by teacher forcing."""
+    model = make(pad=0)
+    alone, together = (generate(model, rows, Search(max_length=6))[0][0] for rows in ([[3, 0, 4]], [[3, 0, 4], [4]]))
+    assert alone.tokens == together.tokens
+    forced = log_probabilities(model, [[3, 0, 4]], [whole(alone)])[0]
+    assert together.log_prob == pytest.approx(alone.log_prob, abs=1e-12)
+    assert forced == pytest.approx(alone.log_prob, abs=1e-12)
+
+
+def _without_bos():
+    return Transformer(design("pre-ln", kind="encoder-decoder", vocab=VOCAB, depth=1, dim=8, heads=2))
 
 
 # ------------------------------------------------------------------------------------------------------------ errors
@@ -378,6 +393,16 @@ def test_sampling_limits():
         (lambda: Search(cache="w"), "a cache is"),
         (lambda: Sampling(temperature=0), "Search()"),
         (lambda: Sampling(top_p=0), "top_p"),
+        (lambda: Sampling(temperature=math.nan), "above 0 and finite"),
+        (lambda: Sampling(temperature=math.inf), "above 0 and finite"),
+        (lambda: Sampling(top_k=2.5), "top_k"),
+        (lambda: Search(beam=2.5), "whole numbers"),
+        (lambda: Search(max_length=4.5), "whole number"),
+        (lambda: Search(alpha=math.nan), "alpha lies between"),
+        (lambda: Search(alpha=1e3), "alpha lies between"),
+        (lambda: generate(make(), [[3], [4]], prefixes=[[1]]), "2 inputs, 1 prefixes"),
+        (lambda: generate(make(), [[3]], batch_size=0), "batches of 0"),
+        (lambda: log_probabilities(_without_bos(), [[3]], [[4]]), "no bos token"),
         (lambda: generate(make(), [[]]), "input 0 is empty"),
         (lambda: generate(make("pre-ln", "encoder"), [[3]]), "writes no text"),
         (lambda: generate(make(kind="decoder"), [[3]], prefixes=[[1]]), "prompts of a decoder"),

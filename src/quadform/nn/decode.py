@@ -41,6 +41,9 @@ from .transformer import Transformer
 Cache = Literal["kv", "x", "static", "none"]
 """Keys and values; inputs, where a layer allows it; keys and values at fixed places (`quadform.nn.static`); nothing."""
 
+MOST_ALPHA = 20
+"""The largest power of a length penalty: that of a million tokens is still a number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
@@ -57,8 +60,10 @@ class Search:
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_length, self.min_length, self.cache)
-        if not 1 <= self.n_best <= self.beam:
-            raise InputError(f"n_best lies between 1 and the beam of {self.beam}; got {self.n_best}.")
+        if not isinstance(self.beam, int) or not isinstance(self.n_best, int) or not 1 <= self.n_best <= self.beam:
+            raise InputError(f"n_best lies between 1 and the beam, whole numbers; got {self.n_best} and {self.beam}.")
+        if not -MOST_ALPHA <= self.alpha <= MOST_ALPHA:
+            raise InputError(f"alpha lies between -{MOST_ALPHA} and {MOST_ALPHA}; got {self.alpha}.")
         if self.penalty not in ("power", "gnmt") or self.stop not in ("count", "bound"):
             raise InputError(f"penalty is power or gnmt, stop is count or bound; got {self.penalty}, {self.stop}.")
 
@@ -81,16 +86,19 @@ class Sampling:
 
     def __post_init__(self) -> None:
         _check_lengths(self.max_length, self.min_length, self.cache)
-        if self.temperature <= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+        whole = isinstance(self.top_k, int) and self.top_k >= 0
+        if not 0 < self.temperature < math.inf or not whole or not 0 < self.top_p <= 1:
             raise InputError(
-                f"temperature is above 0, top_k at least 0, top_p in (0, 1]; got {self.temperature}, {self.top_k}, "
-                f"{self.top_p}. For the likeliest token use Search()."
+                f"temperature is above 0 and finite, top_k 0, 1, 2, ..., top_p in (0, 1]; got {self.temperature}, "
+                f"{self.top_k}, {self.top_p}. For the likeliest token use Search()."
             )
 
 
 def _check_lengths(most: int, least: int, cache: str) -> None:
-    if most < 1 or not 0 <= least <= most:
-        raise InputError(f"max_length is at least 1 and min_length between 0 and it; got {most}, {least}.")
+    if not isinstance(most, int) or not isinstance(least, int) or most < 1 or not 0 <= least <= most:
+        raise InputError(
+            f"max_length is a whole number of at least 1, min_length one from 0 to it; got {most}, {least}."
+        )
     if cache not in get_args(Cache):
         raise InputError(f"a cache is {', '.join(get_args(Cache))}; got {cache!r}.")
 
@@ -126,11 +134,12 @@ def generate(
         raise InputError("an encoder or classifier writes no text; decoding needs a decoder or an encoder-decoder.")
     if not both and prefixes is not None:
         raise InputError("the prompts of a decoder are its `inputs`; prefixes belong to an encoder-decoder.")
-    if both and prefixes is None:
-        if model.config.bos is None:
-            raise InputError("this model names no bos token; give `prefixes`, or set bos in its config.")
-        prefixes = [[model.config.bos]] * len(inputs)
-    starts = prefixes if both else inputs
+    starts = _starts(model, inputs, prefixes) if both else inputs
+    if len(starts) != len(inputs) or batch_size < 1:
+        raise InputError(
+            f"every input has a prefix, and a batch at least 1 input; got {len(inputs)} inputs, {len(starts)} prefixes "
+            f"and batches of {batch_size}."
+        )
     for i, (x, start) in enumerate(zip(inputs, starts, strict=True)):
         if len(x) == 0 or len(start) == 0:
             raise InputError(f"input {i} is empty; give it at least one token.")
@@ -147,7 +156,7 @@ def generate(
             memory = None
             if both:
                 source, mask = pad_rows([inputs[i] for i in rows], model.config.pad or 0, _device(model))
-                memory = model.encode(source, None if bool(mask.all()) else mask)
+                memory = model.encode(source, None if model.config.pad is None and bool(mask.all()) else mask)
                 memory.keys_values = {}
             run = Run(model, [list(starts[i]) for i in rows], memory, how, static)
             if isinstance(how, Sampling):
@@ -172,9 +181,7 @@ def log_probabilities(
 ) -> list[float]:
     """log p(output | input) by teacher forcing, summed over the output's tokens (give the end token to count it)."""
     both = model.config.kind == "encoder-decoder"
-    if both and prefixes is None:
-        prefixes = [[model.config.bos]] * len(inputs)
-    starts = prefixes if both else inputs
+    starts = _starts(model, inputs, prefixes) if both else inputs
     whole, mask = pad_rows([[*s, *o] for s, o in zip(starts, outputs, strict=True)], 0, _device(model))
     given = torch.tensor([len(s) for s in starts], device=whole.device)
     sides = {}
@@ -186,6 +193,16 @@ def log_probabilities(
     model.train(training)
     counted = mask[:, 1:] & (torch.arange(1, whole.shape[1], device=whole.device) >= given[:, None])
     return logs.masked_fill(~counted, 0.0).sum(1).tolist()
+
+
+def _starts(
+    model: Transformer, inputs: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]] | None
+) -> Sequence[Sequence[int]]:
+    if prefixes is not None:
+        return prefixes
+    if model.config.bos is None:
+        raise InputError("this model names no bos token; give `prefixes`, or set bos in its config.")
+    return [[model.config.bos]] * len(inputs)
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
@@ -219,7 +236,8 @@ def _sampler(how: Sampling, rows: list[int], device: torch.device) -> Draw:
     ).to(device)
 
     def draw(logits: Tensor, sentences: Tensor, made: Tensor) -> Tensor:
-        logits = logits / how.temperature
+        # the largest first made 0, so that no temperature makes it infinite
+        logits = (logits - logits.amax(-1, keepdim=True)) / max(how.temperature, torch.finfo(logits.dtype).tiny)
         if how.top_k:
             kth = logits.topk(min(how.top_k, logits.shape[-1]), dim=-1).values[:, -1:]
             logits = logits.masked_fill(logits < kth, -math.inf)
@@ -254,7 +272,7 @@ class Run:
         if model.config.positions == "learned" and self.capacity - 1 > model.config.seq_len:
             raise InputError(
                 f"a prefix of {self.longest} and {how.max_length} new tokens exceed the {model.config.seq_len} learned "
-                f"positions of this model (seq_len). Lower max_length."
+                f"positions of this model (seq_len). Lower max_length, or shorten the prefix."
             )
         self.cache: list[LayerCache] | None = None
         if how.cache != "none":
