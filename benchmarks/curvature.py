@@ -234,11 +234,11 @@ def several_batches(options: argparse.Namespace, model: Any, batch: dict, v: dic
     ids = torch.randint(0, model.config.vocab_size, (options.batches - 1, *batch["input_ids"].shape))
     data = [batch, *({"input_ids": i} for i in ids.to(options.device))]
     A = hessian(Risk(model, loss, data, quiet=True), route="compiled")
-    name, may_keep = f"hessian, compiled, {options.batches} batches", routes._MAY_USE
+    name, may_keep = f"hessian, compiled, {options.batches} batches", routes._MAY_KEEP
     row(f"{name} (each)", lambda: A @ v, options.batches, about=A)
-    routes._MAY_USE, A.run.kept = 0.0, {}
+    routes._MAY_KEEP, A.run.kept = 0.0, {}
     row(f"{name}, nothing kept (each)", lambda: A @ v, options.batches, about=A)
-    routes._MAY_USE = may_keep
+    routes._MAY_KEEP = may_keep
 
 
 def give_back() -> None:

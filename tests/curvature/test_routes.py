@@ -73,7 +73,7 @@ def test_short_memory_recomputes(net: Any, monkeypatch: pytest.MonkeyPatch, caps
     risk = Risk(model, mse, [batch, batch])
     v = risk.space.random(dtype=F64)
     want = hessian(risk) @ v
-    monkeypatch.setattr(routes, "_MAY_USE", 0.0)
+    monkeypatch.setattr(routes, "_MAY_KEEP", 0.0)
     for route in ("eager", "traced"):
         A = hessian(risk, route=route)
         for _ in range(2):
@@ -83,7 +83,7 @@ def test_short_memory_recomputes(net: Any, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_as_many_batches_are_kept_as_fit(net: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Two of three batches, and room to work, in 0.8 of a memory that holds almost five; what is kept is part of it."""
+    """Two of three batches in 0.6 of a memory that holds almost five; what is kept is part of it."""
     model, batch = net
     risk = Risk(model, mse, [batch] * 3)
     v = risk.space.random(dtype=F64)

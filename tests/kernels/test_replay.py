@@ -205,7 +205,7 @@ def test_every_batch_has_its_graph(monkeypatch):
 def test_batches_that_cannot_be_kept_share_a_graph(monkeypatch, capsys):
     """Where nothing may be kept, one graph for each shape of batch runs the whole product, and it is said once."""
     _, risk, H = several(monkeypatch)
-    monkeypatch.setattr(routes, "_MAY_USE", 0.0)
+    monkeypatch.setattr(routes, "_MAY_KEEP", 0.0)
     for _ in range(3):
         v = risk.space.random(dtype=F64, device=DEVICE)
         close(H @ v, hessian(risk) @ v)

@@ -45,9 +45,9 @@ Scalar = Callable[[Vector, Any], Tensor]
 
 #: Vectors that share one pass step by step. A program takes one: what they would share is kept anyway.
 CHUNK = 8
-#: Share of the free memory for what is kept between products and the work of one, taken to be as much as is kept of a
-#: batch (15 GiB and 17 for GPT-2, 8 x 1,024 tokens).
-_MAY_USE = 0.8
+#: Share of the free memory that may be kept between products; the rest is for vectors and for the work of a product,
+#: which takes about as much as is kept of one batch (15 GiB and 17 for GPT-2, 8 x 1,024 tokens).
+_MAY_KEEP = 0.6
 
 #: Calibration (benchmarks/curvature.py route): seconds to trace and to compile for each operator of one forward pass,
 #: and the time of a product over that of an eager one, for retained gradients and for `jvp`-based products.
@@ -234,7 +234,7 @@ class Products:
         size = kept.bytes if size is None else size
         held = sum(bytes for _, _, bytes in self.kept.values())
         have = self.group.free_here(self.risk.device) + held + (0 if kept is None else size)
-        if held + 2 * size <= _MAY_USE * have:
+        if held + size <= min(_MAY_KEEP * have, have - size):
             kept = make() if kept is None else kept
             self.kept[i] = (state, kept, size)
         elif not self.recomputes:
