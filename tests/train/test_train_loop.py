@@ -227,6 +227,15 @@ def test_broken_gradient_is_named():
     assert torch.equal(weights(model), before)
 
 
+def test_a_broken_run_names_its_checkpoint_where_there_is_one(tmp_path):
+    """The last checkpoint is spoken of only once there is one."""
+    for save_every, spoken in ((10, False), (1, True)):
+        how = TrainConfig(steps=50, batch_size=4, watch_every=0, optimiser="sgd", lr=1e300, save_every=save_every)
+        with pytest.raises(Diverged) as caught:
+            quiet(small(SUMS), SUMS, how, out=tmp_path / str(save_every))
+        assert ("last checkpoint" in str(caught.value)) == spoken
+
+
 def test_divergence_stops_the_run():
     """A finite loss far above its beginning stops the run, with the step and the layer of the largest gradient."""
     error, _ = broken(small(SUMS), optimiser="sgd", lr=300.0, clip=0, schedule=CONSTANT, log_every=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import subprocess
 import sys
 
@@ -50,9 +51,14 @@ def test_config_round_trip_and_refusals():
     for wrong in ({"optimiser": "adam-w"}, {"schedule": {"decay": "cosin"}}, {"stepps": 3}):
         with pytest.raises(UnknownName, match="Did you mean"):
             TrainConfig.from_dict(wrong)
-    for wrong in ({"steps": 0}, {"smoothing": 1.0}, {"goal": 0.9}, {"diverged_at": 1.0}, {"lr": -1.0}):
+    wrongs = [{"steps": 0}, {"smoothing": 1.0}, {"goal": 0.9}, {"diverged_at": 1.0}, {"lr": -1.0}, {"goal": 2.0}]
+    wrongs += [{"steps": 2.5}, {"valid_every": 2.5}]  # such a run would never come to its end
+    wrongs += [{name: math.nan} for name in ("lr", "clip", "weight_decay", "eps", "diverged_at")] + [{"lr": math.inf}]
+    for wrong in wrongs:
         with pytest.raises(InputError, match=next(iter(wrong))):
             TrainConfig(**wrong)
+    with pytest.raises(InputError, match="warmup"):
+        Schedule(warmup=math.nan)
 
 
 def test_config_is_torch_free():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from .schedule import Schedule
 
 OPTIMISERS = ("adamw", "adam", "sgd", "muon")
 PRECISIONS = ("full", "bf16")
+WHOLE = ("steps", "batch_size", "accumulate", "log_every", "valid_every", "valid_batches", "save_every", "bucket")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,31 +63,28 @@ class TrainConfig:
     def __post_init__(self) -> None:
         choose("optimiser", self.optimiser, OPTIMISERS)
         choose("precision", self.precision, PRECISIONS)
-        for name in (
-            "steps",
-            "batch_size",
-            "accumulate",
-            "log_every",
-            "valid_every",
-            "valid_batches",
-            "save_every",
-            "bucket",
-        ):
-            self._at_least(name, 1)
-        for name in ("watch_every", "questions", "patience", "clip", "weight_decay", "lr", "momentum", "goal"):
-            self._at_least(name, 0)
+        for name in WHOLE:
+            self._whole(name, 1)
+        for name in ("watch_every", "questions", "patience"):
+            self._whole(name, 0)
+        for name in ("clip", "weight_decay", "lr", "eps", "momentum"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"{name} is at least 0 and finite; got {getattr(self, name)}.")
         if len(self.betas) != 2 or not all(isinstance(b, float | int) and 0 <= b < 1 for b in self.betas):
             raise InputError(f"betas are two numbers from 0 to below 1; got {self.betas}.")
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing is a share below 1; got {self.smoothing}.")
+        if not 0 <= self.goal <= 1:
+            raise InputError(f"goal is a share of exact answers, from 0 to 1; got {self.goal}.")
         if self.goal and not self.questions:
             raise InputError("a goal is a share of exact answers; say how many `questions` to ask at each validation.")
-        if self.diverged_at <= 1:
+        if not self.diverged_at > 1:
             raise InputError(f"diverged_at is a factor above 1; got {self.diverged_at}.")
 
-    def _at_least(self, name: str, least: int) -> None:
-        if getattr(self, name) < least:
-            raise InputError(f"{name} is at least {least}; got {getattr(self, name)}.")
+    def _whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or value < least:
+            raise InputError(f"{name} is a whole number, at least {least}; got {value}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists."""

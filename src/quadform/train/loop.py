@@ -300,7 +300,9 @@ class _Run:
                 f"the mean loss of {c.log_every} steps is above {ceiling:.3g}, {c.diverged_at:g} times where it began; "
                 f"the largest gradient is in {layer}"
             )
-        kept = f" The last checkpoint in {self.out} is from before." if self.out is not None else ""
+        kept = ""
+        if self.out is not None and (self.out / "checkpoint" / JSON_NAME).exists():
+            kept = f" The last checkpoint in {self.out} is from before."
         raise Diverged(
             f"training stopped at step {seen.step}: {what}. Lower lr (now {c.lr:g}), lengthen the warm-up (now "
             f"{c.schedule.warmup_steps(c.steps)} steps), clip the gradient (now {c.clip or 'off'}), or take a design "

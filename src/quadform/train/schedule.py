@@ -33,8 +33,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         choose("decay", self.decay, ("linear", "cosine", "inverse-sqrt", "constant"))
-        if self.warmup < 0 or not 0 <= self.final <= 1:
-            raise InputError(f"warmup is at least 0 and final between 0 and 1; got {self.warmup}, {self.final}.")
+        if not 0 <= self.warmup < math.inf or not 0 <= self.final <= 1:
+            raise InputError(
+                f"warmup is at least 0 and finite, final between 0 and 1; got {self.warmup}, {self.final}."
+            )
 
     def warmup_steps(self, steps: int) -> int:
         """The number of warm-up steps of a run of `steps`."""
