@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from quadform.cli.main import VERBS
+from quadform.applications.configs.shared import Output
+from quadform.cli.main import _HELP, VERBS
+from quadform.cli.parse import _flags
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,6 +36,22 @@ def test_readme_verbs_exist() -> None:
     named = set(re.findall(r"quadform ([a-z]+)", README)) - {"as"}
     assert named == set(VERBS)
     assert all(f"| `quadform {verb}" in README for verb in VERBS)
+
+
+@pytest.mark.parametrize("text", [README, _HELP], ids=["README", "--help"])
+def test_verbs_take_the_flags_they_are_said_to_take(text: str) -> None:
+    """Every verb, those that measure or train, those that take long: each takes the flags named there."""
+    start = text.index("Every verb takes")
+    parts = text[start : text.index("--resume", start) + len("--resume")].split("those that")
+    measure = VERBS.keys() - {"data", "ls", "reproduce"}
+    long = measure - {"attention", "verify", "decode", "explore", "doctor"}
+    for part, verbs, few in zip(parts, (VERBS.keys(), measure, long), (5, 3, 3), strict=True):
+        named = set(re.findall(r"--[a-z-]+", part))
+        assert len(named) == few, named
+        for verb in verbs:
+            module, _, config = VERBS[verb].config.partition(":")
+            taken = _flags(getattr(importlib.import_module(f"quadform.applications.configs.{module}"), config))
+            assert named <= taken.keys() | _flags(Output).keys(), f"{verb} does not take all of {sorted(named)}"
 
 
 def test_links_lead_somewhere() -> None:

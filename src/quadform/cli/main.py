@@ -48,8 +48,8 @@ The second-order shape of a Transformer's loss.
 
 {verbs}
 
-Every verb takes --device --dtype --seed --out DIR --json --quiet --lang en|ko --debug,
-those that take long also --dry-run (plan and cost), --max-time 10m and --resume.
+Every verb takes --out DIR --json --quiet --lang en|ko --debug, those that measure or train
+--device --dtype --seed, those that take long --dry-run (plan and cost), --max-time 10m and --resume.
 `quadform VERB --help` tells more; `quadform --version` tells the version.
 First time here: `quadform report`.
 """
