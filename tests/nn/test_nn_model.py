@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call, grad, jvp, vmap
 
 from quadform.core.errors import InputError
-from quadform.core.spec import Projection, count_parameters, design, parameter_shapes
+from quadform.core.spec import CRAMMED_BERT, Projection, count_parameters, design, parameter_shapes
 from quadform.kernels import attention
 from quadform.nn import Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
@@ -162,6 +162,24 @@ def test_sinusoid(d, n):
         for j in range(d):
             angle = p / 10_000 ** (2 * (j // 2) / d)
             assert PE[p, j].item() == pytest.approx(math.cos(angle) if j % 2 else math.sin(angle), abs=1e-12)
+
+
+@pytest.mark.parametrize("init", ["normal", "fan-in", "xavier", "orthogonal"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "scaled-sinusoidal"])
+def test_positions_do_not_drown_tokens(positions, init):
+    """At the start tokens and positions are equally large within a factor of two, whatever the init."""
+    size = {"depth": 1, "dim": 768, "heads": 1, "d_ff": 1, "vocab": 64, "seq_len": 64}
+    e = Transformer("pre-ln", **size, positions=positions, init=init).embed
+    wave = sinusoid(torch.arange(64), 768)
+    place = {"learned": getattr(e, "W_pos", wave), "sinusoidal": wave}.get(positions, getattr(e, "pos_scale", 1) * wave)
+    ratio = (e.scale * e.W_E).square().mean().sqrt() / place.square().mean().sqrt()
+    assert 0.5 < ratio.item() < 2
+
+
+def test_scaled_sinusoids_start_as_published():
+    """d^{-1/2} beside embeddings of N(0, 0.02^2), as in the code of the crammed BERT."""
+    small = dict(CRAMMED_BERT) | {"depth": 1, "vocab": 9, "d_ff": 1}
+    assert Transformer("sas", **small).embed.pos_scale.item() == pytest.approx(768**-0.5)
 
 
 def test_embedding():

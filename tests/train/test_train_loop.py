@@ -29,6 +29,7 @@ from quadform.train import (
     train,
 )
 from quadform.train.score import targets
+from quadform.train.watch import keeps_apart
 
 PLAIN = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "watch_every": 0}
 CONSTANT = Schedule(decay="constant", warmup=0)
@@ -348,4 +349,10 @@ def test_collapse_is_warned_of(tmp_path, capsys):
     assert done.warnings[0] in [
         json.loads(x).get("warning") for x in (tmp_path / "metrics.jsonl").read_text().splitlines()
     ]
+    assert "A skip connection" in done.warnings[0]
     assert quiet(small(SUMS, depth=8, dim=16), SUMS, config).warnings == ()
+    aims = quiet(small(SUMS, "e-spa", depth=8, dim=16), SUMS, config).warnings[0]
+    assert "strength 0.005" in aims  # no advice to take the design that it has
+    assert "skip" not in aims
+    assert "warm-up" in keeps_apart(small(SUMS, "sas-p").config)
+    assert "warm-up" in keeps_apart(small(SUMS, "pre-ln").config)

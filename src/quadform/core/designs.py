@@ -224,6 +224,13 @@ CRAMMED_BERT: Mapping[str, Any] = MappingProxyType(
 _SET_BY_DESIGN = ("kind", "blocks", "encoder_blocks", "d_model", "heads", "d_ff", "vocab", "design")
 
 
+def _embed_scale(init: str, dim: int, settings: Mapping[str, Any]) -> float:
+    if init != "normal":
+        return math.sqrt(dim)
+    std = settings.get("init_std", ModelConfig.init_std)
+    return 1 / std if settings.get("positions") == "sinusoidal" and std else 1.0
+
+
 def design(
     name: str = "pre-ln",
     *,
@@ -251,6 +258,8 @@ def design(
     attention-only blocks. `mlp_branch` is the initial weight b_FF of the designs that learn it; `alpha_comb` makes the
     skip of a parallel block a learned scalar with this start. `linear` and `merged` leave out the softmax and merge
     W_Q W_K^T. `strength` is rho_L or gamma_L of the SPA designs. `settings` are further fields of `ModelConfig`.
+    `embed_scale` makes embeddings of size 1 unless given; with init "normal" they stay at init_std, as in the papers,
+    whose positions start as small, but not beside sinusoids, which would drown them.
 
     >>> design("sas", depth=18, dim=768, heads=12, vocab=50_000).blocks[0].value.init
     'identity'
@@ -321,7 +330,7 @@ def design(
         vocab=vocab,
         init=init,
         final_norm=settings.pop("final_norm", final),
-        embed_scale=settings.pop("embed_scale", 1.0 if init == "normal" else math.sqrt(dim)),
+        embed_scale=settings.pop("embed_scale", _embed_scale(init, dim, settings)),
         design=name,
         **settings,
     )

@@ -63,9 +63,11 @@ class Recipe:
     frozen: tuple[str, ...] = ()
 
     def model_config(self, data: Dataset) -> ModelConfig:
-        """The model of this recipe for some data."""
+        """The model of this recipe for some data. Embeddings of init "normal" enter unscaled, also beside sinusoids."""
+        scale = {"embed_scale": 1.0} if self.init == "normal" else {}
         config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm=self.norm,
-                        init=self.init, mlp_branch=self.branch, positions=self.positions, **data.settings)  # fmt: skip
+                        init=self.init, mlp_branch=self.branch, positions=self.positions, **scale,
+                        **data.settings)  # fmt: skip
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
         if self.projections is not None:
             start, beta = self.projections

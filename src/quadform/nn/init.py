@@ -20,7 +20,8 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
 
     Matrices follow `config.init` unless their block names another start; W_Q = 0 where the design says so (its bias
     too); all biases 0, norm gains 1, scalars at their written values. Embeddings have standard deviation `init_std`
-    for init "normal" and d^{-1/2} otherwise; learned positions match the embedding after `embed_scale`.
+    for init "normal" and d^{-1/2} otherwise; learned positions match the embedding after `embed_scale`,
+    and scaled sinusoids start at embed_scale d^{-1/2} (the d^{-1/2} of the crammed BERT's code, where it is 1).
     """
     d = config.d_model
     std = config.init_std if config.init == "normal" else d**-0.5
@@ -35,7 +36,9 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
             _set(parameter, _matrix(config, parameter.shape, generator))
         elif tail.startswith("b_") or tail == "bias":
             parameter.zero_()
-        elif tail in ("weight", "pos_scale"):
+        elif tail == "pos_scale":
+            parameter.fill_(config.embed_scale * d**-0.5)
+        elif tail == "weight":
             parameter.fill_(1.0)
     for name, module in model.named_modules():
         if isinstance(module, Block):

@@ -37,7 +37,7 @@ from .machinery import compiled, differences, one_warning, plain
 from .objectives import accuracy
 from .optimiser import Optimiser
 from .score import evaluate, exact_match
-from .watch import Diverged, broken_layer, steepest_layer, token_cosines
+from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
 
 LATE_ON = ("cuda",)
 """Devices on which the numbers of a step are looked at one step later."""
@@ -321,7 +321,7 @@ class _Run:
         if value >= self.config.collapse_at and not self.state.warnings:
             text = (
                 f"step {self.state.step}: tokens point the same way after {name} (mean cosine {value:.3f}): rank "
-                f"collapse. A skip connection, or a signal-preserving design (u-spa, e-spa, shaped), keeps them apart."
+                f"collapse. {keeps_apart(self.model.config)}"
             )
             self.state.warnings.append(text)
             self.log(warning=text)

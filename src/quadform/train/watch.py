@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from quadform.core.errors import CheckFailed
 from quadform.core.record import Estimate
+from quadform.core.spec import ModelConfig
 from quadform.nn.block import Block
 from quadform.nn.transformer import Transformer
 from quadform.propagation.collapse import TokenCollapse
@@ -66,6 +67,18 @@ def token_cosines(model: Transformer, batch: Batch) -> dict[str, Estimate]:
             handle.remove()
     found = {name: watched.result()["cosine"] for name, watched in streams.items()}
     return {name: e for name, e in found.items() if math.isfinite(e.value)}
+
+
+def keeps_apart(config: ModelConfig) -> str:
+    """What to do against collapse, by what the design has: an SPA target, shaped attention, a skip, or nothing."""
+    block = config.blocks[-1]
+    spa = block.mixing.bias
+    if spa is not None:
+        other = "smaller" if spa.family == "u-spa" else "larger"
+        return f"{spa.family} of strength {spa.final:g} aims near it; a {other} strength keeps them further apart."
+    if block.attn.skip != 0 or block.mixing.uses("alpha"):
+        return "A longer warm-up or a lower lr keeps them apart; so do embeddings not much smaller than the positions."
+    return "A skip connection, or a signal-preserving design (u-spa, e-spa, shaped), keeps them apart."
 
 
 @torch.no_grad()
