@@ -98,10 +98,11 @@ def test_every_name_of_core_works_in_a_fresh_process() -> None:
     assert run("import quadform.core as c; print(c.progress.Progress.__name__)") == "Progress"
 
 
-def test_a_name_that_its_own_module_would_hide_is_refused() -> None:
+@pytest.mark.parametrize("where", [".moments", ".means"])
+def test_a_name_that_a_module_would_hide_is_refused(where: str) -> None:
     """`{"moments": ".moments"}` is an error where it is written, not where another import has changed its meaning."""
     with pytest.raises(ValueError, match=r"room.moments would be hidden by the module .moments"):
-        attach("room", {"Moments": ".moments", "moments": ".moments"})
+        attach("room", {"Moments": ".moments", "moments": where})
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:

@@ -59,6 +59,22 @@ def test_intervals_in_words() -> None:
     assert at_least("", "x", 10, "").wanted == "at least 10"
 
 
+def test_the_python_of_a_figure_draws_it_as_often_as_it_is_run() -> None:
+    """The lines below a figure, run twice as in a notebook, on the folder of its record."""
+    from quadform.experiments.catalog import RECORDS
+
+    python = (
+        experiment("dependence")
+        .figure(committed("dependence"))
+        .python.replace('"RUN"', repr(str(RECORDS / "dependence")))
+    )
+    *lines, last = python.strip().splitlines()
+    for _ in range(2):
+        names: dict = {}
+        exec("\n".join(lines), names)
+        assert eval(last, names).to_dict()["$schema"]
+
+
 def test_a_picture_depends_on_its_record_alone() -> None:
     """The drawer counts its ids on from figure to figure; a picture of the gallery is the same bytes again."""
     from quadform.experiments.gallery import Entry

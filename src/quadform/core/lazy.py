@@ -15,12 +15,13 @@ def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
     """`__getattr__`, `__dir__`, `__all__` for a package whose public `names` live in the given modules.
 
     A module is written relative to the package (`".space"`). A name whose entry ends in a colon
-    (`{"theory": ".theory:"}`) is the module itself. No other name may equal its module's: Python puts a module that is
-    imported into its package under that very name, so `moments` would be a function today and a module tomorrow.
+    (`{"theory": ".theory:"}`) is the module itself. No other name may equal that of a module in the table: Python puts
+    a module that is imported into its package under that very name, so `moments` would be a function today and a module
+    tomorrow.
     """
     for name, where in names.items():
-        if where == f".{name}":
-            raise ValueError(f"{package}.{name} would be hidden by the module {where}; rename one of them.")
+        if f".{name}" in names.values() and where != f".{name}:":
+            raise ValueError(f"{package}.{name} would be hidden by the module .{name}; rename one of them.")
 
     def __getattr__(name: str) -> Any:
         if name not in names:

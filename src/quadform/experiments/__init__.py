@@ -11,7 +11,6 @@ __getattr__, __dir__, __all__ = attach(
         "Outcome": ".runner",
         "Verdict": ".claims",
         "committed": ".catalog",
-        "experiment": ".catalog",
         "reproduce": ".runner",
         "write_gallery": ".gallery",
     },

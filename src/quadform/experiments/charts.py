@@ -187,7 +187,7 @@ def figure_of(
 ) -> Figure:
     """The figure of an experiment: its chart, its words, its numbers, and the Python that draws it again."""
     python = (
-        f"from quadform import Record\nfrom quadform.experiments import experiment\n\n"
+        f"from quadform import Record\nfrom quadform.experiments.catalog import experiment\n\n"
         f'record = Record.load("RUN")  # the folder it was saved to\nexperiment("{name}").figure(record).chart\n'
     )
     table = Table(tuple(columns), tuple(tuple(r) for r in rows))
