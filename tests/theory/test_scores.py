@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cmath
+import math
 from collections.abc import Callable
 
 import pytest
@@ -82,6 +84,43 @@ def test_dot_product_scores_give_the_attention_layer() -> None:
     special = AttentionLayer(X, *W, Y)
     for part in ("total", "outer", "functional"):
         assert torch.allclose(general.matrix(part), special.matrix(part), atol=1e-14)
+
+
+def test_score_functions_are_what_they_say() -> None:
+    """Entry by entry: rotary pairs as complex numbers, distances, root mean squares of a token, caps, one more key."""
+    g = torch.Generator().manual_seed(0)
+    L, d_K = 5, 6
+    X, W_Q, W_K = randn(g, 2, L, 3), weight(g, 3, d_K), weight(g, 3, d_K)
+    theta = {"W_Q": W_Q, "W_K": W_K}
+    plain, turned, normed = (
+        dot_product(X)(theta),
+        rope(X)(theta),
+        qk_norm(X, eps=0.0)(theta | {"scale": X.new_tensor(2)}),
+    )
+    capped, more = soft_cap(dot_product(X), 0.7)(theta), with_sink(dot_product(X))(theta | {"sink": X.new_tensor(-3)})
+    near = dot_product(X, bias=alibi(L, 0.3, dtype=X.dtype))(theta)
+    visible = torch.ones(L, L, dtype=torch.bool).tril()
+    hidden = masked(dot_product(X), visible)(theta)
+    for b, i, j in torch.cartesian_prod(torch.arange(2), torch.arange(L), torch.arange(L)).tolist():
+        q, k = X[b, i] @ W_Q, X[b, j] @ W_K
+        score = float(q @ k) / d_K**0.5
+        turn = sum(
+            complex(q[m], q[m + 3]) * complex(k[m], -k[m + 3]) * cmath.exp(1j * (i - j) * 10_000 ** (-2 * m / d_K))
+            for m in range(3)
+        )
+        wanted = {
+            "plain": (plain, score),
+            "rope": (turned, turn.real / d_K**0.5),
+            "alibi": (near, score - 0.3 * abs(i - j)),
+            "qk-norm": (normed, 2 * float(q @ k) * d_K / float(q.norm() * k.norm()) / d_K**0.5),
+            "soft cap": (capped, 0.7 * math.tanh(score / 0.7)),
+            "sink": (more, score),
+            "mask": (hidden, score if j <= i else -math.inf),
+        }
+        for name, (T, value) in wanted.items():
+            assert float(T[b, i, j]) == pytest.approx(value, abs=1e-12), name
+    assert more.shape == (2, L, L + 1)
+    assert torch.equal(more[..., -1], torch.full_like(more[..., -1], -3))
 
 
 def test_operators_keep_the_contract() -> None:
