@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -232,6 +233,47 @@ def test_the_trial_on_a_copy_goes_as_theory_says(name, data, batches):
     assert found.trials[1].measured == pytest.approx(found.trials[1].predicted, rel=2e-3)
     assert found.trials[2].measured == pytest.approx(found.trials[2].predicted, rel=0.01)
     assert found.ok
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9}, {"momentum": 0.7, "nesterov": True}, {"momentum": 0.9, "weight_decay": 0.3}],
+    ids=str,
+)
+def test_the_plain_run_is_torchs(options, data, batches):
+    """The losses "seen, not predicted" are those of torch.optim.SGD on the same batches, step by step."""
+    model, eta = make(data), 0.5
+    risk = Risk(model, None, batches, quiet=True)
+    stepper = read_optimizer(torch.optim.SGD(model.parameters(), lr=eta, **options), model)
+    S = stepper.operator(hessian(risk), stepper.preconditioner({}, risk.params)).S
+    losses = Pair(risk, stepper, S, risk.space.random(), size=1e-3).plain(eta, 5)
+    twin, path = copy.deepcopy(model), []
+    optimizer = torch.optim.SGD(twin.parameters(), lr=eta, **options)
+    for _ in range(6):
+        loss = sum(twin.loss(batch) for batch in batches) / len(batches)
+        path.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses == pytest.approx(path, rel=1e-9)
+    assert abs(path[5] - path[0]) > 0.05
+
+
+def test_the_plain_run_of_adamw_has_its_preconditioner_frozen(data, batches):
+    """m' = b1 m + (1 - b1) g, x' = (1 - eta w) x - eta m' / P with the P of the next step, on the plain loss."""
+    model, eta = make(data), 0.03
+    risk = Risk(model, None, batches, quiet=True)
+    stepper = read_optimizer(torch.optim.AdamW(model.parameters(), lr=eta, weight_decay=0.2), model)
+    P = stepper.preconditioner(risk.gradient(), risk.params)
+    losses = Pair(risk, stepper, stepper.operator(hessian(risk), P).S, risk.space.random(), size=1e-3).plain(eta, 5)
+    theta, m, path = {n: t.detach().clone() for n, t in risk.params.items()}, dict.fromkeys(risk.params, 0.0), []
+    for _ in range(6):
+        path.append(float(risk.value(theta)))
+        g = risk.gradient(theta)
+        m = {n: 0.9 * m[n] + 0.1 * g[n] for n in theta}
+        theta = {n: (1 - eta * 0.2) * t - eta * m[n] / P[n] for n, t in theta.items()}
+    assert losses == pytest.approx(path, rel=1e-9)
+    assert abs(path[5] - path[0]) > 0.05
 
 
 def test_a_wrong_ceiling_is_found_out(data, batches):
