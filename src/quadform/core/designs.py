@@ -66,7 +66,7 @@ def deepnorm(block: BlockSpec, depth: int, ratio: float) -> BlockSpec:
     return replace(block, attn=gain, mlp=gain, init_gain=(8 * depth) ** -0.25)
 
 
-# ---------------------------------------------------------------------------------------------------- the ten designs
+# -------------------------------------------------------------------------------------------------------- the designs
 _ORTHOGONAL = Projection(init="orthogonal")
 _SHAPED = Mixing(alpha=1.0, beta=1.0, gamma=1.0, learn=("alpha", "beta", "gamma"))
 _NO_SKIP = Gain(skip=0.0)

@@ -175,7 +175,7 @@ class Krylov:
         return self.T[self.multiplied : self.count, self.multiplied - 1]
 
     def asymmetry(self) -> float:
-        """|T - T^T| / |T| in the Frobenius norm: zero for exact products of a symmetric operator."""
+        """|T - T^T| / (2 |T|) in the Frobenius norm: zero for exact products of a symmetric operator."""
         T = self.T[: self.multiplied, : self.multiplied]
         size = float(T.norm())
         return float((T - T.T).norm()) / (2 * size) if size > 0 else 0.0
