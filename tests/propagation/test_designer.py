@@ -75,6 +75,10 @@ def test_what_cannot_be_healthy_is_refused():
         Health(cosine=1.5)
     with pytest.raises(InputError, match="learning rate"):
         design(4, "sas", lr=0.0, seq_len=8, **SMALL)
+    with pytest.raises(InputError, match="learning rate"):
+        design(6, "sas-p", lr=float("inf"))
+    with pytest.raises(InputError, match="at least 2"):
+        design(6, "u-spa", seq_len=1)
 
 
 def test_warm_up_follows_the_measured_ramp():

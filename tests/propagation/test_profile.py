@@ -85,6 +85,12 @@ def test_the_record_carries_what_was_asked():
         predict(design("pre-ln", kind="encoder-decoder", depth=2), 8)
     with pytest.raises(InputError, match="square"):
         predict(design("pre-ln", depth=2), Sigma_0=torch.ones(2, 3))
+    for kernel in (torch.full((3, 3), torch.nan), -torch.eye(3)):
+        with pytest.raises(InputError, match="squared sizes"):
+            predict(design("pre-ln", depth=1), Sigma_0=kernel)
+    for tokens in (0, -3, 2.5):
+        with pytest.raises(InputError, match="whole number of tokens"):
+            predict(design("pre-ln", depth=1), tokens)
 
 
 def test_block_gains_are_used():

@@ -96,6 +96,8 @@ def design(
     health = Health() if health is None else health
     config = designs.design(name, depth=depth, **settings)
     T = seq_len if Sigma_0 is None else Sigma_0.shape[0]
+    if T == 1:
+        raise InputError("health is the cosine between tokens: give seq_len at least 2, or a Sigma_0 of two tokens.")
     did = [f"{config.design}, {depth} blocks: wanted {health}, for {T} tokens."]
 
     def ask(candidate: ModelConfig) -> Record:
@@ -185,7 +187,7 @@ def _weaken_attention(config: ModelConfig, health: Health, T: int) -> tuple[Mode
     def cosine(strength: float) -> float:
         return float(kernel_cosine(target(bias.family, strength, T)))
 
-    if T == 1 or cosine(bias.final) <= limit + 1e-9:
+    if cosine(bias.final) <= limit + 1e-9:
         return config, []
     if bias.family == "u-spa":
         final = limit  # the off-diagonal cosine is rho itself
@@ -203,8 +205,8 @@ def _weaken_attention(config: ModelConfig, health: Health, T: int) -> tuple[Mode
 
 def _warmup(config: ModelConfig, lr: float) -> tuple[int, list[str]]:
     """Steps of linear warm-up: the measured limit for skipless stacks that renormalise, none needed otherwise."""
-    if not lr > 0:
-        raise InputError(f"a learning rate is positive; got {lr}.")
+    if not 0 < lr < math.inf:
+        raise InputError(f"a learning rate is positive and finite; got {lr}.")
     block = config.blocks[-1]
     if block.attn.skip != 0 or block.norm == "none":
         return 0, ["warm-up: no lower limit was measured for this design; the usual few per cent of the run."]

@@ -50,9 +50,14 @@ def layer_kernels(config: ModelConfig, seq_len: int = 64, Sigma_0: Tensor | None
     """Sigma_0, Sigma_1, ..., Sigma_depth, each (T, T) float64."""
     if config.kind == "encoder-decoder":
         raise InputError("a prediction covers one stack; give an encoder or a decoder, not an encoder-decoder.")
-    Sigma = torch.eye(int(seq_len), dtype=torch.float64) if Sigma_0 is None else Sigma_0.to("cpu", torch.float64)
+    if Sigma_0 is None:
+        Sigma = shaping.target("u-spa", 0.0, seq_len)
+    else:
+        Sigma = Sigma_0.detach().to("cpu", torch.float64)
     if Sigma.ndim != 2 or Sigma.shape[0] != Sigma.shape[1]:
         raise InputError(f"Sigma_0 is a square kernel (T, T); got {tuple(Sigma.shape)}.")
+    if not bool(torch.isfinite(Sigma).all()) or not bool((Sigma.diagonal() >= 0).all()):
+        raise InputError("Sigma_0 holds squared sizes of tokens: finite, and none negative on its diagonal.")
     yield Sigma
     for layer, block in enumerate(config.blocks, start=1):
         Sigma = block_map(config, block, layer, Sigma)
