@@ -246,6 +246,36 @@ def test_growth_exponents_of_all_blocks() -> None:
         assert torch.allclose(slopes, torch.tensor(exponents, dtype=torch.float64), atol=0.05), (part, slopes)
 
 
+def test_targets_of_another_width_of_float() -> None:
+    """Targets, and a loss given by (g, Hl), take the dtype of the layer."""
+    g = torch.Generator().manual_seed(0)
+    X, W, Y = randn(g, 3, 2).float(), [weight(g, 2, 2).float() for _ in range(3)], randn(g, 3, 2)
+    H = AttentionLayer(X, *W, Y.float()).matrix()
+    assert torch.equal(AttentionLayer(X, *W, Y).matrix(), H)
+    layer = AttentionLayer(X, *W, Y.float())
+    given = layer.g.double(), torch.eye(2).double().expand(1, 3, 2, 2) * layer.output.curvature
+    assert torch.allclose(AttentionLayer(X, *W, loss=given).matrix(), H, atol=1e-6)
+
+
+def test_a_matrix_has_each_weight_once() -> None:
+    """`query` is W_Q: asked for twice, the second block would be left unwritten."""
+    g = torch.Generator().manual_seed(0)
+    layer = AttentionLayer(randn(g, 3, 2), *(weight(g, 2, 2) for _ in range(3)), randn(g, 3, 2))
+    with pytest.raises(InputError, match="each weight once; got W_Q, W_Q"):
+        layer.matrix("total", ["W_Q", "query"])
+
+
+def test_a_part_that_is_nothing_beside_the_others_passes_the_check() -> None:
+    """The error is measured against H: a part that is zero, or the rounding of the others, is no failure."""
+    g = torch.Generator().manual_seed(0)
+    X, W = randn(g, 1, 2), [weight(g, 2, 2) for _ in range(3)]
+    zero = AttentionLayer(X.float(), *(w.float() for w in W[:2]), torch.zeros(2, 2), torch.zeros(1, 2))
+    assert zero.check("functional").value == 0
+    flat = AttentionLayer(40 * randn(g, 3, 2), *W, loss=(randn(g, 3, 2), torch.eye(2).double().expand(3, 2, 2)))
+    for part in PARTS:
+        flat.check(part, tolerance=1e-12)
+
+
 def test_labels_and_prefixes_name_blocks() -> None:
     """`query` is W_Q; names work with and without the prefix; an unknown name lists what there is."""
     g = torch.Generator().manual_seed(0)
@@ -268,6 +298,12 @@ def test_labels_and_prefixes_name_blocks() -> None:
         ({"mask": "casual"}, "'casual' is not 'causal'"),
         ({"mask": torch.zeros(3, 3, dtype=torch.bool)}, "every query one visible key"),
         ({"mask": torch.ones(4, 4, dtype=torch.bool)}, "expected \\(3, 3\\)"),
+        ({"mask": torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]])}, "mask is torch.int64; give a boolean one"),
+        ({"mask": torch.full((3, 3), -1e300, dtype=torch.float64)}, "every query one visible key"),
+        ({"Y": torch.tensor([[1.0, float("nan")]] * 3)}, "Y is not finite: nan at index \\(0, 1\\)"),
+        ({"Y": torch.rand(2, 2), "loss": "cross-entropy"}, "class probabilities need 3 tokens x 2"),
+        ({"Y": None, "loss": (torch.full((3, 2), float("inf")), torch.ones(3, 2, 2))}, "g = dl/dF is not finite"),
+        ({"W_K": None}, "W_K is a NoneType; give a tensor"),
         ({"temperature": 0.0}, "above 0"),
         ({"loss": "hinge"}, "is not one of 'mse', 'cross-entropy'"),
         ({"loss": "cross-entropy", "Y": torch.tensor([0, 1, 2])}, "must lie in 0..1"),

@@ -159,3 +159,16 @@ def test_input_errors():
         DeepLinearTransformer(X, layers, Y[:-1])
     with pytest.raises(InputError, match="layer 1 takes tokens of width"):
         DeepLinearTransformer(X, [layers[0], (layers[0][0][:1], layers[0][0][:1], layers[0][2])], Y)
+
+
+def test_labels_name_the_weights():
+    """`query` is W_Q here as everywhere."""
+    model, _ = draw_model(0, 2)
+    got, want = (model.block(a, "layers.0.attn.W_V").value() for a in ("layers.1.attn.query", "layers.1.attn.W_Q"))
+    assert torch.equal(got, want)
+
+
+def test_too_large_for_single_precision_is_infinite_and_zero_stays_zero():
+    """`e^log mantissa` where e^(log / 2) alone leaves float32: 0 e^log is 0, not 0 times infinity."""
+    for log in (100.0, 200.0, 5000.0):
+        assert Ranged(torch.tensor([0.0, 0.6, -0.8]), log).flushed().tolist() == [0.0, math.inf, -math.inf]

@@ -59,11 +59,11 @@ class AttentionLayer(TokenLayer):
         prefix: str = "",
     ) -> None:
         X, Z = as_batch("X", X), as_batch("context", X if context is None else context)
+        self.temperature = float(temperature)
+        self.head = Head(X, Z, W_Q, W_K, W_V, score_bias(mask, X, Z), temperature=self.temperature)
         self.weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
         self.prefix = prefix
         self.space = Space.of(self.weights).rename(prefix)
-        self.temperature = float(temperature)
-        self.head = Head(X, Z, W_Q, W_K, W_V, score_bias(mask, X, Z), temperature=self.temperature)
         self.output: OutputLoss = output_loss(loss, self.head.F, Y)
         self.head.see(self.output.g)
         self._curvatures: dict[Part, tuple[Tensor, Tensor]] = {}

@@ -15,16 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, final
+from typing import final
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.operator import Operator
-from ..core.space import Space, Vector
-
-Part = Literal["total", "outer", "functional"]
+from ..core.space import Space, Vector, paper_name
+from .inputs import one_kind
+from .layer import Part, known_part
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Ranged:
     def flushed(self) -> Tensor:
         """The tensor itself in plain floating point: too small becomes 0, too large infinite."""
         half = math.exp(min(max(self.log / 2, -700.0), 700.0))
-        return self.mantissa * half * half
+        return (self.mantissa.double() * half * half).to(self.mantissa.dtype)
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,14 @@ class DeepLinearTransformer:
             raise InputError(f"a linear Transformer needs X (n, d) or (B, n, d) and a layer; got {tuple(X.shape)}.")
         if not temperature > 0:
             raise InputError(f"the temperature is positive; got {temperature}.")
+        named = {
+            f"{n} of layer {l}": W for l, t in enumerate(layers) for n, W in zip(("W_Q", "W_K", "W_V"), t, strict=True)
+        }
+        one_kind({"X": X, "Y": Y, **named})
         width = X.shape[-1]
         for l, (W_Q, W_K, W_V) in enumerate(layers):
-            if W_Q.shape != W_K.shape or W_Q.shape[0] != width or W_V.shape[0] != width:
+            matrices = W_Q.dim() == W_V.dim() == 2
+            if not matrices or W_Q.shape != W_K.shape or W_Q.shape[0] != width or W_V.shape[0] != width:
                 raise InputError(
                     f"layer {l} takes tokens of width {width}; got W_Q {tuple(W_Q.shape)}, W_K {tuple(W_K.shape)}, W_V"
                     f" {tuple(W_V.shape)}."
@@ -167,12 +172,14 @@ class DeepLinearTransformer:
     # --- blocks -----------------------------------------------------------------------------------------------------
     def outer(self, a: str, b: str) -> Ranged:
         """`H_o(a, b) = c J_a^T J_b`, (size_a, size_b) row-major, of degree 2 * 3^D in X exactly."""
+        a, b = self._known(a), self._known(b)
         J_a, J_b = self._jacobian(a), self._jacobian(b)
         return Ranged(self.c * J_a @ J_b.T, 2 * self.F.log - self.log_weight[a] - self.log_weight[b])
 
     def functional(self, a: str, b: str) -> Ranged:
         """`H_f(a, b) = <dl/dF, d2F/da db>`."""
-        log = self.F.log + self.g.log - self.log_weight[self._known(a)] - self.log_weight[self._known(b)]
+        a, b = self._known(a), self._known(b)
+        log = self.F.log + self.g.log - self.log_weight[a] - self.log_weight[b]
         return Ranged(self._curvature(a)[b], log)
 
     def block(self, a: str, b: str) -> Ranged:
@@ -181,7 +188,7 @@ class DeepLinearTransformer:
 
     def log_norms(self, part: Part = "total") -> dict[tuple[str, str], float]:
         """The natural logarithm of the Frobenius norm of every block (a not before b)."""
-        block = {"outer": self.outer, "functional": self.functional, "total": self.block}[part]
+        block = {"outer": self.outer, "functional": self.functional, "total": self.block}[known_part(part)]
         names = list(self.weights)
         return {(a, b): block(a, b).log_norm() for i, a in enumerate(names) for b in names[: i + 1]}
 
@@ -204,12 +211,12 @@ class DeepLinearTransformer:
         return f"layers.{l}.attn.W_Q", f"layers.{l}.attn.W_K", f"layers.{l}.attn.W_V"
 
     def _known(self, name: str) -> str:
-        if name not in self.weights:
+        if paper_name(name) not in self.weights:
             raise UnknownName(
                 f"no parameter matches {name!r}; this space has {', '.join(self.weights)}."
                 f"{did_you_mean(name, self.weights)}"
             )
-        return name
+        return paper_name(name)
 
     def _tangents(self, U: Vector) -> list[Tensor]:
         """dX_0 ... dX_D for k directions U of the norm-1 weights."""
@@ -248,7 +255,7 @@ class DeepLinearTransformer:
 
     def _units(self, name: str) -> dict[str, Tensor]:
         """Unit directions of one weight, zero for the others."""
-        W = self.weights[self._known(name)]
+        W = self.weights[name]
         zeros = {n: torch.zeros_like(w).expand(W.numel(), *w.shape) for n, w in self.weights.items()}
         return zeros | {name: torch.eye(W.numel(), dtype=W.dtype, device=W.device).reshape(-1, *W.shape)}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.space import Vector
+from .inputs import one_kind
 from .loss import OutputLoss
 from .moments import second_and_contracted_third
 from .terms import Term
@@ -22,19 +23,11 @@ from .terms import Term
 
 def as_batch(name: str, X: Tensor) -> Tensor:
     """`(tokens, d)` or `(batch, tokens, d)` as the latter."""
+    if not isinstance(X, Tensor):
+        raise InputError(f"{name} is a {type(X).__name__}; give a tensor (tokens, d) or (batch, tokens, d).")
     if X.dim() not in (2, 3):
         raise InputError(f"{name} has shape {tuple(X.shape)}; expected (tokens, d) or (batch, tokens, d).")
     return X if X.dim() == 3 else X[None]
-
-
-def finite(name: str, tensor: Tensor) -> None:
-    """Refuse NaN and infinity with the place of the first one."""
-    if math.isfinite(float(tensor.detach().sum())):
-        return  # the quick way; a sum may overflow where no entry does
-    bad = ~torch.isfinite(tensor)
-    if bool(bad.any()):
-        where = tuple(int(i) for i in bad.nonzero()[0])
-        raise InputError(f"{name} is not finite: {float(tensor[where])} at index {where}. Nothing was computed.")
 
 
 def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) -> Tensor | None:
@@ -54,9 +47,14 @@ def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) ->
         raise InputError(f"mask has shape {tuple(mask.shape)}; expected ({L}, {S}) or ({X.shape[0]}, {L}, {S}).")
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=X.dtype, device=X.device).masked_fill(~mask, -math.inf)
+    elif not mask.is_floating_point():
+        raise InputError(
+            f"mask is {mask.dtype}; give a boolean one (True = visible), `mask.bool()`, or a float one (added)."
+        )
+    mask = mask.to(X.dtype)
     if bool(torch.isnan(mask).any() or (mask == math.inf).any() or (mask == -math.inf).all(-1).any()):
         raise InputError("a mask must leave every query one visible key, and hold no NaN or +inf.")
-    return mask.to(X.dtype)
+    return mask
 
 
 @dataclass(frozen=True)
@@ -90,14 +88,10 @@ class Head:
         if not temperature > 0:
             raise InputError(f"temperature must be above 0; got {temperature}.")
         named = {"X": X, "context": Z, "W_Q": W_Q, "W_K": W_K, "W_V": W_V}
-        for name, t in named.items():
-            if not t.is_floating_point() or t.dtype != X.dtype or t.device != X.device:
-                raise InputError(
-                    f"{name} is {t.dtype} on {t.device}; all inputs need one floating dtype and one device."
-                )
-            finite(name, t)
-        if any(w.dim() != 2 for w in (W_Q, W_K, W_V)) or 0 in (*X.shape, *Z.shape, *W_Q.shape, *W_V.shape):
-            raise InputError("W_Q, W_K and W_V are matrices (d, d_K), (d, d_K), (d, d_V), all sizes at least 1.")
+        one_kind(named)
+        if any(w.dim() != 2 for w in (W_Q, W_K, W_V)):
+            shapes = ", ".join(str(tuple(w.shape)) for w in (W_Q, W_K, W_V))
+            raise InputError(f"W_Q, W_K and W_V are matrices (d, d_K), (d, d_K), (d, d_V); got {shapes}.")
         if W_Q.shape[0] != X.shape[2] or W_K.shape[0] != Z.shape[2] or W_V.shape[0] != Z.shape[2]:
             raise InputError(
                 f"tokens have width {X.shape[2]} (keys {Z.shape[2]}) but W_Q, W_K, W_V have {W_Q.shape[0]},"

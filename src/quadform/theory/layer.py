@@ -16,7 +16,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from ..core.errors import CheckFailed, InputError, UnknownName
+from ..core.errors import CheckFailed, InputError, UnknownName, did_you_mean
 from ..core.memory import empty_matrix, guard_memory
 from ..core.operator import Block, Operator
 from ..core.record import Estimate
@@ -27,6 +27,13 @@ from .writing import block
 
 Part = Literal["total", "outer", "functional"]
 PARTS: tuple[Part, ...] = ("total", "outer", "functional")
+
+
+def known_part(part: str) -> Part:
+    """`part`, if the Hessian has such a one."""
+    if part not in PARTS:
+        raise UnknownName(f"a Hessian has no part {part!r}; there are {', '.join(PARTS)}.{did_you_mean(part, PARTS)}")
+    return part
 
 
 class TokenLayer(ABC):
@@ -77,6 +84,7 @@ class TokenLayer(ABC):
 
     def dense(self, part: Part, a: str, b: str) -> Tensor:
         """One block of one part; see `outer`, `functional`, `block`."""
+        part = known_part(part)
         a, b = self._name(a), self._name(b)
         out = self._empty(math.prod(self.shape_of(a)), math.prod(self.shape_of(b)))
         self._write(part, a, b, out, None)
@@ -84,7 +92,10 @@ class TokenLayer(ABC):
 
     def matrix(self, part: Part = "total", names: Sequence[str] | None = None, out: Tensor | None = None) -> Tensor:
         """The whole matrix over `names` (default: all weights, in the order of the space), block by block."""
+        part = known_part(part)
         chosen = [self._name(n) for n in names] if names is not None else list(self.weights)
+        if len(set(chosen)) < len(chosen):
+            raise InputError(f"a matrix has each weight once; got {', '.join(chosen)}.")
         sizes = [math.prod(self.shape_of(n)) for n in chosen]
         starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
         if out is None:
@@ -155,6 +166,7 @@ class TokenLayer(ABC):
 
     def norm(self, a: str, b: str, part: Part = "total") -> Estimate:
         """The Frobenius norm of one block, between weights or pieces of them."""
+        part = known_part(part)
         a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
             return Estimate(float(self.dense(part, a, b).norm()), note="from the dense block: the loss couples tokens")
@@ -168,6 +180,7 @@ class TokenLayer(ABC):
 
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
         """The diagonal of the Hessian, shaped like the weights."""
+        part = known_part(part)
         out = {}
         for name, w in self.weights.items():
             if part != "functional" and not self.output.token_wise:
@@ -191,6 +204,7 @@ class TokenLayer(ABC):
 
         A block is a sum over tokens, B = sum_n B_n; the share of token n is <B_n, B> / ||B||^2. [own]
         """
+        part = known_part(part)
         a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
             raise InputError("token shares need a token-wise loss; this one couples tokens. Ask for part='functional'.")
@@ -207,24 +221,23 @@ class TokenLayer(ABC):
 
     # --- the oracle -------------------------------------------------------------------------------------------------
     def loss_at(self, weights: Vector) -> Tensor:
-        """The loss at other weights near this point; exact to second order for a loss given by (g, Hl)."""
+        """What the loss gains from here to other weights, to second order in the output: `<g, dF> + dF Hl dF / 2`."""
         step = self.forward(weights) - self.forward(self.weights).detach()
         curved = self.output.hessian_times(step[:, :, None])[:, :, 0]
         return (self.output.g * step).sum() + 0.5 * (step * curved).sum()
 
     def check(self, part: Part = "total", *, tolerance: float | None = None) -> Estimate:
-        """max |closed form - automatic differentiation| / max |H|; raises where it is above `tolerance`."""
-        names = list(self.weights)
-        scalar: Callable[[Vector], Tensor] = self.loss_at
-        if part == "functional":
+        """max |closed form - automatic differentiation| / max |H|; raises where it is above `tolerance`.
 
-            def scalar(weights: Vector) -> Tensor:
-                return (self.output.g * self.forward(weights)).sum()
-
-        H = autodiff_hessian(scalar, self.weights)
-        if part == "outer":
-            H = H - autodiff_hessian(lambda w: (self.output.g * self.forward(w)).sum(), self.weights)
-        error = float((self.matrix(part, names) - H).abs().max() / H.abs().max().clamp_min(1e-300))
+        |H| is the largest entry of H, H_o and H_f: a part may be nothing but the rounding of the others.
+        """
+        part = known_part(part)
+        H = {"total": autodiff_hessian(self.loss_at, self.weights)}
+        H["functional"] = autodiff_hessian(lambda w: (self.output.g * self.forward(w)).sum(), self.weights)
+        H["outer"] = H["total"] - H["functional"]
+        size = max(float(M.abs().max()) for M in H.values())
+        off = float((self.matrix(part) - H[part]).abs().max())
+        error = off / size if size > 0 else math.inf if off else 0.0
         if tolerance is None:
             tolerance = 1e-8 if self.dtype == torch.float64 else 1e-2
         if not error <= tolerance:

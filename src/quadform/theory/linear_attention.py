@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.space import Vector
 from .head import Factor, as_batch
+from .inputs import one_kind
 from .layer import Part
 from .mlp import FactorLayer, Loss
 from .terms import Term
@@ -48,12 +49,16 @@ class LinearAttentionLayer(FactorLayer):
         loss: Loss = "mse",
         prefix: str = "",
     ) -> None:
+        Z = X if context is None else context
+        one_kind({"X": X, "context": Z, "W_Q": W_Q, "W_K": W_K, "W_V": W_V})
+        if any(w.dim() != 2 for w in (W_Q, W_K, W_V)):
+            shapes = ", ".join(str(tuple(w.shape)) for w in (W_Q, W_K, W_V))
+            raise InputError(f"W_Q, W_K and W_V are matrices (d, d_K), (d, d_K), (d, d_V); got {shapes}.")
         if X.dim() not in (2, 3) or W_Q.shape[0] != X.shape[-1] or W_K.shape[1] != W_Q.shape[1]:
             raise InputError(
                 f"linear attention needs X (L, d) or (B, L, d), W_Q (d, d_K) and W_K (d, d_K); got {tuple(X.shape)},"
                 f" {tuple(W_Q.shape)} and {tuple(W_K.shape)}."
             )
-        Z = X if context is None else context
         if Z.shape[:-2] != X.shape[:-2] or Z.shape[-1] != W_K.shape[0] or W_V.shape[0] != W_K.shape[0]:
             raise InputError(
                 f"keys and values {tuple(Z.shape)} do not fit X {tuple(X.shape)}, W_K {tuple(W_K.shape)} and W_V"

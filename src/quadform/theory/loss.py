@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.operator import Operator
+from .inputs import finite
 
 
 @dataclass(frozen=True)
@@ -143,20 +144,22 @@ def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tens
         if Y is not None:
             raise InputError("a loss given by (g, Hl) has its targets inside it; leave Y out.")
         g, Hl = loss
+        finite("g = dl/dF", g)
         if g.numel() != F.numel() or g.shape[-1] != d_V:
             raise InputError(
                 f"g = dl/dF has shape {tuple(g.shape)}; it needs the shape of the output, {N} tokens x {d_V}."
             )
-        g = g.reshape(N, d_V)
+        g = g.to(F.dtype).reshape(N, d_V)
         if isinstance(Hl, Operator):
             if len(Hl.domain) != 1 or Hl.shape != (N * d_V, N * d_V):
                 raise InputError(f"d2l/dF2 as an operator acts on one tensor of {N * d_V} outputs; got {Hl!r}.")
             return Coupled(None, g, Hl)
+        finite("Hl", Hl)
         if Hl.shape[-2:] != (d_V, d_V) or Hl.numel() != N * d_V * d_V:
             raise InputError(
                 f"Hl has shape {tuple(Hl.shape)}; it needs one {d_V} x {d_V} matrix for each of {N} tokens."
             )
-        Hl = Hl.reshape(N, d_V, d_V)
+        Hl = Hl.to(F.dtype).reshape(N, d_V, d_V)
         if (skew := float((Hl - Hl.mT).abs().max())) > torch.finfo(Hl.dtype).eps ** 0.5 * float(Hl.abs().max()):
             raise InputError(
                 f"Hl is not symmetric: entries across its diagonal differ by {skew:.1e}; d2l/dF2 always is."
@@ -164,10 +167,15 @@ def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tens
         return TokenWise(None, g, Hl)
     if Y is None:
         raise InputError(f"the loss {loss!r} needs targets Y; or give the loss as (g, Hl).")
+    finite("Y", Y)
     if loss == "mse":
         if Y.numel() != F.numel() or Y.shape[-1] != d_V:
             raise InputError(f"Y has shape {tuple(Y.shape)}; the output is {N} tokens x {d_V}.")
-        return MeanSquared.at(F, Y.reshape(N, d_V))
+        return MeanSquared.at(F, Y.to(F.dtype).reshape(N, d_V))
     if loss == "cross-entropy":
-        return CrossEntropy.at(F, Y.reshape(N, -1) if Y.is_floating_point() else Y.reshape(-1))
+        if not Y.is_floating_point():
+            return CrossEntropy.at(F, Y.reshape(-1))
+        if Y.numel() != F.numel() or Y.shape[-1] != d_V:
+            raise InputError(f"Y has shape {tuple(Y.shape)}; class probabilities need {N} tokens x {d_V}.")
+        return CrossEntropy.at(F, Y.to(F.dtype).reshape(N, d_V))
     raise InputError(f"loss {loss!r} is not one of 'mse', 'cross-entropy' or a pair (g, Hl).")

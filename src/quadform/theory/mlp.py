@@ -19,7 +19,8 @@ from ..core.operator import Operator
 from ..core.space import Space, Vector
 from .attention import outer_term
 from .head import Factor
-from .layer import Part, TokenLayer
+from .inputs import one_kind
+from .layer import Part, TokenLayer, known_part
 from .loss import output_loss
 from .terms import Term
 
@@ -69,6 +70,7 @@ class FactorLayer(TokenLayer):
 
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
         """The diagonal of the Hessian, shaped like the weights (which need not be matrices here)."""
+        part = known_part(part)
         out = {}
         for name, w in self.weights.items():
             if part != "functional" and not self.output.token_wise:
@@ -141,6 +143,7 @@ class LinearMLP(FactorLayer):
             raise InputError("a linear MLP has at least one weight; got none.")
         self.structure = [W.T if isinstance(W, Structured) else None for W in weights]
         self.matrices = [W.matrix() if isinstance(W, Structured) else W for W in weights]
+        one_kind({"X": X, **{f"W_{i + 1}": W for i, W in enumerate(self.matrices)}})
         for W, V in zip([X, *self.matrices], self.matrices, strict=False):
             if V.dim() != 2 or W.shape[-1] != V.shape[0]:
                 raise InputError(f"shapes {tuple(W.shape)} and {tuple(V.shape)} of consecutive factors do not match.")
@@ -307,14 +310,18 @@ class HiddenLayerMLP(FactorLayer):
                 f"no activation {activation!r}; there are {', '.join(ACTIVATIONS)}, or pass h -> (phi, phi', phi'')."
                 f"{did_you_mean(activation, ACTIVATIONS)}"
             )
-        if X.shape[-1] != W_1.shape[0] or W_1.shape[1] != W_2.shape[0]:
+        given = {"W_1": W_1, "b_1": b_1, "W_2": W_2, "b_2": b_2}
+        weights = {name: W for name, W in given.items() if W is not None}
+        one_kind({"X": X, "W_1": W_1, "W_2": W_2, **weights})
+        if not W_1.dim() == W_2.dim() == 2 or X.shape[-1] != W_1.shape[0] or W_1.shape[1] != W_2.shape[0]:
             raise InputError(
                 f"shapes of X {tuple(X.shape)}, W_1 {tuple(W_1.shape)} and W_2 {tuple(W_2.shape)} do not match."
             )
-        given = {"W_1": W_1, "b_1": b_1, "W_2": W_2, "b_2": b_2}
+        for name, b, W in (("b_1", b_1, W_1), ("b_2", b_2, W_2)):
+            if b is not None and b.shape != W.shape[1:]:
+                raise InputError(f"{name} has shape {tuple(b.shape)}; this layer needs {tuple(W.shape[1:])}.")
         self.X, self.x = X, X.reshape(-1, X.shape[-1])
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
-        weights = {name: W for name, W in given.items() if W is not None}
         self.phi, self.d_phi, self.dd_phi = self.activation(self._pre(weights))
         F = self.phi @ W_2 + weights.get("b_2", 0)
         self._settle(weights, F.reshape(*X.shape[:-1], -1), Y, loss, prefix)

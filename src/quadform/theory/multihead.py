@@ -23,6 +23,7 @@ from ..core.space import Space, Vector, View
 from ..core.space import heads as head_views
 from .attention import outer_term
 from .head import Factor, Head, as_batch, score_bias
+from .inputs import one_kind
 from .layer import Part, TokenLayer
 from .loss import output_loss
 from .terms import Term
@@ -55,6 +56,7 @@ class MultiHeadAttentionLayer(TokenLayer):
     ) -> None:
         X, Z = as_batch("X", X), as_batch("context", X if context is None else context)
         self.weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V, "W_O": W_O}
+        one_kind({"X": X, "context": Z, **self.weights})
         if any(w.dim() != 2 for w in self.weights.values()) or W_O.shape[0] != W_V.shape[1]:
             raise InputError(f"W_O {tuple(W_O.shape)} must have as many rows as W_V {tuple(W_V.shape)} has columns.")
         views: list[View] = []

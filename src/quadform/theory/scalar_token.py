@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.operator import Dense
 from ..core.space import Space
+from .inputs import one_kind
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class ScalarTokenModel:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        one_kind({"x": self.x, "y": self.y, "w_Q": self.w_Q, "w_K": self.w_K, "w_V": self.w_V})
         if self.x.dim() not in (1, 2) or self.x.shape != self.y.shape:
             raise InputError(
                 f"tokens x and targets y have one shape, (L,) or (B, L); got {tuple(self.x.shape)} and"
@@ -83,6 +85,8 @@ class ScalarTokenModel:
             )
         if not self.temperature > 0:
             raise InputError(f"the temperature is positive; got {self.temperature}.")
+        if not bool(self.A.isfinite().all()):
+            raise InputError("bias must leave every token one visible token, and hold no NaN or +inf.")
 
     # --- forward ----------------------------------------------------------------------------------------------------
     @property

@@ -23,8 +23,9 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.operator import Dense, Operator
 from ..core.space import Space, Vector
-from .head import as_batch, finite
-from .layer import Part, autodiff_hessian
+from .head import as_batch
+from .inputs import one_kind
+from .layer import Part, autodiff_hessian, known_part
 from .loss import output_loss
 
 Scores = Callable[[Vector], Tensor]
@@ -53,8 +54,9 @@ class ScoreAttentionLayer:
             raise InputError("W_V is given on its own; theta holds the parameters of the scores.")
         self.scores, self.theta, self.Z, self.W_V = scores, dict(theta), as_batch("Z", Z), W_V
         self.weights = {**self.theta, "W_V": W_V}
-        for name, t in {**self.weights, "Z": Z}.items():
-            finite(name, t)
+        one_kind({"Z": self.Z, **self.weights})
+        if W_V.dim() != 2 or W_V.shape[0] != self.Z.shape[2]:
+            raise InputError(f"W_V has shape {tuple(W_V.shape)}; these keys need ({self.Z.shape[2]}, d_V).")
         self.space = Space.of(self.weights).rename(prefix)
         T = scores(self.theta)
         if T.dim() != 3 or T.shape[0] != self.Z.shape[0] or T.shape[2] != self.Z.shape[1]:
@@ -62,6 +64,8 @@ class ScoreAttentionLayer:
                 f"scores have shape {tuple(T.shape)}; expected (batch, tokens, keys) for Z {tuple(self.Z.shape)}."
             )
         self.A = T.softmax(-1)
+        if not bool(self.A.isfinite().all()):
+            raise InputError("the scores must leave every query one visible key, and hold no NaN or +inf.")
         self.output = output_loss(loss, (self.A @ (self.Z @ W_V)).flatten(0, 1), Y)
         self.g = self.output.g.unflatten(0, self.A.shape[:2])
         self._flat = Space.of(self.theta)
@@ -80,6 +84,7 @@ class ScoreAttentionLayer:
 
     def matrix(self, part: Part = "total") -> Tensor:
         """The Hessian, its outer-product or its functional part, over theta and W_V in the order of the space."""
+        part = known_part(part)
         c = self._centred_dT()
         V = self.Z @ self.W_V
         M1 = self.A @ self.Z

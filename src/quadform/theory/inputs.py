@@ -1,0 +1,34 @@
+"""What every layer of this room refuses: no tensors, tensors of different kinds, numbers that are none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+
+
+def one_kind(named: Mapping[str, Tensor]) -> None:
+    """Refuse what is no tensor, is empty, has another dtype or device than the first, or holds NaN or infinity."""
+    first = next(iter(named.values()))
+    for name, t in named.items():
+        finite(name, t)
+        if t.numel() == 0:
+            raise InputError(f"{name} has shape {tuple(t.shape)}; all sizes are at least 1.")
+        if not t.is_floating_point() or t.dtype != first.dtype or t.device != first.device:
+            raise InputError(f"{name} is {t.dtype} on {t.device}; all inputs need one floating dtype and one device.")
+
+
+def finite(name: str, tensor: Tensor) -> None:
+    """Refuse what is no tensor, and NaN and infinity with the place of the first one."""
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"{name} is a {type(tensor).__name__}; give a tensor.")
+    if math.isfinite(float(tensor.detach().sum())):
+        return  # the quick way; a sum may overflow where no entry does
+    bad = ~torch.isfinite(tensor)
+    if bool(bad.any()):
+        where = tuple(int(i) for i in bad.nonzero()[0])
+        raise InputError(f"{name} is not finite: {float(tensor[where])} at index {where}. Nothing was computed.")

@@ -1,0 +1,120 @@
+"""What the layers refuse, all in the same words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from strategies import randn
+
+from quadform.core.errors import InputError, UnknownName
+from quadform.theory import (
+    AttentionLayer,
+    DeepLinearTransformer,
+    HiddenLayerMLP,
+    LinearAttentionLayer,
+    LinearMLP,
+    MergedLayer,
+    MultiHeadAttentionLayer,
+    ScalarTokenModel,
+    ScoreAttentionLayer,
+    ScoreSplit,
+)
+from quadform.theory.scores import dot_product, masked
+
+G = torch.Generator().manual_seed(0)
+X, Y, A, B, V = (randn(G, *shape) for shape in ((4, 3), (4, 5), (3, 2), (3, 2), (3, 5)))
+
+#: Name -> (builder of a layer, its tensors).
+LAYERS: dict[str, tuple[Callable, tuple]] = {
+    "attention": (AttentionLayer, (X, A, B, V, Y)),
+    "multihead": (lambda *a: MultiHeadAttentionLayer(*a, heads=1), (X, A, B, V, randn(G, 5, 2), randn(G, 4, 2))),
+    "merged": (lambda *a: MergedLayer(*a, d_K=2), (X, randn(G, 3, 3), V, Y)),
+    "linear": (LinearAttentionLayer, (X, A, B, V, Y)),
+    "scores": (
+        lambda X, A, B, V, Y: ScoreAttentionLayer(dot_product(X), {"W_Q": A, "W_K": B}, X, V, Y),
+        (X, A, B, V, Y),
+    ),
+    "linear mlp": (lambda X, A, B, Y: LinearMLP(X, [A, B], Y), (X, randn(G, 3, 4), randn(G, 4, 5), Y)),
+    "mlp": (
+        lambda X, A, a, B, b, Y: HiddenLayerMLP(X, A, B, Y, b_1=a, b_2=b),
+        (X, randn(G, 3, 4), randn(G, 4), randn(G, 4, 5), randn(G, 5), Y),
+    ),
+    "deep": (lambda X, A, B, V, Y: DeepLinearTransformer(X, [(A, B, V)], Y), (X, A, B, V, Y)),
+    "scalar": (ScalarTokenModel, (randn(G, 4), randn(G, 4), randn(G, 2), randn(G, 2), torch.tensor(1.0).double())),
+}
+
+
+def spoilt(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor.view(-1)[-1] = math.nan
+    return tensor
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_layer_is_built_on_what_is_no_number(name: str) -> None:
+    """NaN in any tensor, the targets too, is refused before anything is computed."""
+    build, tensors = LAYERS[name]
+    build(*tensors)
+    for i, tensor in enumerate(tensors):
+        with pytest.raises(InputError, match="is not finite: nan at index"):
+            build(*tensors[:i], spoilt(tensor), *tensors[i + 1 :])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_dtype_for_all_weights(name: str) -> None:
+    """A weight of another dtype, or one that is missing, is named."""
+    build, tensors = LAYERS[name]
+    for other, text in ((tensors[1].float(), "one floating dtype"), (None, "is a NoneType; give a tensor")):
+        with pytest.raises(InputError, match=text):
+            build(tensors[0], other, *tensors[2:])
+
+
+def test_a_part_that_does_not_exist_is_no_other_part() -> None:
+    """ "gauss-newton" was once read as the whole Hessian."""
+    for name in ("attention", "multihead", "merged", "linear", "linear mlp", "mlp"):
+        build, tensors = LAYERS[name]
+        layer = build(*tensors)
+        first = next(iter(layer.weights))
+        asked = [layer.matrix, layer.norms, layer.diagonal, layer.trace, layer.check]
+        asked += [lambda part, f=f, a=first: f(a, a, part) for f in (layer.norm, layer.attribution)]
+        asked += [lambda part, f=layer.dense, a=first: f(part, a, a)]
+        for ask in asked:
+            with pytest.raises(UnknownName, match="no part 'outter'; there are total, outer, functional"):
+                ask("outter")
+    split = ScoreSplit(AttentionLayer(X, A, B, V, Y))
+    for ask in (LAYERS["scores"][0](X, A, B, V, Y).matrix, LAYERS["deep"][0](X, A, B, V, Y).log_norms, split.t_outer):
+        with pytest.raises(UnknownName, match="no part 'outter'"):
+            ask("outter")
+
+
+def test_a_row_without_a_visible_key_is_refused() -> None:
+    """Its attention would be 0 / 0."""
+    visible = torch.ones(4, 4).tril(-1).bool()
+    with pytest.raises(InputError, match="every query one visible key"):
+        ScoreAttentionLayer(masked(dot_product(X), visible), {"W_Q": A, "W_K": B}, X, V, Y)
+    build, tensors = LAYERS["scalar"]
+    with pytest.raises(InputError, match="every token one visible token"):
+        build(*tensors, bias=torch.zeros(4, 4).double().masked_fill(~visible, -math.inf))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"b_1": torch.zeros(1)}, "b_1 has shape \\(1,\\); this layer needs \\(4,\\)"),
+        ({"b_2": torch.zeros(4)}, "b_2 has shape \\(4,\\); this layer needs \\(5,\\)"),
+        ({"W_2": torch.zeros(4)}, "do not match"),
+        ({"X": torch.zeros(0, 3)}, "all sizes are at least 1"),
+    ],
+)
+def test_shapes_of_a_hidden_layer(change: dict, text: str) -> None:
+    good = {"X": torch.ones(2, 3), "W_1": torch.ones(3, 4), "W_2": torch.ones(4, 5), "Y": torch.ones(2, 5)}
+    with pytest.raises(InputError, match=text):
+        HiddenLayerMLP(**(good | change))
+
+
+def test_weights_of_linear_attention_are_matrices() -> None:
+    with pytest.raises(InputError, match="W_Q, W_K and W_V are matrices"):
+        LinearAttentionLayer(X, A, B[:, 0], V, Y)
