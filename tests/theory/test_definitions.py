@@ -117,7 +117,7 @@ def test_the_layer_is_what_plain_torch_says(build: Callable[[torch.Generator, Te
 def test_scalar_tokens_are_what_plain_torch_says() -> None:
     """loss = mean (w_V softmax(<w_Q, w_K> x x^T / (t sqrt(d_K)) + bias) x - y)^2; condition = max |lambda| / min."""
     g = torch.Generator().manual_seed(0)
-    x, y, q, k, v, bias = randn(g, 2, 4), randn(g, 2, 4), randn(g, 3), randn(g, 3), randn(g), randn(g, 4, 4)
+    x, y, q, k, v, bias = randn(g, 2, 4), randn(g, 2, 4), randn(g, 3), randn(g, 3), randn(g, 1)[0], randn(g, 4, 4)
     model = ScalarTokenModel(x, y, q, k, v, bias, T)
 
     def loss(theta: Tensor) -> Tensor:
