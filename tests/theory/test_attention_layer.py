@@ -143,6 +143,20 @@ def test_norms_traces_and_diagonals_never_need_the_block(problem: dict) -> None:
         assert abs(layer.trace(part).value - whole.trace()) <= 1e-12 * size * whole.shape[0]
 
 
+@pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 1e-5), (torch.float64, 1e-35), (torch.float64, 1e100)])
+def test_norms_of_blocks_whose_squares_leave_floating_point(dtype: torch.dtype, scale: float) -> None:
+    """H_o(Q, Q) ~ scale^6 and H(V, V) ~ scale^2 fit floating point where their squares do not."""
+    g = torch.Generator().manual_seed(0)
+    X, W, Y = scale * randn(g, 4, 6), [weight(g, 6, n) for n in (2, 2, 3)], randn(g, 4, 3)
+    layer = AttentionLayer(X.to(dtype), *(w.to(dtype) for w in W), Y.to(dtype))
+    for (a, b), norm in layer.norms("outer").items():
+        M = layer.outer(a, b).double()
+        size = M.abs().max()
+        want = float(size) * float((M / size).norm()) if size > 0 else 0.0
+        assert norm.value == pytest.approx(want, rel=1e-5, abs=0), (a, b)
+        assert size == 0 or float(layer.attribution(a, b, "outer").sum()) == pytest.approx(1, abs=1e-5)
+
+
 @given(attention_problems())
 def test_gradients_equal_automatic_differentiation(problem: dict) -> None:
     """dL/dW_Q, dL/dW_K, dL/dW_V in closed form."""

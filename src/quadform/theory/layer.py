@@ -8,6 +8,7 @@ traces, diagonals and token shares that never build a block, and the check again
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -22,11 +23,13 @@ from ..core.operator import Block, Operator
 from ..core.record import Estimate
 from ..core.space import Space, Vector, paper_name
 from .loss import OutputLoss
-from .terms import Term, attribution, squared_norm
+from .terms import Term, attribution, in_range, squared_norm
 from .writing import block
 
 Part = Literal["total", "outer", "functional"]
 PARTS: tuple[Part, ...] = ("total", "outer", "functional")
+#: The logarithm of the largest number.
+_LOG_MAX = math.log(sys.float_info.max)
 
 
 def known_part(part: str) -> Part:
@@ -170,13 +173,14 @@ class TokenLayer(ABC):
         a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
             return Estimate(float(self.dense(part, a, b).norm()), note="from the dense block: the loss couples tokens")
-        squares = [
-            float(squared_norm(terms))
-            for x, _ in self.pieces(a)
-            for y, _ in self.pieces(b)
-            if (terms := self._terms(part, x, y))
-        ]
-        return Estimate(math.sqrt(sum(squares)))
+        found = self._found(part, a, b)
+        square = sum(float(squared_norm(terms)) for terms in found)
+        if self._squares_fit(square):
+            return Estimate(math.sqrt(square))
+        found, log = in_range(found)
+        square = sum(float(squared_norm(terms)) for terms in found)
+        log += math.log(square) / 2 if square > 0 else -math.inf
+        return Estimate(math.exp(log) if log < _LOG_MAX else math.inf)
 
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
         """The diagonal of the Hessian, shaped like the weights."""
@@ -208,9 +212,12 @@ class TokenLayer(ABC):
         a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
             raise InputError("token shares need a token-wise loss; this one couples tokens. Ask for part='functional'.")
-        found = [t for x, _ in self.pieces(a) for y, _ in self.pieces(b) if (t := self._terms(part, x, y))]
+        found = self._found(part, a, b)
         pieces = [attribution(terms) for terms in found]
         total = sum(float(p.sum()) for p in pieces)
+        if not self._squares_fit(total):
+            pieces = [attribution(terms) for terms in in_range(found)[0]]
+            total = sum(float(p.sum()) for p in pieces)
         if total == 0.0:
             raise InputError(f"the {part} block ({a}, {b}) is 0 at this point; there is nothing to attribute.")
         return self.per_token(reduce(torch.add, pieces) / total)
@@ -269,6 +276,15 @@ class TokenLayer(ABC):
     def _terms(self, part: Part, a: str, b: str) -> list[Term]:
         """The terms of a block of pieces in either order; norms and token shares do not see the difference."""
         return self.terms(part, a, b) if self._later(a, b) else self.terms(part, b, a)
+
+    def _found(self, part: Part, a: str, b: str) -> list[list[Term]]:
+        """The terms of every block of pieces that has any."""
+        return [t for x, _ in self.pieces(a) for y, _ in self.pieces(b) if (t := self._terms(part, x, y))]
+
+    def _squares_fit(self, square: float) -> bool:
+        """Whether a sum of squares is far from both ends of floating point."""
+        info = torch.finfo(self.dtype)
+        return info.tiny / info.eps < square < info.max * info.eps
 
 
 def _four(out: Tensor, rows: tuple[int, ...], cols: tuple[int, ...]) -> Tensor:

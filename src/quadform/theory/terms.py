@@ -13,6 +13,7 @@ Norms, inner products, diagonals and the share of each token come from Gram sums
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -202,6 +203,23 @@ def attribution(terms: Sequence[Term]) -> Tensor:
     """What each token adds to `||block||_F^2`, `(N,)`: <B_n, B> for the block B = sum_n B_n; may be negative."""
     terms = merged(terms)
     return torch.stack([a.inner(b) for a in terms for b in terms]).sum(0)
+
+
+def in_range(groups: Sequence[Sequence[Term]]) -> tuple[list[list[Term]], float]:
+    """The same sums, all divided by one number (its logarithm comes second) that brings their squares into floating
+    point; terms that are zero are left out."""
+
+    def tops(term: Term) -> list[float]:
+        return [float(t.abs().max()) for t in (term.r, term.c, term.E)]
+
+    kept = [[(t, top) for t in merged(terms) if 0 not in (top := tops(t))] for terms in groups]
+    log = max((sum(map(math.log, top)) for group in kept for _, top in group), default=0.0)
+
+    def divided(t: Term, top: list[float]) -> Term:
+        r, c, E = (x / size for x, size in zip((t.r, t.c, t.E), top, strict=True))
+        return replace(t, r=r, c=c, E=E * math.exp(sum(map(math.log, top)) - log))
+
+    return [[divided(t, top) for t, top in group] for group in kept if group], log
 
 
 def squared_norm(terms: Sequence[Term]) -> Tensor:
