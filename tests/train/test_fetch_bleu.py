@@ -54,6 +54,16 @@ def test_standard_error_is_that_of_resampled_sentences():
     assert score_translations(HYPOTHESES, REFERENCES).bleu.stderr == pytest.approx(spread, rel=0.2)
 
 
+def test_few_matches_have_a_standard_error_too():
+    """Resamples without any match beside others with some: scored, with an error that is not zero."""
+    score = score_translations(["", "", "", "a b c d e"], ["x y", "z w", "u v", "a b c d f"])
+    assert (
+        score.bleu.value == sacrebleu.corpus_bleu(["", "", "", "a b c d e"], [["x y", "z w", "u v", "a b c d f"]]).score
+    )
+    assert score.bleu.stderr > 0
+    assert score.chrf.stderr > 0
+
+
 def test_unequal_numbers_are_refused():
     """Each translation needs its reference."""
     with pytest.raises(InputError, match="2 translations and 1 references"):

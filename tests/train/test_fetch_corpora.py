@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.nn.tokens import BOS, EOS, PAD
-from quadform.train import datasets
+from quadform.nn.transformer import Transformer
+from quadform.train import TrainConfig, datasets, train
 from quadform.train.corpora import ParallelText, Ragged, Text, split_of
 from quadform.train.datasets import Dataset, dataset
 from quadform.train.fetch import build, fetched
 from quadform.train.fetch.pairs import aligned, debian, family, read_pairs, split_sentences, typescript, write_pairs
 from quadform.train.fetch.text import prose, python, read_documents
+from quadform.train.recipes import fit, score_test
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven")
 
@@ -160,6 +162,37 @@ def test_own_text_is_held_out_by_document(tmp_path):
     whole = ",".join(map(str, data.stream_of("valid").tolist()))
     assert all(",".join(map(str, row)) in whole for row in tokens.tolist())
     assert data.settings == {"kind": "decoder", "vocab": data.tokenizer.size, "seq_len": 16}
+
+
+def test_splits_without_text_are_told_before_training(tmp_path):
+    """One document is in one split: no step is made, and the error says that documents are held out whole."""
+    (tmp_path / "book.txt").write_text("once upon a time " * 50)
+    (tmp_path / "one.tsv").write_text("one\tone more\n")
+    for file, text in (("book.txt", "held out whole"), ("one.tsv", "no pair in its")):
+        data = dataset(str(build([tmp_path / file], tmp_path / f"packed {file}").folder))
+        model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+        before = model.embed.W_E.detach().clone()
+        with pytest.raises(InputError, match=text):
+            train(model, data, TrainConfig(steps=1, batch_size=2), progress=False)
+        assert torch.equal(model.embed.W_E, before)
+
+
+def test_a_run_whose_test_split_is_empty_ends_well(tmp_path, capsys):
+    """What cannot be scored is said, and the trained run is given."""
+    lines = [f"{i}\tword {i}\tWort {i}" for i in range(400) if split_of(str(i), 20) != "test"]
+    (tmp_path / "p.tsv").write_text("\n".join(lines))
+    data = dataset(str(build([tmp_path / "p.tsv"], tmp_path / "packed").folder))
+    size = {"depth": 1, "dim": 8, "heads": 2, "d_ff": 8}
+    run = fit(data, steps=1, batch_size=2, valid_batches=1, watch_every=0, progress=False, **size)
+    assert score_test(run) == {}
+    assert "not scored" in capsys.readouterr().err
+
+
+def test_a_line_of_pairs_ends_at_a_line_feed_alone(tmp_path):
+    """U+2028, U+0085 and a form feed inside a sentence end no line; they are blanks."""
+    (tmp_path / "p.tsv").write_text("a\u2028b\x85c\fd\te f\r\ng\th\n", newline="")
+    packed = build([tmp_path / "p.tsv"], tmp_path / "x")
+    assert [pair[1:] for pair in read_pairs(packed.path("pairs.tsv.gz"))] == [("a b c d", "e f"), ("g", "h")]
 
 
 def test_own_documents_keep_their_split_elsewhere(tmp_path):

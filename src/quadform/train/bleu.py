@@ -58,7 +58,7 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str], lan
     if len(hypotheses) != len(references) or not references:
         raise InputError(f"{len(hypotheses)} translations and {len(references)} references: give equally many, not 0.")
     characters = language[:2] in _BY_CHARACTER
-    metrics: dict[str, Any] = {"bleu": BLEU(tokenize="char" if characters else "13a"), "chrf": CHRF()}
+    metrics = {"bleu": _plain(BLEU)(tokenize="char" if characters else "13a"), "chrf": _plain(CHRF)()}
     values, signature = {}, {}
     for name, metric in metrics.items():
         score = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAP)
@@ -73,6 +73,20 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str], lan
         hypotheses=tuple(hypotheses),
         references=tuple(references),
     )
+
+
+def _plain(metric: type[Any]) -> Any:
+    """The metric with scores that are floats: a resample without a match is 0.0, others are numpy.float32, and
+    sacrebleu's mean takes no list of both.
+    """
+
+    class Plain(metric):  # type: ignore[misc]
+        def _compute_score_from_stats(self, stats: Any) -> Any:
+            score = super()._compute_score_from_stats(stats)
+            score.score = float(score.score)
+            return score
+
+    return Plain
 
 
 def translate(

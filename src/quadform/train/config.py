@@ -84,7 +84,7 @@ class TrainConfig:
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if not isinstance(value, int) or value < least:
-            raise InputError(f"{name} is a whole number, at least {least}; got {value}.")
+            raise InputError(f"{name} is at least {least} and a whole number; got {value}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists."""

@@ -180,6 +180,11 @@ class ParallelText(_Opened):
         """All sources and all targets of a split that are short enough, special tokens included."""
         if split not in self._streams:
             pairs = self.texts(split)
+            if not pairs:
+                raise InputError(
+                    f"{self.name} has no pair in its {split} split: one group in {self.source.manifest['held']} is "
+                    f"held out for each of valid and test. Give more pairs, or build it again with a smaller `--held`."
+                )
             sides = [encode_all(self.tokenizer, [pair[side] for pair in pairs]) for side in (0, 1)]
             kept = [i for i in range(len(pairs)) if max(len(side[i]) for side in sides) <= self.longest]
             if not kept:

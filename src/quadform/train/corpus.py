@@ -92,8 +92,13 @@ class RunningText(Dataset):
         if split not in self._streams:
             ids = [torch.tensor([*self.tokenizer.encode(text), EOS], dtype=torch.int32) for text in self.texts(split)]
             self._streams[split] = torch.cat(ids) if ids else torch.zeros(0, dtype=torch.int32)
-        if len(self._streams[split]) < self.seq_len:
-            raise InputError(f"the {split} split has fewer than {self.seq_len} tokens. Raise limit, or lower seq_len.")
+        count = len(self._streams[split])
+        if count < self.seq_len:
+            whole = f"give more documents (they are held out whole, one in {self.held} for each of valid and test)"
+            raise InputError(
+                f"the {split} split has {count} tokens and a window {self.seq_len}. Lower seq_len, or "
+                f"{'raise limit' if self.limit else whole}."
+            )
         return self._streams[split]
 
     def batches(self, split: str, batch_size: int, seed: int = 0, start: int = 0) -> Iterator[Batch]:

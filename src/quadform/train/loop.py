@@ -81,6 +81,7 @@ def train(
     device = model.embed.W_E.device
     if config.precision == "bf16" and device.type != "cuda":
         raise InputError("precision bf16 is for CUDA (many CPUs have no bfloat16 products); use precision = full.")
+    next(iter(data.batches("valid", config.batch_size, config.seed)))  # what cannot be validated is not trained first
     training = model.training
     with Group(device) as group:
         run = _Run(model, data, config, Path(out) if out is not None else None, group)

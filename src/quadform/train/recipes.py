@@ -201,7 +201,18 @@ def fit(
 
 
 def score_test(run: Run, count: int = 1000) -> dict[str, Estimate]:
-    """How good the run is on its "test" split: exact answers, labels, or BLEU greedy and with a beam of 5."""
+    """How good the run is on its "test" split: exact answers, labels, or BLEU greedy and with a beam of 5.
+
+    A split that is too small to be scored is said to be so, and gives nothing.
+    """
+    try:
+        return _test_scores(run, count)
+    except InputError as error:
+        bars.say(f"the test split is not scored: {error}")
+        return {}
+
+
+def _test_scores(run: Run, count: int) -> dict[str, Estimate]:
     from .objectives import accuracy
     from .score import evaluate, exact_match
 
@@ -211,6 +222,7 @@ def score_test(run: Run, count: int = 1000) -> dict[str, Estimate]:
 
         from .bleu import score_model
 
+        data.tokens("test")  # is there any?
         found = {}
         for name, beam in (("greedy", 1), ("beam 5", 5)):
             how = Search(beam=beam, max_length=data.longest + 1)

@@ -68,7 +68,7 @@ def _text(path: Path) -> str:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str, str]]:
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         cells = line.split("\t")
