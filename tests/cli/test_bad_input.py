@@ -130,7 +130,7 @@ def test_half_precision_is_refused_by_the_verbs(verb: str, kind: str, capsys: py
 
 
 def test_half_precision_in_python() -> None:
-    """float16 is refused; a bfloat16 model is measured and marked (no matrix product here: a scaling only)."""
+    """float16 is refused, bfloat16 on a CPU too; a float32 adapter on a bfloat16 model multiplies in bfloat16."""
 
     class Scale(nn.Module):
         def __init__(self, dtype: torch.dtype) -> None:
@@ -144,8 +144,10 @@ def test_half_precision_in_python() -> None:
         return out.float().square().mean()
 
     x = torch.ones(3, dtype=torch.bfloat16)
-    risk = Risk(Scale(torch.bfloat16), squared, (x, x), quiet=True)
-    assert "bfloat16: products are accurate to about 1 %, use float32 for firm values" in risk.notes
+    frozen = nn.Sequential(Scale(torch.bfloat16).requires_grad_(False), Scale(torch.float32))
+    for model in (Scale(torch.bfloat16), frozen):
+        with pytest.raises(InputError, match=r"is bfloat16, in which a CPU has two or three digits.*model\.float\(\)"):
+            Risk(model, squared, (x, x), quiet=True)
     with pytest.raises(InputError, match=r"float16 underflows in second derivatives\. Load the model in float32"):
         Risk(Scale(torch.float16), squared, (x.half(), x.half()), quiet=True)
 

@@ -10,7 +10,9 @@ used. Source of the split: [ODS25, Sec. 2]; at a module's output: [own].
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -23,6 +25,7 @@ from ..core.rng import stream
 from ..core.space import Space, Vector
 from ..distributed.processes import group_of
 from ..distributed.sharding import shard
+from .reverse import forward_agrees, output_curvature, through_output
 from .risk import Risk
 from .routes import CHUNK, Product, Products, Route, Scalar
 from .selfcheck import require_sound_derivatives
@@ -98,7 +101,11 @@ def gauss_newton(
         _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]
         return pull(curved)[0]
 
-    A = _RiskOperator(risk, product, what="Gauss-Newton", route=route, chunk=chunk, products=products)
+    def by_reverse(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
+        return through_output(risk, batch, split, v, rows, partial(output_curvature, risk, batch, split))
+
+    options: Any = {"route": route, "chunk": chunk, "products": products, "by_reverse": by_reverse}
+    A = _RiskOperator(risk, product, what="Gauss-Newton", **options)
     return _select(A, rows, cols)
 
 
@@ -167,6 +174,7 @@ class _RiskOperator(Operator):
         chunk: int,
         products: int,
         scalar: Scalar | None = None,
+        by_reverse: Product | None = None,
         rows: Space | None = None,
         cols: Space | None = None,
     ) -> None:
@@ -176,8 +184,9 @@ class _RiskOperator(Operator):
         super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
         self.risk = risk
         self.run = Products(
-            risk, product, rows.names, what=what, route=route, chunk=chunk, expected=products, scalar=scalar
-        )
+            risk, product, rows.names, what=what, route=route, chunk=chunk, expected=products, scalar=scalar,
+            by_reverse=by_reverse,
+        )  # fmt: skip
 
     @property
     def route(self) -> Route:
@@ -202,7 +211,7 @@ class _RiskOperator(Operator):
     def _between(self, rows: Space, cols: Space) -> Operator:
         run = self.run
         options: Any = {"what": run.what, "route": run.route, "chunk": run.chunk, "products": run.expected}
-        options["scalar"] = run.scalar
+        options |= {"scalar": run.scalar, "by_reverse": run.by_reverse}
         return _RiskOperator(self.risk, run.product, rows=rows, cols=cols, **options)
 
 
@@ -233,10 +242,7 @@ class _EmpiricalFisher(Operator):
     def __init__(self, risk: Risk) -> None:
         super().__init__(risk.space, dtype=risk.dtype, device=risk.device, symmetric=True, psd=True)
         with risk.context():
-            self.gradients = [
-                {n: g.detach() for n, g in grad(lambda p, b=b: risk.run(p, b)[0])(risk.params).items()}
-                for b in risk.batches
-            ]
+            self.gradients = [risk.batch_gradient(risk.params, b) for b in risk.batches]
         self.risk = risk
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
@@ -260,13 +266,16 @@ class _SampledFisher(Operator):
         self.scores: list[Tensor] = []
         rank = group_of(risk.space).rank if risk.whole is risk else 0  # joined data: each process draws its own labels
         generator = stream(seed, f"fisher/{rank}" if rank else "fisher", risk.device)
-        mine = {id(batch) for batch in risk.batches}
-        for batch in risk.whole.batches:  # the labels of all, so that they are those of one process
+        group = group_of(risk.space)
+        mine = (
+            range(len(risk.batches)) if risk.whole is risk else range(group.rank, len(risk.whole.batches), group.world)
+        )
+        for i, batch in enumerate(risk.whole.batches):  # the labels of all, so that they are those of one process
             with risk.context(), torch.no_grad():
                 F = risk.output(risk.params, batch)
             p = F.softmax(-1).flatten(0, -2)
             drawn = torch.multinomial(p, samples, replacement=True, generator=generator).T  # (samples, tokens)
-            if id(batch) not in mine:
+            if i not in mine:
                 continue
             weight = _token_weights(risk, batch, F)
             onehot = torch.nn.functional.one_hot(drawn, p.shape[1]).to(F.dtype)
@@ -274,37 +283,53 @@ class _SampledFisher(Operator):
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         risk = self.risk
-
-        def one(v: Vector) -> dict[str, Tensor]:
-            total: dict[str, Tensor] = {} if risk.batches else {n: torch.zeros_like(t) for n, t in v.items()}
-            for weight, batch, s in zip(risk.weights, risk.batches, self.scores, strict=True):
-                F = lambda p, b=batch: risk.output(p, b)  # noqa: E731
-                _, dF = jvp(F, (risk.params,), (dict(v),))  # type: ignore[misc]
-                _, pull = vjp(F, risk.params)  # type: ignore[misc]
-                curved = (s * (s * dF).sum(-1, keepdim=True)).sum(0)
-                for n, t in pull(curved)[0].items():
-                    total[n] = weight * t if n not in total else total[n] + weight * t
-            return total
-
         with risk.context():
-            out = {n: t.detach() for n, t in vmap(one, chunk_size=self.chunk)(dict(V)).items()}
-        return group_of(self.domain).total(out, V)
+            out: dict[str, Tensor] | None = None
+            if forward_agrees(risk):
+                with contextlib.suppress(RuntimeError):  # an operator without a forward rule
+                    out = vmap(lambda v: self._one(v, self._forward), chunk_size=self.chunk)(dict(V))
+            if out is None:
+                each = [
+                    self._one({n: t[j] for n, t in V.items()}, self._reverse)
+                    for j in range(len(V[risk.space.names[0]]))
+                ]
+                out = {n: torch.stack([image[n] for image in each]) for n in V}
+        return group_of(self.domain).total({n: t.detach() for n, t in out.items()}, V)
+
+    def _one(self, v: Vector, product: Callable[..., dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The product with one vector, summed over the batches."""
+        total = {n: torch.zeros_like(t) for n, t in v.items()}
+        for weight, batch, s in zip(self.risk.weights, self.risk.batches, self.scores, strict=True):
+            image = product(v, batch, lambda F, dF, s=s: (s * (s * dF).sum(-1, keepdim=True)).sum(0))
+            total = {n: t + weight * image[n] for n, t in total.items()}
+        return total
+
+    def _forward(self, v: Vector, batch: Any, curve: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
+        F = lambda p: self.risk.output(p, batch)  # noqa: E731
+        output, dF = jvp(F, (self.risk.params,), (dict(v),))  # type: ignore[misc]
+        _, pull = vjp(F, self.risk.params)  # type: ignore[misc]
+        return pull(curve(output, dF))[0]
+
+    def _reverse(self, v: Vector, batch: Any, curve: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
+        return through_output(self.risk, batch, None, v, tuple(v), curve)
 
 
 def _token_weights(risk: Risk, batch: Any, F: Tensor) -> Tensor:
-    """w_n of a token-wise cross-entropy, read off its Hessian w_n (diag p - p p^T); other losses are refused."""
-    unit = torch.zeros_like(F)
-    unit[..., 0] = 1.0
+    """w_n of a token-wise cross-entropy, read off its Hessian w_n (diag p - p p^T); other losses are refused.
+
+    Read in the column of the class whose p (1 - p) is largest; a token whose prediction is certain has no weight left
+    to read and no score that needs one.
+    """
+    p = F.softmax(-1)
+    unit = torch.nn.functional.one_hot((p * (1 - p)).argmax(-1), F.shape[-1]).to(F.dtype)
     with risk.context():
-        first, constant = (
-            _output_curvature(risk, risk.params, batch, None, F, d).detach() for d in (unit, torch.ones_like(F))
-        )
-    p = F.softmax(-1)[..., 0]
-    weight = first[..., 0] / (p * (1 - p))
-    want = -weight[..., None] * p[..., None] * F.softmax(-1)
-    off = max(float((first - want)[..., 1:].abs().max()), float(constant.abs().max()))
-    if not off <= 1e-3 * float(first.abs().max()):
+        column, constant = (output_curvature(risk, batch, None, F, d).detach() for d in (unit, torch.ones_like(F)))
+    own = (p * unit).sum(-1, keepdim=True)
+    room = own * (1 - own)
+    weight = torch.where(room > 0, (column * unit).sum(-1, keepdim=True) / room, 0)
+    off = max(float((column - weight * p * (unit - own)).abs().max()), float(constant.abs().max()))
+    if not off <= 1e-3 * float(column.abs().max()):
         raise InputError(
             "the Monte-Carlo Fisher needs a cross-entropy of the network's output; use gauss_newton instead."
         )
-    return weight.clamp_min(0)
+    return weight.squeeze(-1).clamp_min(0)

@@ -10,20 +10,38 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError
 
+#: Kinds of numbers with 16 bits or fewer that torch multiplies in.
+_HALVES = (torch.bfloat16, torch.float16)
 
-def refuse_unusable(params: Mapping[str, Tensor]) -> None:
-    """float16, parameters of several kinds or on several devices, and parameters that are cut over processes."""
+
+def refuse_unusable(params: Mapping[str, Tensor], every: Mapping[str, Tensor]) -> None:
+    """float16, halves on a CPU (of `every` parameter of the model: frozen ones are multiplied too), parameters of
+    several kinds or on several devices, without numbers, not real, or cut over processes."""
     cut = [n for n, t in params.items() if type(t).__name__ == "DTensor" or hasattr(t, "_fsdp_flattened")]
     if cut:
         raise InputError(
             f"`{cut[0]}` is cut over processes (FSDP, DTensor): torch has no second derivative of the way its parts are"
             " gathered. Give every process the whole model and split its data (`qd.shard`): see docs/distributed.md."
         )
+    other = [n for n, t in params.items() if not t.is_floating_point()]
+    if other:
+        raise InputError(f"`{other[0]}` is {_kind_of(params[other[0]])}; a Hessian is taken over real parameters.")
+    empty = [n for n, t in every.items() if t.is_meta]
+    if empty:
+        raise InputError(f"`{empty[0]}` holds no numbers (device meta). Load the weights before measuring.")
     kinds = {t.dtype for t in params.values()}
     if torch.float16 in kinds:
-        raise InputError("float16 underflows in second derivatives. Load the model in float32 or bfloat16.")
-    if len(kinds) > 1 or len({t.device for t in params.values()}) > 1:
-        raise InputError(f"parameters are of several kinds ({', '.join(map(str, kinds))}); choose some with params=.")
+        raise InputError("float16 underflows in second derivatives. Load the model in float32.")
+    halves = [n for n, t in every.items() if t.dtype in _HALVES and t.device.type == "cpu"]
+    if halves:
+        raise InputError(
+            f"`{halves[0]}` is {_kind_of(every[halves[0]])}, in which a CPU has two or three digits and some"
+            " CPUs cannot multiply at all. Use `model.float()`, or a GPU."
+        )
+    places = {t.device for t in params.values()}
+    for found, what in ((kinds, "of several kinds"), (places, "on several devices")):
+        if len(found) > 1:
+            raise InputError(f"parameters are {what} ({', '.join(sorted(map(str, found)))}); choose some with params=.")
 
 
 def nothing_to_measure(weights: Mapping[str, Tensor]) -> InputError:

@@ -30,7 +30,10 @@ class Retained:
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
             self.theta = {n: t.detach().requires_grad_() for n, t in theta.items()}
             value = scalar(self.theta)
-            g = torch.autograd.grad(value, [self.theta[n] for n in cols], create_graph=True, allow_unused=True)
+            self.depends = value.requires_grad
+            g: Sequence[Tensor | None] = [None] * len(cols)
+            if self.depends:
+                g = torch.autograd.grad(value, [self.theta[n] for n in cols], create_graph=True, allow_unused=True)
         self.gradient = dict(zip(cols, g, strict=True))
         require_twice(g)
         own = {t.untyped_storage().data_ptr() for t in self.theta.values()}
@@ -45,6 +48,14 @@ class Retained:
         outs, weights = zip(*used, strict=True)
         image = torch.autograd.grad(outs, at, list(weights), retain_graph=True, allow_unused=True)
         return {n: torch.zeros_like(t) if h is None else h for n, t, h in zip(rows, at, image, strict=True)}
+
+
+def gradients(value: Tensor, at: Vector, weight: Tensor | None = None) -> dict[str, Tensor]:
+    """d value / d at, of several values J^T weight; zeros where they do not depend on it."""
+    found: Sequence[Tensor | None] = [None] * len(at)
+    if value.requires_grad:
+        found = torch.autograd.grad(value, list(at.values()), weight, allow_unused=True)
+    return {n: torch.zeros_like(t) if g is None else g.detach() for (n, t), g in zip(at.items(), found, strict=True)}
 
 
 def require_twice(gradients: Sequence[Tensor | None]) -> None:

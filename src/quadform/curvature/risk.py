@@ -10,20 +10,21 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, grad_and_value, jvp
+from torch.func import grad_and_value, jvp
 
 from ..core.errors import InputError, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
 from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_unusable
-from .runners import FunctionRunner, Loss, ModuleRunner, Runner
+from .retained import gradients
+from .runners import FunctionRunner, Loss, ModuleRunner, Runner, own_loss
 from .views import attention_views
 
 IGNORED = -100  # the label torch's cross-entropy leaves out
@@ -64,15 +65,19 @@ class Risk:
             raise InputError("a risk needs data: one batch, or an iterable of batches.")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
+        model = getattr(model, "_orig_mod", model)  # torch.compile'd: its parts can be differentiated once only
         self.model: nn.Module | Callable[..., Any] = model
         self.loss, self.train_mode, self.count = loss, train_mode, count
         self.batches = _batches(data)
         self._whole: Risk | None = None
         self.notes: list[str] = []
+        self.writes = False
         self.twice = False  # whether it was seen that all its operators can be differentiated twice
+        self.forward: bool | None = None  # whether forward derivatives agree with reverse ones, where it was measured
         if isinstance(model, nn.Module):
             chosen, self.coverage, views = self._choose(model, params, include_frozen)
-            self._runner: Runner = ModuleRunner(model, loss)
+            self.writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
+            self._runner: Runner = ModuleRunner(model, loss, self.writes)
         else:
             if not isinstance(params, Mapping) or loss is None:
                 raise InputError(
@@ -83,7 +88,7 @@ class Risk:
                 f"{len(chosen)} of {len(chosen)} tensors, {sum(t.numel() for t in chosen.values()):,} parameters"
             )
             self._runner = FunctionRunner(model, loss)
-        refuse_unusable(chosen)
+        refuse_unusable(chosen, dict(model.named_parameters()) if isinstance(model, nn.Module) else chosen)
         self.params = {name: t.detach() for name, t in chosen.items()}
         self.space = Space.of(self.params, views)
         first = next(iter(self.params.values()))
@@ -95,8 +100,9 @@ class Risk:
         on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
         self.fused = attention == "fused" or (attention == "auto" and on_gpu)
         counts = [self.terms(b) for b in self.batches]
-        if not min(counts) > 0:
-            raise InputError(f"batch {counts.index(min(counts)) + 1} of {len(counts)} has no loss terms.")
+        for i, c in enumerate(counts):
+            if not 0 < c < math.inf:
+                raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")
         self.weights = [c / sum(counts) for c in counts]
         self.check_deterministic()
         if not quiet:
@@ -137,9 +143,15 @@ class Risk:
         total: dict[str, Tensor] = {}
         with self.context():
             for weight, batch in zip(self.weights, self.batches, strict=True):
-                for n, g in grad(lambda q, b=batch: self.run(q, b)[0])(at).items():
-                    total[n] = weight * g.detach() + total[n] if n in total else weight * g.detach()
+                for n, g in self.batch_gradient(at, batch).items():
+                    total[n] = weight * g + total[n] if n in total else weight * g
         return group_of(self.space).total(total or {n: torch.zeros_like(t) for n, t in at.items()}, at)
+
+    def batch_gradient(self, params: Vector, batch: Any) -> dict[str, Tensor]:
+        """The gradient of the loss of one batch, inside a `context`."""
+        with torch.enable_grad():
+            at = {n: t.detach().requires_grad_() for n, t in params.items()}
+            return gradients(self.run(at, batch)[0], at)
 
     def run(
         self, params: Vector, batch: Any, split: str | None = None, shift: Tensor | None = None
@@ -162,8 +174,8 @@ class Risk:
         return F
 
     def buffers(self) -> list[Tensor]:
-        """Tensors of the model that the loss may read beside its parameters."""
-        return list(self.model.buffers()) if isinstance(self.model, nn.Module) else []
+        """Tensors of the model that the loss may read beside the parameters that are measured."""
+        return [*self.model.parameters(), *self.model.buffers()] if isinstance(self.model, nn.Module) else []
 
     # --- split over processes ---------------------------------------------------------------------------------------
     @property
@@ -183,6 +195,8 @@ class Risk:
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
         """Evaluation mode, attention that can be differentiated twice, and random state: set inside, restored after."""
+        if torch.is_inference_mode_enabled():
+            raise InputError("inside `torch.inference_mode()` nothing can be differentiated; use `torch.no_grad()`.")
         model = self.model if isinstance(self.model, nn.Module) else None
         modes = [(m, m.training) for m in model.modules()] if model is not None else []
         devices = [self.device] if self.device.type == "cuda" else []
@@ -216,6 +230,9 @@ class Risk:
                 if calls and not i:
                     path = "quadform kernel" if self.fused else "math path"
                     self.notes.append(f"fused attention -> {path} while measuring, as it has no second derivative")
+                if not isinstance(a, Tensor) or not a.is_floating_point():
+                    kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
+                    raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
                 if a.dim() != 0:
                     raise InputError(
                         f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean."
@@ -238,8 +255,8 @@ class Risk:
 
     def _terms(self, batch: Any) -> float:
         if self.loss is None and isinstance(self.model, nn.Module):
-            own = getattr(self.model, "loss", None)
-            if callable(own) and "reduction" in inspect.signature(own).parameters:
+            own = own_loss(self.model)
+            if own is not None and "reduction" in inspect.signature(own).parameters:
                 with torch.no_grad(), self.context():
                     total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
                 counted = float(total / mean) if float(mean) else math.nan
@@ -252,6 +269,11 @@ class Risk:
         if isinstance(params, Mapping):
             raise InputError("params={...} is for function models; for a module give globs of parameter names.")
         named = dict(model.named_parameters())
+        lazy = [n for n, p in named.items() if nn.parameter.is_lazy(p)]
+        if lazy:
+            raise InputError(
+                f"`{lazy[0]}` has no shape yet (a lazy module). Call the model on one batch before measuring."
+            )
         usable = {n: p for n, p in named.items() if p.is_floating_point() and (p.requires_grad or include_frozen)}
         frozen = [n for n, p in named.items() if p.is_floating_point() and not p.requires_grad]
         integer = [n for n, p in named.items() if not p.is_floating_point()]
@@ -323,6 +345,8 @@ def _batches(data: Any) -> list[Any]:
         isinstance(data, tuple) and all(isinstance(t, Tensor | Mapping) for t in data)
     ):
         data = [data]
+    if not isinstance(data, Iterable) or isinstance(data, str):
+        raise InputError(f"data is one batch or an iterable of batches; got {type(data).__name__}.")
     batches = [dict(b) if isinstance(b, Mapping) else b for b in data]
     if not batches:
         raise InputError("data holds no batches.")
@@ -331,7 +355,7 @@ def _batches(data: Any) -> list[Any]:
 
 def _targets(batch: Any, shifted: bool) -> float:
     """How many targets a batch holds: labels that count (all but the first of a row if `shifted`), or entries of y."""
-    named = ("labels", "target", "targets", "tokens", "input_ids")
+    named = ("labels", "target", "targets", "start_positions", "tokens", "input_ids")
     if isinstance(batch, Mapping):
         target = next((batch[name] for name in named if name in batch), next(iter(batch.values()), None))
     else:

@@ -29,6 +29,7 @@ from ..distributed.processes import group_of
 from ..kernels.choice import default_precision
 from ..kernels.replay import Shared
 from .retained import Retained
+from .reverse import forward_agrees, require_symmetric
 from .risk import Risk
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Products:
         chunk: int,
         expected: int,
         scalar: Scalar | None = None,
+        by_reverse: Product | None = None,
     ) -> None:
         if route not in ROUTES:
             raise InputError(f"route {route!r} is not one of {', '.join(map(repr, ROUTES))}.")
@@ -95,12 +97,15 @@ class Products:
         self.kept: dict[int, tuple[Any, Any, int]] = {}  # batch -> (state of the weights, what is kept there, bytes)
         self.recomputes = False  # said that it does not fit
         self.shared = Shared()  # memory of the programs' graphs
-        self.scalar = scalar
+        self.scalar, self.by_reverse = scalar, by_reverse
+        self.forward = True  # whether forward derivatives may be used
         self.group = group_of(risk.space)
 
     def __call__(self, V: Vector) -> dict[str, Tensor]:
         k = next(iter(V.values())).shape[0]
         parts, start = [], 0
+        if not k:
+            return {n: self.risk.params[n].new_zeros((0, *self.risk.params[n].shape)) for n in self.rows}
         with self.risk.context():
             self._check_twice()
             if self.route == "auto":
@@ -121,11 +126,17 @@ class Products:
         return {n: torch.cat([p[n] for p in parts]) for n in self.rows} if len(parts) > 1 else parts[0]
 
     def _check_twice(self) -> None:
-        """Once for a risk: every operator behind the gradient can be differentiated again."""
+        """Once for a risk: every operator behind the gradient can be differentiated again, and rightly."""
         if self.risk.twice or not self.risk.batches:
             return
         with contextlib.suppress(torch.OutOfMemoryError):
-            Retained(lambda p: self.risk.run(p, self.risk.batches[0])[0], self.risk.params, tuple(self.risk.params))
+            at, batch = self.risk.params, self.risk.batches[0]
+            if not Retained(lambda p: self.risk.run(p, batch)[0], at, tuple(at)).depends:
+                raise InputError(
+                    "the loss has no gradient: it does not see the parameters, or only through `.detach()` or"
+                    " `torch.no_grad()`. Nothing was measured."
+                )
+            require_symmetric(self.risk, batch)
         self.risk.twice = True
 
     def _some(self, V: Vector) -> dict[str, Tensor]:
@@ -137,6 +148,11 @@ class Products:
         return total
 
     def _batch(self, i: int, V: Vector) -> dict[str, Tensor]:
+        if self.route != "eager" and self.risk.writes:
+            say(f"{self.what}: cannot be {self.route} (training mode writes into buffers); step by step instead.")
+            self.route = "eager"
+        if self.route != "eager" and not self._forward():
+            self.route = "eager"
         if self.route != "eager":
             try:
                 return self._by_program(i, V)
@@ -161,6 +177,38 @@ class Products:
                 say(f"{self.what}: no second backward pass for this model ({in_short(error)}); forward over reverse.")
                 self.scalar = None
                 self.kept.clear()
+        if self._forward():
+            try:
+                return self._by_forward(batch, V, k)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                if self.by_reverse is None:
+                    why = f"neither a second backward pass nor a forward derivative ({in_short(error)})"
+                    raise InputError(f"{self.what}: this model has {why}. Nothing was measured.") from error
+                say(f"{self.what}: no forward derivative for this model ({in_short(error)}); reverse passes alone.")
+                self.forward = False
+        if self.by_reverse is None:
+            raise InputError(
+                f"{self.what}: this model has no second backward pass, and forward derivatives go through its parts"
+                " under `torch.no_grad`. Nothing was measured; use `.detach()` there."
+            )
+        one = self.by_reverse
+        images = [one(self.risk.params, batch, {n: t[j] for n, t in V.items()}, self.rows) for j in range(k)]
+        return {n: torch.stack([im[n] for im in images]).detach() for n in self.rows}
+
+    def _forward(self) -> bool:
+        """Whether forward derivatives may be used, see `reverse`."""
+        if self.forward and not forward_agrees(self.risk):
+            self.forward = False
+            say(
+                f"{self.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad`;"
+                " reverse passes alone, which see what training sees."
+            )
+        return self.forward
+
+    def _by_forward(self, batch: Any, V: Vector, k: int) -> dict[str, Tensor]:
+        """Forward over reverse: several vectors at once where the model survives it."""
         if self.stacked and k > 1:
             try:
                 return self._stack(self.risk.params, batch, V)
@@ -200,7 +248,7 @@ class Products:
         """One vector through the programs of this shape of batch."""
         leaves, spec = tree_flatten(self.risk.batches[i])
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (str(spec), tuple((tuple(t.shape), t.dtype) for t in tensors))
+        key = (str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves))
         primal = (dict(self.risk.params), tensors)
         V = {n: t.contiguous() for n, t in V.items()}
         if key not in self.programs:

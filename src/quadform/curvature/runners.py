@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,14 +35,19 @@ class FunctionRunner(Runner):
         return self.loss(F if shift is None else F + shift, batch), F
 
 
+def own_loss(model: nn.Module) -> Callable[..., Tensor] | None:
+    """The method `model.loss`; None where it has none, or an attribute that is no method (`self.loss = F.mse_loss`)."""
+    own = getattr(model, "loss", None)
+    return own if inspect.ismethod(own) else None
+
+
 class _Call(nn.Module):
     """A module whose forward is `loss of model on batch`, so that one functional call serves all kinds of model."""
 
     def __init__(self, model: nn.Module, loss: Loss | None) -> None:
         super().__init__()
         self.model, self.loss = model, loss
-        own = getattr(model, "loss", None)
-        self.own_loss = own if loss is None and callable(own) and not isinstance(own, nn.Module) else None
+        self.own_loss = own_loss(model) if loss is None else None
 
     def forward(self, batch: Any) -> Tensor:
         if self.own_loss is not None:
@@ -62,9 +68,11 @@ class _Call(nn.Module):
 
 
 class ModuleRunner(Runner):
-    def __init__(self, model: nn.Module, loss: Loss | None) -> None:
+    """`fresh` gives every evaluation copies of the buffers: batch norm in training mode writes into them."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None, fresh: bool) -> None:
         self.call = _Call(model, loss)
-        self.model = model
+        self.model, self.fresh = model, fresh
 
     def _module(self, split: str | None) -> nn.Module:
         if split is not None:
@@ -92,8 +100,11 @@ class ModuleRunner(Runner):
             return (F + shift, *out[1:]) if isinstance(out, tuple) else F + shift
 
         handle = self._module(split).register_forward_hook(look)
+        given = {f"model.{n}": t for n, t in params.items()}
+        if self.fresh:
+            given |= {f"model.{n}": t.clone() for n, t in self.model.named_buffers()}
         try:
-            value = functional_call(self.call, {f"model.{n}": t for n, t in params.items()}, (batch,))
+            value = functional_call(self.call, given, (batch,))
         finally:
             handle.remove()
         return value, seen[0] if len(seen) == 1 else None
