@@ -218,3 +218,12 @@ def test_unknown_backend_is_refused():
     """Only known twins can be forced."""
     with pytest.raises(InputError, match="unknown"), using("cuda"):
         pass
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(0, 3), (3, 0), (0, 0)])
+def test_nothing_to_look_at_gives_zeros(rows, columns):
+    """No rows, or no keys: zeros of the right shape, with gradients of zero, as torch's own attention gives."""
+    q, k, v = (torch.randn(2, 2, n, 4, dtype=torch.float64, requires_grad=True) for n in (rows, columns, columns))
+    out = attention(q, k, v)
+    torch.testing.assert_close(out, torch.nn.functional.scaled_dot_product_attention(q, k, v))
+    assert not any(g.any() for g in torch.autograd.grad(out.sum(), (q, k, v), allow_unused=True) if g is not None)

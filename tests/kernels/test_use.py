@@ -1,5 +1,7 @@
 """How others use the kernels: blockwise products, one program, SDPA users, Hugging Face models."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -244,3 +246,23 @@ def test_compiled_models_take_the_stock_attention():
     inner = grad(lambda q: attend(q, q, q, causal=True).sum())
     torch.compile(lambda q: inner(q), backend=backend)(q.detach())
     assert not any("scaled_dot_product" in name for names in seen for name in names)
+
+
+def test_scopes_of_two_threads_end_in_any_order():
+    """The scope that was entered first ends first; torch's own function is back after both, and not before."""
+    functional = torch.nn.functional
+    stock, entered, left = functional.scaled_dot_product_attention, threading.Event(), threading.Event()
+
+    def first():
+        with second_order_sdpa():
+            entered.set()
+            left.wait(10)
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    entered.wait(10)
+    with second_order_sdpa():
+        left.set()
+        thread.join()
+        assert functional.scaled_dot_product_attention is not stock
+    assert functional.scaled_dot_product_attention is stock

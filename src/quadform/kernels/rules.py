@@ -145,9 +145,11 @@ def attention(
                averages the values a row may see (`causal` and `mask`; `bias` does not enter): a running mean
                Source: [HMZ23, Sec. 3], [HH24, Eq. 5]
 
-    A row that sees no key attends to nothing: zeros, where the stock softmax gives NaN.
+    A row that sees no key attends to nothing: zeros, where a plain softmax gives NaN.
     """
     batch, q4, k4, v4, bias4, mask4 = _shapes(q, k, v, bias, mask, alpha, gamma)
+    if not (q.shape[-2] and k.shape[-2]):  # no rows, or nothing to see
+        return q.new_zeros(*q.shape[:-1], v.shape[-1]) + 0 * q[..., :0, :].sum()
     groups = q4.shape[1] // k4.shape[1]
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     shape = alpha is not None or beta is not None or gamma is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """torch's function of that name through `attention`, with its signature.
 
-    Differs where a row sees no key (zeros here), and refuses dropout: a Hessian of a random loss is none.
+    A row that sees no key gives zeros. Dropout is refused: a Hessian of a random loss is none.
     """
     if dropout_p:
         raise InputError(
@@ -47,6 +49,11 @@ def scaled_dot_product_attention(
     return out.reshape(*lead, *out.shape[-2:]) if heads else out
 
 
+_lock = threading.Lock()
+_replaced: list[list[Any]] = []
+"""What scopes have replaced, and how many of them are inside: threads leave in any order."""
+
+
 @contextlib.contextmanager
 def second_order_sdpa() -> Iterator[None]:
     """Inside the scope `F.scaled_dot_product_attention` can be differentiated twice, at linear memory.
@@ -55,13 +62,20 @@ def second_order_sdpa() -> Iterator[None]:
             loss = model(x)
             g = torch.autograd.grad(loss, params, create_graph=True)
 
-    Replaces the attribute in `torch.nn.functional` for all threads until the scope ends; modules that imported the
-    function under their own name are not reached.
+    Replaces the attribute in `torch.nn.functional` for all threads until the last scope ends; modules that imported
+    the function under their own name are not reached.
     """
     functional = torch.nn.functional
-    before = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    with _lock:
+        if functional.scaled_dot_product_attention is scaled_dot_product_attention:
+            _replaced[-1][1] += 1
+        else:
+            _replaced.append([functional.scaled_dot_product_attention, 1])
+            functional.scaled_dot_product_attention = scaled_dot_product_attention
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = before
+        with _lock:
+            _replaced[-1][1] -= 1
+            if not _replaced[-1][1]:
+                functional.scaled_dot_product_attention = _replaced.pop()[0]
