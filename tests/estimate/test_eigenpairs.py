@@ -51,6 +51,24 @@ def test_outliers(reorthogonalise: str, block: int, rows: int, dtype: torch.dtyp
     assert all(e.kind == "estimate" and e.stderr <= 1e-3 * abs(e.value) for e in found.top)
 
 
+def test_asymmetry_of_what_is_called_symmetric() -> None:
+    """|A - A^T| / (2 |A|) once all dimensions are multiplied; round-off for a symmetric operator."""
+
+    class Skew(Operator):
+        def apply(self, V):
+            return {"x": V["x"] @ M.T}
+
+    g = torch.Generator().manual_seed(0)
+    M = torch.randn(12, 12, generator=g, dtype=torch.float64)
+    M = M + M.T
+    for noise in (0.0, 1e-3):
+        M = M + noise * torch.randn(12, 12, generator=g, dtype=torch.float64)
+        A = Skew(Space((("x", (12,)),)), dtype=M.dtype, device=M.device, symmetric=True)
+        found = eigenpairs(A, top=12, max_products=12)
+        assert found.products == 12
+        assert found.asymmetry == pytest.approx(float((M - M.T).norm() / (2 * M.norm())), rel=1e-6, abs=1e-14)
+
+
 def test_both_ends_after_restarts() -> None:
     """Top and bottom together, through many thick restarts of a small basis, to a tight tolerance."""
     d = outliers(400)

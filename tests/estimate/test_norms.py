@@ -179,6 +179,27 @@ def test_stable_rank() -> None:
         assert abs(e.value - float(d.square().sum() / 1600)) <= 5 * e.stderr
 
 
+def test_error_of_the_stable_rank() -> None:
+    """The change of |A|_F^2 / |A|_2^2 under a standard error of each norm, the two joined as independent."""
+    A = Spectrum(outliers(400))
+    e, F, top = stable_rank(A, seed=1), frobenius(A, seed=1), spectral_norm(A, max_products=60, seed=1)
+    by_F = ((F.value + F.stderr) ** 2 - (F.value - F.stderr) ** 2) / 2 / top.value**2
+    by_top = F.value**2 * ((top.value - top.stderr) ** -2 - (top.value + top.stderr) ** -2) / 2
+    assert e.stderr == pytest.approx(math.hypot(by_F, by_top), rel=1e-3)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_products_of_a_small_rank_are_counted(symmetric: bool) -> None:
+    """An operator of rank 3 is found whole: m products that find its range and 3 that measure it."""
+    g = torch.Generator().manual_seed(0)
+    U, V = torch.randn(2, 80, 3, generator=g, dtype=torch.float64)
+    M = U @ U.T if symmetric else U @ V.T
+    space = Space((("x", (80,)),))
+    e = frobenius(Dense(M, space, symmetric=True) if symmetric else Dense(M, space, space, symmetric=False), 24)
+    assert e.value == pytest.approx(float(M.norm()), rel=1e-10)
+    assert e.matvecs == (12 if symmetric else 8) + 3
+
+
 # --- blocks -----------------------------------------------------------------------------------------------------------
 def layer() -> AttentionLayer:
     g = torch.Generator().manual_seed(1)

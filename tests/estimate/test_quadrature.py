@@ -115,6 +115,21 @@ def test_small_is_exact(n: int, zeros: int) -> None:
     assert found.moment(2).value == pytest.approx(float(d.square().mean()), rel=1e-10, abs=1e-14)
 
 
+def test_errors_of_shares_are_their_spread() -> None:
+    """Over forty seeds: the error of the share of negative curvature is its spread, that of the share of eigenvalues
+    is up to five times its spread (what a rule cannot resolve is taken as uniform between two nodes)."""
+    d = torch.randn(120, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.7
+    found = [density(Spectrum(d), 6, 8, seed=seed) for seed in range(40)]
+    shares = {
+        "curvature": ([f.negative_curvature() for f in found], float(d.clamp(max=0).abs().sum() / d.abs().sum()), 1.4),
+        "mass": ([f.negative_mass() for f in found], float((d < 0).double().mean()), 5.0),
+    }
+    for name, (estimates, truth, most) in shares.items():
+        off = torch.tensor([e.value - truth for e in estimates]).square().mean().sqrt()
+        said = torch.tensor([e.stderr for e in estimates]).square().mean().sqrt()
+        assert 0.7 <= float(said / off) <= most, name
+
+
 def test_rank_deficient() -> None:
     """A large exact null space: the Krylov spaces end early, and the null space counts as neither sign."""
     d = torch.zeros(300, dtype=torch.float64)

@@ -72,6 +72,21 @@ def test_decay_pulls_towards_the_anchor(branch):
 
 
 @given(branches)
+def test_decay_of_sgd_pulls_towards_the_anchor(branch):
+    """dW <- (1 - lr wd) dW - lr g branch is U <- (1 - lr' wd') U - lr' g for U = branch dW, W = skip W_init + U."""
+    W_init, loss = problem()
+    step = Step(lr=1e-2, weight_decay=0.3)
+    dual = dual_step("sgd", step, branch)
+    V, U = torch.full((3, 3), 0.5, dtype=f64), torch.full((3, 3), 0.5 * branch, dtype=f64)
+    for _ in range(6):
+        V = (1 - step.lr * step.weight_decay) * V - step.lr * torch.func.grad(
+            lambda v: loss(compose(W_init, v, 0.8, branch))
+        )(V)
+        U = (1 - dual.lr * dual.weight_decay) * U - dual.lr * torch.func.grad(lambda u: loss(0.8 * W_init + u))(U)
+        torch.testing.assert_close(branch * V, U, rtol=1e-10, atol=1e-12)
+
+
+@given(branches)
 def test_split_inverts_compose(branch):
     """split(compose(dW)) = dW; a fixed matrix (branch 0) has no dW."""
     W_init, _ = problem()

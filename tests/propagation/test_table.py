@@ -43,6 +43,15 @@ def test_a_wrong_number_fails(record):
     assert not table.Claim("", "no skip, bidirectional/residual/3", 1e-30, most=True).holds(record)
 
 
+def test_a_claim_allows_for_the_spread_of_both_means():
+    """Two means of networks, of n and of m, differ by t sqrt(s^2 / n + s^2 / m), s^2 / n the squared standard error."""
+    near = table.rank_collapse_table(seq_len=4, dim=4, heads=1, depths=(1,), seeds=2, predict=False)
+    near = dataclasses.replace(near, inputs={"seeds": 8}, scalars={"x": Estimate(0.0, 1.0, "estimate")})
+    width = 4.4 * (1 + 8 / 2) ** 0.5  # Student's t of 7 degrees of freedom at 0.3 %: 4.40
+    assert table.Claim("", "x", 0.98 * width, networks=2).holds(near)
+    assert not table.Claim("", "x", 1.02 * width, networks=2).holds(near)
+
+
 def test_the_table_reads_and_saves(tmp_path):
     """A small table survives saving, and prints one line a row with the predictions in brackets."""
     small = table.rank_collapse_table(seq_len=6, dim=8, heads=2, depths=(1, 2), seeds=2)
