@@ -202,6 +202,21 @@ def test_ritz_values_interlace(layer):
     assert float(ritz[0]) <= found.rayleigh + slack
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("d", "d_K", "part"), [(4, 3, 1e-5), (4, 3, 1e-9), (4, 3, 0.0), (2, 6, 1.0)])
+def test_ritz_values_interlace_for_weights_of_nearly_lower_rank(dtype, d, d_K, part):
+    """Directions that the weights nearly kill are rounding: they are left out, and the bounds stay bounds."""
+    gen = torch.Generator().manual_seed(0)
+    X, Y, W = rand(gen, 5, d), rand(gen, 5, 3), [rand(gen, d, n) for n in (d_K, d_K, 3)]
+    for w in W[:2]:
+        w[:, -1] = part * w[:, -1] + (1 - part) * w[:, 0]
+    ritz = qk(AttentionLayer(X.to(dtype), *(w.to(dtype) for w in W), Y.to(dtype))).ritz()
+    values = torch.linalg.eigvalsh(AttentionLayer(X, *W, Y).matrix())
+    slack = torch.finfo(dtype).eps ** 0.5 * float(values.abs().max())
+    assert float(values[0]) - slack <= float(ritz[0])
+    assert float(ritz[-1]) <= float(values[-1]) + slack
+
+
 @settings(max_examples=25, deadline=None)
 @given(layers(max_width=9, width=2))
 def test_exact_bulk(layer):
@@ -271,6 +286,19 @@ def test_balancing_map(r, seed):
     assert cost(S) <= cost(torch.eye(r, dtype=torch.float64)) * (1 + 1e-12)
     near = S + 0.01 * other
     assert cost(S) <= cost(near) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_balancing_map_of_nearly_singular_matrices(seed):
+    """S A S = S^-1 B S^-1 also for condition numbers of 1e10, as the keys of saturated attention give them."""
+    E = torch.linalg.qr(rand(torch.Generator().manual_seed(seed), 3, 3)).Q
+    A = E * torch.logspace(-10, 0, 3, dtype=torch.float64) @ E.T
+    B = 2 * A
+    S = balancing_map(A, B)
+    inverse = torch.linalg.inv(S)
+    left, right = S @ A @ S, inverse @ B @ inverse
+    assert float((left - right).abs().max()) <= 1e-8 * float(left.abs().max())
+    assert float(left.trace()) == pytest.approx(2**0.5 * float(A.trace()), rel=1e-8)
 
 
 @settings(max_examples=20, deadline=None)

@@ -366,3 +366,19 @@ def test_input_errors():
         model.functional(Q, V).in_covariances()
     with pytest.raises(InputError, match="two positive scales"):
         measure(lambda s: {}, [1.0])
+    with pytest.raises(InputError, match="two positive scales"):
+        measure(lambda s: {"a": 0.0}, [1.0, 1.0])
+    with pytest.raises(InputError, match=r"block a is zero or infinite at scale 0\.1"):
+        measure(lambda s: {"a": math.log(s) if s > 0.5 else -math.inf}, [0.1, 1.0, 2.0])
+    with pytest.raises(UnknownName, match="'total' is no part; known: outer, functional"):
+        model.exponents("total", "X")
+    with pytest.raises(UnknownName, match="is no dl; known: constant"):
+        model.exponents("outer", "X", dl="square")
+    with pytest.raises(UnknownName, match="is no regime; known: small, large"):
+        model.exponents("outer", "X", "tiny")
+
+
+def test_labels_name_the_blocks():
+    """`query` is W_Q here as everywhere."""
+    model = GrowthModel(SoftmaxAttention())
+    assert model.functional("query", "value") == model.functional(Q, V)

@@ -129,9 +129,11 @@ class Gauge:
         basis = torch.cat([t.flatten(1) for t in self.direction(B).values()], 1)
         image = torch.cat([t.flatten(1) for t in self.action(B).values()], 1)
         U, s, _ = torch.linalg.svd(basis, full_matrices=False)
-        keep = s > s.max() * 1e-10
+        keep = (
+            s > s.max() * torch.finfo(s.dtype).eps ** 0.5
+        )  # what is left out only widens the bounds; rounding would not
         T = (U[:, keep] / s[keep]).T  # rows: combinations of B whose directions are orthonormal
-        K = T @ (image @ basis.T) @ T.T
+        K = (T @ image) @ (T @ basis).T
         return torch.linalg.eigvalsh((K + K.T) / 2)
 
 
@@ -207,16 +209,17 @@ def balancing_map(A: Tensor, B: Tensor) -> Tensor:
     With A = W_Q^T W_Q and B = W_K^T W_K, `W_Q -> W_Q S`, `W_K -> W_K S^{-T}` minimises |W_Q|^2 + |W_K|^2 on the orbit:
     the square of S is the geometric mean of A^-1 and B. Other positive A, B minimise tr(S^T A S) + tr(S^-1 B S^-T).
     """
-    a, E = torch.linalg.eigh(A)
-    b = torch.linalg.eigvalsh(B)
+    a, b = torch.linalg.eigvalsh(A), torch.linalg.eigvalsh(B)
     smallest = torch.finfo(A.dtype).eps * A.shape[0]
     if not (float(a[0]) > smallest * float(a[-1]) and float(b[0]) > smallest * float(b[-1])):
         raise InputError(
             "a balancing map needs positive definite Gram matrices; these are singular. `balance` takes any rank."
         )
-    root, inverse = (E * a.sqrt()) @ E.T, (E / a.sqrt()) @ E.T
-    square = inverse @ _root(root @ B @ root) @ inverse
-    return _root((square + square.T) / 2)
+    other = _root(B)
+    _, s, Vh = torch.linalg.svd(_root(A) @ other)
+    T = other @ Vh.T / s.sqrt()  # A^(1/2) T = U s^(1/2) and B^(1/2) T^-T = V s^(1/2): nothing is inverted
+    X, size, _ = torch.linalg.svd(T)
+    return (X * size) @ X.T
 
 
 def _root(M: Tensor) -> Tensor:

@@ -24,6 +24,8 @@ from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from ..core.errors import InputError, UnknownName, did_you_mean
+from ..core.space import paper_name
+from ..core.spec import choose
 
 Regime = Literal["small", "large"]
 Key = TypeVar("Key")
@@ -255,12 +257,12 @@ class GrowthModel:
         return out
 
     def _known(self, name: str) -> str:
-        if name not in self.parameters:
+        if paper_name(name) not in self.parameters:
             raise UnknownName(
                 f"no parameter matches {name!r}; this stack has {', '.join(self.parameters)}."
                 f"{did_you_mean(name, self.parameters)}"
             )
-        return name
+        return paper_name(name)
 
     def jacobian(self, a: str) -> Growth:
         return self.derivative(self.output, self._known(a))
@@ -289,6 +291,7 @@ class GrowthModel:
 
         `path` is a symbol, or exponents for several: `{"X": 1, "t": 2}` scales the data and holds the scores fixed.
         """
+        choose("regime", regime, ("small", "large"))
         path = {path: 1.0} if isinstance(path, str) else path
         known = {"X", "t", "Y", "dl", *self.parameters}
         for name in path:
@@ -321,6 +324,8 @@ class GrowthModel:
         dl: Literal["constant", "squared", "squared, Y = 0"] = "constant",
     ) -> dict[tuple[str, str], float]:
         """The exponent of every block (a not before b); -inf for blocks that are exactly zero."""
+        choose("part", part, ("outer", "functional"))
+        choose("dl", dl, ("constant", "squared", "squared, Y = 0"))
         out = {}
         for i, a in enumerate(self.parameters):
             for b in self.parameters[: i + 1]:
@@ -345,7 +350,7 @@ def measure(log_norms: Callable[[float], Mapping[Key, float]], scales: Sequence[
 
     `log_norms(s)` gives the logarithm of every block's norm at scale s. A block that is zero everywhere has slope -inf.
     """
-    if len(scales) < 2 or min(scales) <= 0:
+    if len(set(scales)) < 2 or min(scales) <= 0:
         raise InputError(f"a slope needs two positive scales or more; got {list(scales)}.")
     x = [math.log(s) for s in scales]
     rows = [log_norms(s) for s in scales]
@@ -356,6 +361,11 @@ def measure(log_norms: Callable[[float], Mapping[Key, float]], scales: Sequence[
         if max(y) == -math.inf:
             out[key] = Slope(-math.inf, 0.0)
             continue
+        if not all(map(math.isfinite, y)):
+            at = next(s for s, value in zip(scales, y, strict=True) if not math.isfinite(value))
+            raise InputError(
+                f"the norm of block {key} is zero or infinite at scale {at:g} and not at others; leave that scale out."
+            )
         slope = sum((a - mean) * b for a, b in zip(x, y, strict=True)) / sum((a - mean) ** 2 for a in x)
         local = [(b1 - b0) / (a1 - a0) for (a0, b0), (a1, b1) in pairwise(zip(x, y, strict=True))]
         out[key] = Slope(slope, max(local) - min(local))

@@ -17,11 +17,12 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from ..core.errors import CheckFailed, InputError, UnknownName, did_you_mean
+from ..core.errors import CheckFailed, InputError, UnknownName
 from ..core.memory import empty_matrix, guard_memory
 from ..core.operator import Block, Operator
 from ..core.record import Estimate
 from ..core.space import Space, Vector, paper_name
+from ..core.spec import choose
 from .loss import OutputLoss
 from .terms import Term, attribution, in_range, squared_norm
 from .writing import block
@@ -34,9 +35,7 @@ _LOG_MAX = math.log(sys.float_info.max)
 
 def known_part(part: str) -> Part:
     """`part`, if the Hessian has such a one."""
-    if part not in PARTS:
-        raise UnknownName(f"a Hessian has no part {part!r}; there are {', '.join(PARTS)}.{did_you_mean(part, PARTS)}")
-    return part
+    return choose("part of a Hessian", part, PARTS)
 
 
 class TokenLayer(ABC):
