@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from quadform.core.errors import FileError, UnknownName
+from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.nn.transformer import Transformer
 from quadform.train import DATASETS, Dataset, TrainConfig, dataset, open_run, train
+from quadform.train.fetch import build
+from quadform.train.runs import Run
 
 
 def test_open_run(tmp_path: Path) -> None:
@@ -32,6 +34,28 @@ def test_no_run_here(tmp_path: Path) -> None:
     """A folder without a run is an error that says how to make one."""
     with pytest.raises(FileError, match="no training run at"):
         open_run(tmp_path)
+
+
+def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    """A byte of the command line that is no UTF-8 comes as a lone surrogate; no tokenizer can write it."""
+    data = dataset("pystdlib", seq_len=16, limit=4000)
+    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    run = Run(None, model, data, TrainConfig(), 0, {})
+    with pytest.raises(InputError, match="no text in UTF-8"):
+        run.decode(["def \udcff"])
+
+
+def test_data_that_is_not_here_is_told_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on own data in a relative folder, opened from elsewhere: the error says which folder, and from where."""
+    (tmp_path / "p.tsv").write_text("".join(f"word {i}\tWort {i}\n" for i in range(200)))
+    monkeypatch.chdir(tmp_path)
+    build(["p.tsv"], "own")
+    data = dataset("own")
+    kept = data.to_dict()
+    assert Dataset.from_dict(kept).settings == data.settings
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(FileError, match="no data set in the folder own, seen from"):
+        next(Dataset.from_dict(kept).batches("train", 2))
 
 
 @pytest.mark.parametrize("name", [n for n in ("add", "copy", "sort", "numbers-ko", "pystdlib") if n in DATASETS])

@@ -75,6 +75,11 @@ def _opened(name: str, digest: str = "") -> Fetched:
             f"{name} is not here yet. `quadform data fetch {name}` fetches it"
             f" ({megabytes(wanted)}, licence: {licence(wanted)})."
         )
+    if found is None and (digest or "/" in name):
+        raise FileError(
+            f"there is no data set in the folder {name}, seen from {Path.cwd()}. Go to where it was named from, or put "
+            f"it back there."
+        )
     if found is None:
         item(name)  # no such name: the error that lists what there is
         raise FileError(f"there is no data at {name}.")

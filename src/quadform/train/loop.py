@@ -162,8 +162,8 @@ class _Run:
             changed = differences(state["identity"], plain(self.identity()))
             if changed:
                 raise InputError(
-                    f"{out} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
-                    f"or another folder, or resume=False to begin anew."
+                    f"{out} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, or "
+                    f"another folder to begin anew (from Python also resume=False)."
                 )
             self.state = _State(**state["state"])
         except (KeyError, TypeError, AttributeError) as error:
