@@ -18,6 +18,8 @@ from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 from quadform.nn import Transformer
+from quadform.report.texts import EN
+from quadform.report.why import summary
 from quadform.train import TrainConfig, dataset
 
 
@@ -150,7 +152,11 @@ def test_query_against_value_is_said_from_three_times_on():
     )
     assert "Value blocks are 4x flatter" in fake(full_0_ratio=(0.25, 0.01)).sentence("adam")
     assert "can fit both" in fake(full_0_ratio=(2.9, 0.01)).sentence("adam")
-    assert "can fit both" in fake(full_0_ratio=(4.0, 3.9)).sentence("adam"), "within its error nothing is claimed"
+    for ratio in ((4.0, 3.9), (0.1, 0.12)):  # within its error nothing is claimed, in the report neither
+        unsure = fake(full_0_ratio=ratio)
+        assert unsure.sentence("adam").endswith("within two standard errors: nothing can be said of them.")
+        assert "within two standard errors" in summary(unsure.record, EN)
+    assert "40 times flatter" in summary(fake(full_0_ratio=(40, 1)).record, EN)
 
 
 def test_a_part_is_said_to_matter_beyond_twice_and_its_error_alone():
@@ -172,6 +178,8 @@ def test_warm_up_is_advised_where_the_ceiling_starts_low():
     assert fake(full_0_ceiling_adamw=(1e-4, 0), full_9_ceiling_adamw=(1e-3, 0)).sentence("warmup").endswith("warm up.")
     assert "decay rather" in fake(full_0_ceiling_adamw=(1e-3, 0), full_9_ceiling_adamw=(1e-4, 0)).sentence("warmup")
     assert "no reason" in fake(full_0_ceiling_adamw=(1e-3, 0), full_9_ceiling_adamw=(1.5e-3, 0)).sentence("warmup")
+    unsure = fake(full_0_ceiling_adamw=(1e-3, 1e-3), full_9_ceiling_adamw=(3e-3, 1e-3)).sentence("warmup")
+    assert unsure.endswith("within two standard errors: nothing can be said about warm-up.")
 
 
 def test_an_unknown_sentence_is_refused():

@@ -56,11 +56,17 @@ def largest_change(record: Record) -> tuple[str, float] | None:
     return max(found, key=lambda pair: abs(math.log(pair[1])), default=None)
 
 
+def beyond_error(e: Estimate) -> bool:
+    """Whether a ratio is further from 1 than two standard errors."""
+    return abs(math.log(max(e.value, 1e-300))) > 2 * (e.stderr or 0.0) / e.value
+
+
 def summary(record: Record, texts: Texts) -> str:
     said, found = [], largest_change(record)
     e = get(record, "full", "ratio")
     if e is not None and e.value > 0:
         key = "why_flatter" if e.value >= FLATTER else "why_sharper" if e.value <= 1 / FLATTER else "why_alike"
+        key = key if key == "why_alike" or beyond_error(e) else "why_unsure"
         given = {"step": record.inputs["steps"][0], "limit": number(FLATTER)}
         said.append(texts(key, ratio=times(max(e.value, 1 / e.value)), **given))
     if found is not None:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
-from ...report.why import CHANGED, CHANGED_SHARE, FLATTER
+from ...report.why import CHANGED, CHANGED_SHARE, FLATTER, beyond_error
 from ..answers import cell
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ def _times(ratio: float) -> str:
 
 def adam(why: Why) -> str:
     e = why.get("full", "ratio")
-    if e is None:
+    if e is None or not e.value > 0:
         return "This model has no query and value blocks to compare."
-    sure = e.stderr is None or abs(math.log(max(e.value, 1e-300))) > 2 * e.stderr / e.value
-    if e.value >= FLATTER and sure:
-        return f"Query blocks are {_times(e.value)} flatter than value blocks, so one step size fits neither."
-    if e.value <= 1 / FLATTER and sure:
-        return f"Value blocks are {_times(1 / e.value)} flatter than query blocks, so one step size fits neither."
-    return f"Query and value blocks differ by less than {FLATTER:g}x ({e.value:.2g}): one step size can fit both."
+    away = max(e.value, 1 / e.value)
+    if away < FLATTER:
+        return f"Query and value blocks differ by less than {FLATTER:g}x ({e.value:.2g}): one step size can fit both."
+    if not beyond_error(e):
+        return f"Query and value blocks differ {_times(away)}, within two standard errors: nothing can be said of them."
+    flat, sharp = ("Query", "value") if e.value > 1 else ("Value", "query")
+    return f"{flat} blocks are {_times(away)} flatter than {sharp} blocks, so one step size fits neither."
 
 
 def warmup(why: Why) -> str:
@@ -51,6 +52,8 @@ def warmup(why: Why) -> str:
         return f"{told}: it starts {_times(change)} lower, so warm up."
     if change is not None and change <= 1 / CHANGED:
         return f"{told}: it falls {_times(1 / change)}, so decay rather than warm up."
+    if change is None and not 1 / CHANGED < b.value / a.value < CHANGED:
+        return f"{told}, within two standard errors: nothing can be said about warm-up."
     return f"{told}: less than {CHANGED:g}x, no reason for warm-up."
 
 

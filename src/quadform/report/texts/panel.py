@@ -43,6 +43,8 @@ EN = {
     "why_flatter": "Step {step}: query blocks are {ratio} times flatter than value blocks; one step size fits neither.",
     "why_sharper": "Step {step}: value blocks are {ratio} times flatter than query blocks; one step size fits neither.",
     "why_alike": "Step {step}: query and value blocks differ by less than {limit} times; one step size can fit both.",
+    "why_unsure": "Step {step}: query and value blocks differ {ratio} times, within two standard errors; whether one"
+    " step size fits both cannot be said.",
     "why_reading": "Each mark is one measure of a variant over that of the whole model: right of 1 it has grown,"
     " left of 1 it has fallen. Within the grey band nothing is claimed.",
     "why_not": "These are before/after pairs on one model, one probe and one seed. A part that sharpens the loss may"
@@ -135,6 +137,8 @@ KO = {
     "why_flatter": "학습 {step} 단계: 쿼리 블록은 밸류 블록보다 {ratio}배 평평해 한 걸음 크기가 둘 다에 맞지 않습니다.",
     "why_sharper": "학습 {step} 단계: 밸류 블록은 쿼리 블록보다 {ratio}배 평평해 한 걸음 크기가 둘 다에 맞지 않습니다.",
     "why_alike": "학습 {step} 단계: 쿼리 블록과 밸류 블록의 차이는 {limit}배 미만, 한 보폭이 둘 다에 맞을 수 있습니다.",
+    "why_unsure": "학습 {step} 단계: 쿼리 블록과 밸류 블록의 차이는 {ratio}배지만 표준 오차의 두 배 안이라"
+    " 한 보폭이 둘 다에 맞는지 말할 수 없습니다.",
     "why_reading": "표시 하나는 변형의 측정값을 전체 모델의 값으로 나눈 것입니다. 1의 오른쪽은 커짐, 왼쪽은 작아짐."
     " 회색 띠 안에서는 아무것도 주장하지 않습니다.",
     "why_not": "모델 하나, 탐침 하나, 시드 하나에서의 전후 비교입니다. 손실을 가파르게 하는 부분도 쓸모가 있을 수"
