@@ -179,6 +179,14 @@ def test_stable_rank() -> None:
         assert abs(e.value - float(d.square().sum() / 1600)) <= 5 * e.stderr
 
 
+def test_a_spectral_norm_whose_other_end_is_open_is_a_bound() -> None:
+    """Top 5 has converged after 10 products, the bottom, -5.05 in truth, has not come so far yet."""
+    d = torch.cat([torch.tensor([5.0]), -torch.linspace(0, 5.05, 3000)]).double()
+    e = spectral_norm(Spectrum(d), max_products=10)
+    assert (e.kind, e.converged) == ("bound", False)
+    assert e.value == pytest.approx(5, abs=1e-3)
+
+
 def test_error_of_the_stable_rank() -> None:
     """The change of |A|_F^2 / |A|_2^2 under a standard error of each norm, the two joined as independent."""
     A = Spectrum(outliers(400))

@@ -115,6 +115,18 @@ def test_small_is_exact(n: int, zeros: int) -> None:
     assert found.moment(2).value == pytest.approx(float(d.square().mean()), rel=1e-10, abs=1e-14)
 
 
+def test_functions_without_a_value_everywhere() -> None:
+    """log det where the rules stay inside the spectrum; told where a node lies beyond it; padding is no node."""
+    d = torch.logspace(0, -2, 400, dtype=torch.float64)
+    e = density(Spectrum(d), 6, 30).sum(torch.log)
+    assert abs(e.value - float(d.log().sum())) < 4 * e.stderr < 200
+    assert density(Spectrum(torch.full((400,), 2.0, dtype=torch.float64)), 4, 30).sum(torch.log).value == pytest.approx(
+        400 * math.log(2), rel=1e-10
+    )
+    with pytest.raises(InputError, match=r"not finite at a node of this rule \(they reach from"):
+        density(Spectrum(torch.logspace(0, -7, 400, dtype=torch.float64)), 6, 20).sum(torch.log)
+
+
 def test_errors_of_shares_are_their_spread() -> None:
     """Over forty seeds: the error of the share of negative curvature is its spread, that of the share of eigenvalues
     is up to five times its spread (what a rule cannot resolve is taken as uniform between two nodes)."""

@@ -175,6 +175,9 @@ def spectral_norm(
         progress=progress,
     )
     e = max(pairs.values, key=lambda e: abs(e.value))
+    if e.converged and not pairs.converged:
+        note = "the other end has not converged and may reach farther: a lower bound"
+        return Estimate(abs(e.value), e.stderr, "bound", e.matvecs, False, note)
     return Estimate(abs(e.value), e.stderr, e.kind, e.matvecs, e.converged, e.note)
 
 
@@ -225,7 +228,8 @@ def condition_number(
     if low.converged and high.converged:
         exact = high.kind == low.kind == "exact"
         return Estimate(value, None if exact else spread, "exact" if exact else "estimate", high.matvecs)
-    note = "the smallest singular value has not converged: a lower bound"
+    end = "largest" if low.converged else "smallest"
+    note = f"the {end} singular value has not converged: a lower bound"
     return Estimate(value, spread, "bound", high.matvecs, False, note)
 
 

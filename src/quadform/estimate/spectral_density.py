@@ -14,6 +14,9 @@ from ..core.record import Estimate
 from .sampling import mean_and_error
 from .vectors import at_least, chunks
 
+#: Weights below this are rounding: those of the zeros that pad a rule whose Lanczos process ended early.
+_NO_WEIGHT = 1e-24
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -49,12 +52,21 @@ class Density:
 
     # --- means over the spectrum ------------------------------------------------------------------------------------
     def mean(self, f: Callable[[Tensor], Tensor]) -> Estimate:
-        """tr f(A) / n. The standard error joins the spread over probes and half the difference of the two rules."""
-        values = (self.weights * f(self.nodes)).sum(1)
+        """tr f(A) / n. The standard error joins the spread over probes and half the difference of the two rules.
+
+        Outer nodes of the anti-Gauss rule may lie beyond the spectrum: f must have a value there too.
+        """
+        values = _each(f, self.nodes, self.weights)
         if self.exact:
             return Estimate(float(values.mean()), matvecs=self.products, note=self.note)
+        if not bool(values.isfinite().all()):
+            raise InputError(
+                f"the function is not finite at a node of this rule (they reach from {float(self.nodes.min()):.3g} to"
+                f" {float(self.nodes.max()):.3g}, beyond the spectrum where its end is not resolved). Take more"
+                " steps, or clamp the argument."
+            )
         mean, spread = mean_and_error(values)
-        gauss, anti = (float((w * f(x)).sum(1).mean()) for x, w in self.rules)
+        gauss, anti = (float(_each(f, x, w).mean()) for x, w in self.rules)
         rule = abs(anti - gauss) / 2
         note = f"{self.note}; s.e. {float(spread):.2g} over probes, {rule:.2g} of the rule"
         return Estimate(float(mean), math.hypot(float(spread), rule), "estimate", self.products, True, note)
@@ -160,3 +172,8 @@ class Density:
         if not self.exact:
             mean, error = mean_and_error(each)
         return Curve(linear * grid.sinh(), grid, mean, error, linear, width)
+
+
+def _each(f: Callable[[Tensor], Tensor], nodes: Tensor, weights: Tensor) -> Tensor:
+    """The mean of f by the rule of each probe; nodes without weight (padding) are not asked."""
+    return torch.where(weights > _NO_WEIGHT, weights * f(nodes), 0).sum(1)

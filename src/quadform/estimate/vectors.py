@@ -32,7 +32,7 @@ def working_dtype(A: Operator) -> torch.dtype:
 def need_symmetric(A: Operator, what: str) -> None:
     """Refuse an operator that is not symmetric."""
     if not A.symmetric:
-        raise InputError(f"{what} needs a symmetric operator; got {A!r}. Use `norms.singular_values`, or A.T @ A.")
+        raise InputError(f"{what} needs a symmetric operator; got {A!r}. Use `singular_ends`, or `nuclear_norm`.")
 
 
 def need_square(A: Operator, what: str) -> None:
