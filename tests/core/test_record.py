@@ -245,6 +245,18 @@ def test_a_changed_digit_is_told_and_white_space_is_not(tmp_path: Path) -> None:
     assert Record.load(tmp_path).scalars["trace"].value == 0.25
 
 
+def test_numbers_too_large_and_lists_too_deep_are_damage(tmp_path: Path) -> None:
+    """A digit of an exponent changed (1e+900), with and without a checksum; brackets without end."""
+    path = make(1e300, H=torch.ones(1)).save(tmp_path) / "record.json"
+    text, plain = path.read_text(), json.dumps(body(tmp_path))
+    for whole in (text, plain):
+        assert "1e+300" in whole
+        path.write_text(whole.replace("1e+300", "1e+900"))
+        refused(tmp_path, "1e+900 is not strict JSON", "Make the record again")
+        path.write_text(whole.replace('"d": 4', '"d": ' + "[" * 900 + "]" * 900))
+        refused(tmp_path, "Make the record again")
+
+
 def test_records_without_a_checksum_still_open(tmp_path: Path) -> None:
     """What was written before records had one, those of the project included."""
     put(tmp_path, body(make().save(tmp_path)))

@@ -249,6 +249,12 @@ def test_heads_are_equal_slices(d: int, count: int, width: int, axis: int) -> No
     assert torch.equal(torch.cat([parts[f"W[{h}]"] for h in range(count)], dim=axis), v["W"])
 
 
+@pytest.mark.parametrize("count", [3, 0, -2])
+def test_a_weight_has_a_whole_number_of_heads(count: int) -> None:
+    with pytest.raises(InputError, match=f"cannot be cut into {count} heads along axis 1"):
+        heads("W", (4, 4), count)
+
+
 @given(fused(), STACKS)
 def test_fused_views_read_the_layout(space: Space, k: int | None) -> None:
     """Reading `W_K` of a fused weight equals indexing it by hand, in all three layouts."""

@@ -1,5 +1,6 @@
 """Designs and model descriptions as values: counts, files, errors. No torch needed."""
 
+import math
 import re
 import subprocess
 import sys
@@ -75,6 +76,8 @@ def test_round_trip_of_unusual_values():
     assert config.blocks[1].mlp is None
     assert ModelConfig.from_toml(config.to_toml()) == config
     assert ModelConfig.from_toml(config.to_toml().replace("embed_scale = 8.0", "embed_scale = 8")) == config
+    odd = replace(config, design='my \U0001f600\x7f "design"\n', embed_scale=math.inf)
+    assert ModelConfig.from_toml(odd.to_toml()) == odd
 
 
 def test_equal_blocks_are_written_once():
@@ -157,6 +160,9 @@ def test_deepnorm_constants():
         (lambda: design("pre-ln", dropout=1.0), InputError, "below 1"),
         (lambda: design("pre-ln", eos=256), InputError, "not a token"),
         (lambda: design("pre-ln", depth=0), InputError, "depth is a whole number"),
+        (lambda: design("pre-ln", kind="encoder-decoder", encoder_depth=0), InputError, "encoder_depth is a whole"),
+        (lambda: design("pre-ln", kind="encoder-decoder", encoder_depth=-1), InputError, "encoder_depth is a whole"),
+        (lambda: design("pre-ln", eps=float("nan")), InputError, "at least 0; got nan"),
         (lambda: design("pre-ln", kind="encoder-decoder", classes=2), InputError, "classifier"),
         (lambda: Gain(learn=("skp",)), UnknownName, "Did you mean `skip`?"),
         (lambda: Projection(branch=0.5), InputError, "no scalars"),

@@ -82,7 +82,9 @@ def to_toml(body: Mapping[str, Any]) -> str:
             return "{ " + ", ".join(f"{k} = {literal(v)}" for k, v in value.items()) + " }"
         if isinstance(value, list):
             return "[" + ", ".join(map(literal, value)) + "]"
-        return json.dumps(value)
+        if isinstance(value, float):
+            return repr(value)  # inf and nan are TOML
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
     tables = {k: v for k, v in body.items() if isinstance(v, list) and v and isinstance(v[0], Mapping)}
     lines = [f"{k} = {literal(v)}" for k, v in body.items() if k not in tables]

@@ -277,7 +277,8 @@ def design(
             raise UnknownName(f"a model has no setting {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}.")
     chosen = DESIGNS[name]
     d_ff = 4 * dim if d_ff is None else d_ff
-    for what, number in (("depth", depth), ("dim", dim), ("d_ff", d_ff)):
+    encoder_depth = depth if encoder_depth is None else encoder_depth
+    for what, number in (("depth", depth), ("encoder_depth", encoder_depth), ("dim", dim), ("d_ff", d_ff)):
         if not isinstance(number, int) or number < 1:
             raise InputError(f"{what} is a whole number of at least 1; got {number!r}.")
     both = kind == "encoder-decoder"
@@ -323,7 +324,7 @@ def design(
     return ModelConfig(
         kind=kind,  # type: ignore[arg-type]
         blocks=blocks,
-        encoder_blocks=stack(encoder_depth or depth, False) if both else (),
+        encoder_blocks=stack(encoder_depth, False) if both else (),
         d_model=dim,
         heads=heads,
         d_ff=d_ff,

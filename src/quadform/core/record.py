@@ -184,8 +184,8 @@ class Record:
 
         folder = Path(folder)
         path = folder / JSON_NAME if folder.is_dir() or folder.suffix != ".json" else folder
-        body = _read_json(path)
         try:
+            body = _read_json(path)
             named, wanted = str(body["tensors"]["file"]), str(body["tensors"]["sha256"])
             if not isinstance(body["inputs"], dict):
                 raise FileError(f"{path} is not a complete quadform record (its inputs are no mapping).")
@@ -210,7 +210,7 @@ class Record:
             )
         except FileError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, SafetensorError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, SafetensorError) as error:
             raise FileError(f"{path} is not a complete quadform record ({error}). Make the record again.") from error
 
 
@@ -222,7 +222,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read as a record: {error}.") from error
     try:
-        body = json.loads(text, parse_constant=_no_constant)
+        body = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is truncated or not JSON ({error}). Make the record again.") from error
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
@@ -255,6 +255,11 @@ def _check(path: Path, body: dict[str, Any]) -> None:
 
 def _no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not strict JSON")
+
+
+def _finite(text: str) -> float:
+    """A number as it was written: one that is too large, 1e999, never was."""
+    return value if math.isfinite(value := float(text)) else _no_constant(text)
 
 
 def strict_json(body: Any) -> str:

@@ -13,6 +13,7 @@ both can be imported from here too.
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -217,6 +218,10 @@ class ModelConfig:
             raise InputError(f"{self.heads} heads do not share {self.key_heads} key heads evenly. Change one of them.")
         if self.positions == "rotary" and self.head_width % 2:
             raise InputError(f"rotary positions turn pairs of coordinates; a head width of {self.head_width} is odd.")
+        if not 0 <= self.eps < math.inf:
+            raise InputError(
+                f"eps, which keeps norms from dividing by zero, is a number of at least 0; got {self.eps}."
+            )
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout is a probability below 1; got {self.dropout}.")
         if not self.blocks:
