@@ -78,6 +78,11 @@ def test_errors_say_what_to_do():
         take(Addition(), 1, split="validation")
     with pytest.raises(InputError, match="colour"):
         dataset("copy", colour=3)
+    for name, wrong in (("add", {"digits": 2.5}), ("reverse", {"longest": 2.5}), ("pystdlib", {"seq_len": 3.5})):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} is a whole number"):
+            dataset(name, **wrong)
+    with pytest.raises(InputError, match="Lower classes or seq_len"):
+        next(dataset("packages", seq_len=10**7).batches("train", 1))
     alone = Letters(letters=1, longest=1)  # one example: valid or test, or both, have none
     with pytest.raises(InputError, match="too few"):
         [take(alone, 1, split=split) for split in ("valid", "test")]
@@ -259,7 +264,9 @@ def test_words_read_back(language, read):
         assert read(LANGUAGES[language](n)) == n
 
 
-@pytest.mark.parametrize(("to", "digits", "pieces"), [("ko", 6, 0), ("de", 6, 0), ("ko", 2, 0), ("de", 4, 300)])
+@pytest.mark.parametrize(
+    ("to", "digits", "pieces"), [("ko", 6, 0), ("de", 6, 0), ("ko", 2, 0), ("de", 4, 300), ("de", 5, 261)]
+)
 def test_number_words_are_encoded_whole(to, digits, pieces):
     """Source and answer decode to the English and the other words: no unknown character; none longer than seq_len."""
     if pieces:
@@ -269,7 +276,8 @@ def test_number_words_are_encoded_whole(to, digits, pieces):
         n = read_english(data.tokenizer.decode(source))
         assert data.tokenizer.decode(answer) == LANGUAGES[to](n)
         assert n < 10**digits
-    longest = max(len(data._pair([n])[side]) for n in range(3, 10**digits, 37) for side in (0, 1))
+    numbers = (*range(3, 10**digits, 37), 757_757 % 10**digits)
+    longest = max(len(data._pair([n])[side]) for n in numbers for side in (0, 1))
     assert data.settings["seq_len"] >= longest + 2
 
 

@@ -11,7 +11,7 @@ from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.nn.transformer import Transformer
 from quadform.train import DATASETS, Dataset, TrainConfig, dataset, open_run, train
 from quadform.train.fetch import build
-from quadform.train.runs import Run
+from quadform.train.runs import Run, tokenizer_of
 
 
 def test_open_run(tmp_path: Path) -> None:
@@ -34,6 +34,16 @@ def test_no_run_here(tmp_path: Path) -> None:
     """A folder without a run is an error that says how to make one."""
     with pytest.raises(FileError, match="no training run at"):
         open_run(tmp_path)
+
+
+def test_every_letter_is_one_character() -> None:
+    """The words of any number of letters are written with different characters, read back as they were."""
+    for letters in (3, 26, 60, 1500):
+        data = dataset("reverse", letters=letters, longest=2)
+        coder = tokenizer_of(data)
+        ids = list(range(data.settings["vocab"] - letters, data.settings["vocab"]))
+        assert coder.size == data.settings["vocab"]
+        assert coder.encode(coder.decode(ids)) == ids
 
 
 def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:

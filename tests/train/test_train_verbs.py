@@ -203,6 +203,8 @@ def test_said_settings_replace_the_recipe():
     assert (plan.model.config.d_model, plan.model.config.depth) == (64, 2)
     with pytest.raises(UnknownName, match="Did you mean `steps`"):
         prepare(data, step=3)
+    with pytest.raises(UnknownName, match="Did you mean `depth`"):
+        prepare(data, depht=3)
 
 
 def test_objectives_by_name(tmp_path):

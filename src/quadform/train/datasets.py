@@ -276,8 +276,9 @@ class NumberWords(Pairs):
 
     @property
     def settings(self) -> dict[str, Any]:
-        # In every language here the longest words repeat the digits 373 or 777; a piece is at least one UTF-8 byte.
-        numbers = {n % 10**self.digits for n in (373_373, 777_777, 373_777, 777_373)}
+        # In every language here the longest words repeat the digits 373 or 777, with the most bytes 757 (an umlaut); a
+        # piece is at least one UTF-8 byte.
+        numbers = {n % 10**self.digits for n in (373_373, 777_777, 373_777, 777_373, 757_757)}
         words = [LANGUAGES[language](n) for n in numbers for language in ("en", self.to)]
         longest = max(len(word.encode() if self.pieces else word) for word in words)
         return pair_settings(self.tokenizer.size, longest)
@@ -335,7 +336,11 @@ def dataset(name: str, **settings: Any) -> Dataset:
             )
     make = DATASETS[name] if name in DATASETS else functools.partial(corpus, name)
     try:
-        return make(**settings)
+        made = make(**settings)
+        for f in dataclasses.fields(made):  # type: ignore[arg-type]
+            if f.type == "int" and not isinstance(getattr(made, f.name), int):
+                raise TypeError(f"{f.name} is a whole number")
+        return made
     except TypeError as error:
         raise InputError(f"the data set {name!r} cannot be made with {settings}: {error}.") from error
 

@@ -153,7 +153,10 @@ class Packages(Dataset):
         ]
         found.sort(key=lambda entry: hashlib.sha256(entry[0].encode()).digest())
         if len(found) < 3:
-            raise InputError(f"package {package} has too few modules. Lower classes.")
+            raise InputError(
+                f"package {package} has {len(found)} modules of {self.seq_len} bytes or more, 3 are needed. "
+                f"Lower classes or seq_len."
+            )
         wanted = {"test": (0,), "valid": (1,), "train": (2, 3, 4), "all": range(5)}[split]
         coder = ByteTokenizer()
         return [torch.tensor(coder.encode(text)) for i, (_, text) in enumerate(found) if i % 5 in wanted]

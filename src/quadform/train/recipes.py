@@ -7,6 +7,7 @@ the same function. A recipe is two tables, of the model and of its training; wha
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 
 from quadform.core import progress as bars
+from quadform.core.designs import design as describe
 from quadform.core.errors import InputError, UnknownName, did_you_mean
 from quadform.core.record import Estimate
 from quadform.core.spec import ModelConfig, choose
@@ -174,8 +176,9 @@ def prepare(
         described = data.settings | dict(recipe.model) | told
         model = Transformer(design, seed=seed, device=device, dtype=dtype, **described)
     except UnknownName as error:
+        known = {*names, *inspect.signature(describe).parameters, *(f.name for f in dataclasses.fields(ModelConfig))}
         for key in told:
-            near = did_you_mean(key, names)
+            near = did_you_mean(key, known)
             if near and f"{key!r}" in str(error):
                 raise UnknownName(f"neither a model nor its training has a setting {key!r}.{near}") from error
         raise

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import string
+import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,8 +76,10 @@ def tokenizer_of(data: Dataset) -> Tokenizer:
     if isinstance(data, Addition):
         return Symbols("0123456789+=")
     if isinstance(data, Letters):
-        letters = [*string.ascii_lowercase, *string.ascii_uppercase, *map(chr, range(0x3B1, 0x3B1 + 1000))]
-        return CharTokenizer("".join(letters[: data.letters]))
+        further = (
+            c for c in map(chr, range(0x3B1, sys.maxunicode)) if c.isalpha() and unicodedata.is_normalized("NFC", c)
+        )
+        return CharTokenizer("".join(itertools.islice(itertools.chain(string.ascii_letters, further), data.letters)))
     found = getattr(data, "tokenizer", None)
     if found is None:
         raise InputError(f"{type(data).__name__} has no tokenizer: give token numbers to `quadform.nn.generate`.")
