@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
+
 import torch
 
 from quadform.applications.configs import DoctorConfig, VerifyConfig
-from quadform.applications.doctor import examine, layernorm_trap
+from quadform.applications.doctor import OPTIONAL, REQUIRED, examine, layernorm_trap
 from quadform.applications.machine import MATRICES, largest_hessian
 from quadform.applications.problem import toy_problem
 from quadform.applications.verify import draw, run
@@ -66,6 +70,20 @@ def test_doctor_lines() -> None:
     assert all(line.found for line in lines)
     assert not [line.name for line in lines if line.ok is False]
     assert {line.group for line in lines} >= {"packages", "optional", "machine", "size", "tools", "traps"}
+
+
+def test_doctor_knows_the_packages_of_the_project() -> None:
+    """Those of pyproject.toml and no others; what opens a door is imported by the code behind it."""
+    root = Path(__file__).resolve().parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    names = lambda packages: {re.split(r"[>\[]", package)[0] for package in packages}  # noqa: E731
+    extras = {extra: names(needs) for extra, needs in project["optional-dependencies"].items() if extra != "dev"}
+    assert set(REQUIRED) == names(project["dependencies"])
+    assert {extra for _, _, extra in OPTIONAL} == extras.keys()
+    source = "".join(path.read_text() for path in (root / "src").rglob("*.py"))
+    for name, _, extra in OPTIONAL:
+        assert name in extras[extra]
+        assert re.search(rf"(import|from) {name}\b", source), f"nothing imports {name}"
 
 
 def test_doctor_sees_the_layernorm_trap() -> None:

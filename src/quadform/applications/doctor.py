@@ -18,13 +18,13 @@ from .configs.checks import DoctorConfig
 from .machine import DTYPES, device_of, largest_hessian
 
 #: Packages that quadform runs on, and those that open further doors (package, what it is for, how to get it).
-REQUIRED = ("torch", "numpy", "scipy", "safetensors", "altair", "vl-convert-python", "jinja2", "tyro", "rich")
+REQUIRED = ("torch", "numpy", "scipy", "safetensors", "altair", "vl-convert-python", "jinja2", "tyro", "rich", "tqdm")
 OPTIONAL = (
     ("triton", "fused attention kernels on a GPU", "kernels"),
     ("transformers", "models in the Hugging Face format", "hf"),
-    ("curvlinops-for-pytorch", "K-FAC and a second opinion on operators", "kfac"),
+    ("tokenizers", "sub-word vocabularies of real text", "text"),
+    ("sacrebleu", "BLEU and chrF of translations", "text"),
     ("uvicorn", "the live page (`quadform explore`)", "page"),
-    ("lightning", "callbacks for Lightning", "lightning"),
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
