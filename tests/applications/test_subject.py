@@ -135,3 +135,53 @@ def test_words() -> None:
     for field in ("batch", "batches", "length"):
         with pytest.raises(InputError, match="at least 1"):
             ModelQuestion(model="new:pre-ln", **{field: 0})
+
+
+@pytest.mark.parametrize("name", ["Bert", "Electra", "DistilBert"])
+def test_a_tokenizer_made_up_from_the_config_is_none(name: str, tmp_path: Path) -> None:
+    """Without vocabulary files transformers makes a tokenizer that knows no word; a probe of one token is no probe."""
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 30, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    small |= {"intermediate_size": 4, "embedding_size": 4, "dim": 4, "n_layers": 1, "n_heads": 1, "hidden_dim": 4}
+    model = getattr(transformers, f"{name}ForMaskedLM")(getattr(transformers, f"{name}Config")(**small))
+    model.save_pretrained(tmp_path)
+    subject = open_subject(ModelQuestion(model=str(tmp_path), batch=4, length=16))
+    assert subject.notes == ["this folder has no tokenizer: the probe is random tokens"]
+    assert subject.batches[0]["labels"].unique().numel() > 4
+    with pytest.raises(InputError, match="has no tokenizer to read"):
+        open_subject(ModelQuestion(model=str(tmp_path), data=__file__))
+
+
+def test_an_encoder_decoder_has_its_input_as_its_target(tmp_path: Path) -> None:
+    """The loss of a T5 folder is its own, with the tokens as labels, and the answer says so."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=30, d_model=4, d_kv=4, d_ff=4, num_layers=1, num_heads=1, decoder_start_token_id=0
+    )
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
+    subject = open_subject(ModelQuestion(model=str(tmp_path), batch=2, length=4))
+    assert "encoder-decoder: its target is its own input" in subject.notes
+    batch = subject.batches[0]
+    logits = subject.model(**batch).logits
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["input_ids"].flatten())
+    assert torch.allclose(subject.risk(quiet=True).value(), wanted)
+
+
+def test_a_model_without_tokens_is_refused(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, image_size=4, patch_size=4
+    )
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="takes no tokens"):
+        open_subject(ModelQuestion(model=str(tmp_path)))
+
+
+def test_text_that_is_none(tmp_path: Path) -> None:
+    """A probe file that is not UTF-8 is told."""
+    data, run = dataset("pystdlib", seq_len=8), tmp_path / "run"
+    model = Transformer("pre-ln", depth=1, dim=8, heads=1, **data.settings)
+    train(model, data, TrainConfig(steps=1, batch_size=1), out=run, progress=False)
+    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe" * 500)
+    with pytest.raises(FileError, match="cannot be read as UTF-8 text"):
+        open_subject(ModelQuestion(model=str(run), data=str(tmp_path / "bad.txt")))

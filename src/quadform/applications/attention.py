@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -201,8 +202,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
     _tell_cost(config.parameters, dtype)
     sweep = config.sweep
     with Progress(5 + (sweep.points if sweep else 0), "attention", show=progress) as bar:
-        layer = problem.layer()
-        H_o, H_f = layer.outer_operator().dense(), layer.functional_operator().dense()
+        layer, H_o, H_f = _finite(problem)
         bar.step(text="Hessian")
         scalars = {"loss": Estimate(float(problem.loss(problem.weights)))}
         spectra = {}
@@ -232,6 +232,21 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
         scalars=scalars,
         tensors={name: t.detach().to("cpu", torch.float64) for name, t in tensors.items()},
         made=Provenance.collect(seed=config.seed, dtype=dtype, device=device),
+    )
+
+
+def _finite(problem: Problem) -> tuple[Any, Tensor, Tensor]:
+    """The layer with H_o and H_f (P, P); numbers that leave floating point on the way are refused."""
+    try:
+        layer = problem.layer()
+        H_o, H_f = layer.outer_operator().dense(), layer.functional_operator().dense()
+        if bool((H_o + H_f).isfinite().all()):
+            return layer, H_o, H_f
+    except OverflowError:
+        pass
+    raise InputError(
+        f"the curvature is beyond {problem.X.dtype} with scale {problem.scale:g}, temperature {problem.temperature:g}"
+        f" and sink {problem.sink:g}. Choose values nearer to 1."
     )
 
 
@@ -310,7 +325,12 @@ def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, dict[str
     for scale in sweep.grid:
         at = problem.at(scale)
         A = at.pattern(at.weights)
-        rows.append(block_norms(at.layer(), problem.blocks))
+        norms: dict[tuple[str, str], float] = {}
+        with contextlib.suppress(OverflowError, torch.linalg.LinAlgError):
+            norms = block_norms(at.layer(), problem.blocks)
+        if not norms or not all(map(math.isfinite, norms.values())):
+            raise InputError(f"at scale {scale:.3g} the curvature is beyond {A.dtype}. End the sweep below it.")
+        rows.append(norms)
         entropies.append(entropy(A))
         undecided.append(float(A.sort(-1).values[:, :-1].sum(-1).max()))
         moments.append(moment_norms(A, at.scale * at.X))

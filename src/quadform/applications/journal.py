@@ -52,6 +52,11 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             if resume and (folder / CONFIG).exists():
                 self._take_up(asked)
+            elif (folder / CONFIG).exists() and not (folder / EVENTS).exists():
+                raise InputError(
+                    f"`{folder}` holds a {CONFIG} that no run of quadform wrote: a model's, perhaps."
+                    " Choose another folder for the results."
+                )
             else:
                 self.forget_state()
                 write_atomically(folder / EVENTS, b"")

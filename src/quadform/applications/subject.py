@@ -109,6 +109,8 @@ def open_subject(question: ModelQuestion) -> Subject:
             f"`{question.model}` holds Python objects and could run code, and no description of its model. Convert it"
             " to a Hugging Face folder or a quadform model (safetensors), or use Python with the module you made."
         )
+    elif path.is_file():
+        raise FileError(f"`{question.model}` is a file. Give the folder of the model: `{path.parent}`.")
     elif path.is_dir():
         raise FileError(
             f"`{question.model}` holds no model: neither a training run (`checkpoint/`), nor a saved quadform model"
@@ -208,7 +210,7 @@ def _ours(question: ModelQuestion, name: str, model: Transformer, data: Dataset 
         tokenizer = getattr(data, "tokenizer", None)
         if tokenizer is None:
             raise InputError(f"`{name}` has no tokenizer to read `{question.data}` with. Name a data set instead.")
-        ids = tokenizer.encode(Path(question.data).read_text(encoding="utf-8"))
+        ids = tokenizer.encode(_text(question))
         length = question.length or config.seq_len
         batches = [{"tokens": rows} for rows in _rows(ids, question, length)]
         described: Any = question.data
@@ -253,6 +255,8 @@ def _hub(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> S
         )
     try:
         return _hugging_face(question, device, dtype)
+    except QuadformError:  # it is there, and cannot be measured
+        raise
     except (OSError, ValueError) as error:
         if question.allow_download:
             raise FileError(f"`{question.model}` could not be downloaded: {_first_line(error)}") from error
@@ -268,7 +272,7 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
     except ImportError as error:
         raise MissingExtra("Reading Hugging Face models", "hf") from error
     where, local = question.model, not question.allow_download
-    with _readable(where):
+    with _quiet(transformers), _readable(where):
         config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)
     packed = getattr(config, "quantization_config", None)
     if packed is not None:
@@ -284,15 +288,21 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
         model: Any = cls.from_pretrained(
             where, local_files_only=local, dtype=dtype, use_safetensors=_safe(question)
         ).to(device)
-    tokenizer, notes = _tokenizer(transformers, where, local), _widened(config.dtype, dtype)
+    tokenizer, notes = tokenizer_of(transformers, where, local), _widened(config.dtype, dtype)
     length = question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
-    text = _text(question)
     if tokenizer is not None:
         with _quiet(transformers):
-            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            ids = tokenizer(_text(question), add_special_tokens=False)["input_ids"]
         rows, described = _rows(ids, question, length), question.data
         if question.data == "auto":
             described = "source of Python's standard library"
+        unknown = float((torch.cat(rows) == tokenizer.unk_token_id).double().mean()) if tokenizer.unk_token else 0.0
+        if unknown > 0.05:
+            notes.append(f"{100 * unknown:.0f} % of the probe's tokens are unknown to its tokenizer")
+    elif question.data != "auto":
+        raise InputError(f"`{where}` has no tokenizer to read `{question.data}` with. Leave out `--data`.")
+    elif not hasattr(config, "vocab_size"):
+        raise InputError(f"`{where}` ({type(model).__name__}) takes no tokens; use Python with batches of your own.")
     else:
         generator = stream(question.seed, "probe")
         shape = (question.batches * question.batch, length)
@@ -300,6 +310,10 @@ def _hugging_face(question: ModelQuestion, device: torch.device, dtype: torch.dt
         described = "random tokens"
         notes.append("this folder has no tokenizer: the probe is random tokens")
     batches = [_labelled(model, ids.to(device), tokenizer, question.seed) for ids in rows]
+    if config.is_encoder_decoder and "labels" in batches[0]:
+        notes.append("encoder-decoder: its target is its own input")
+    with _quiet(transformers):
+        _try(model, batches[0], where, getattr(config, "max_position_embeddings", None))
     source = {"kind": "hugging-face", "architecture": type(model).__name__, "data": described, "length": length}
     return Subject(where, model.eval(), batches, source, notes=notes)
 
@@ -308,7 +322,7 @@ def _labelled(model: nn.Module, ids: Tensor, tokenizer: Any, seed: int) -> dict[
     """The batch with the labels the model's own loss wants: the tokens themselves, or the masked ones (15 %)."""
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     name = type(model).__name__
-    if "CausalLM" in name or "LMHead" in name:
+    if "CausalLM" in name or "LMHead" in name or "ConditionalGeneration" in name:
         return batch | {"labels": ids}
     if "MaskedLM" in name or "PreTraining" in name:
         hidden = torch.rand(ids.shape, generator=stream(seed, "mask")).to(ids.device) < 0.15
@@ -318,10 +332,29 @@ def _labelled(model: nn.Module, ids: Tensor, tokenizer: Any, seed: int) -> dict[
     return batch
 
 
-def _tokenizer(transformers: Any, where: str, local: bool) -> Any:
+def _try(model: nn.Module, batch: dict[str, Tensor], where: str, positions: int | None) -> None:
+    """One batch forward: what the model cannot take is told before anything is measured."""
+    try:
+        with torch.no_grad():
+            model(**batch)
+    except Exception as error:
+        length = batch["input_ids"].shape[1]
+        long = positions is not None and length > positions - 3  # some keep two positions for themselves
+        advice = f" It has {positions} positions: give a smaller `--length`." if long else ""
+        raise InputError(
+            f"`{where}` ({type(model).__name__}) cannot be run on {length} tokens: {_first_line(error)}.{advice}"
+        ) from error
+
+
+def tokenizer_of(transformers: Any, where: str, local: bool) -> Any:
+    """The tokenizer of a folder or hub id; None where there is none."""
     try:
         with _quiet(transformers):
             found = transformers.AutoTokenizer.from_pretrained(where, local_files_only=local)
+            names = list(found.vocab_files_names.values())  # none for bytes
+            known = any((Path(where) / name).exists() for name in (*names, "tokenizer.json"))
+            if names and not known and Path(where).is_dir():
+                return None  # made up from the config alone: every word would be unknown
             return found if found("a word", add_special_tokens=False)["input_ids"] else None  # files missing: empty
     except Exception:  # any of many: no files, no fast tokenizer, no sentencepiece
         return None
@@ -335,7 +368,10 @@ def _text(question: ModelQuestion) -> str:
     path = Path(question.data)
     if not path.is_file():
         raise FileError(f"`--data {question.data}`: there is no such text file.")
-    return path.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"`--data {question.data}` cannot be read as UTF-8 text: {error}.") from error
 
 
 def _safe(question: ModelQuestion) -> bool | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
 from ..applications.configs.shared import Output
-from ..core.errors import FileError
+from ..core.errors import FileError, InputError
 from ..core.record import JSON_NAME
 from .processes import several
 
@@ -24,6 +25,11 @@ def resume_command() -> str:
     return shlex.join(["quadform", *(word for word in asked if word != "--resume"), "--resume"])
 
 
+def report_command(folder: Path) -> str:
+    """The command that draws what `folder` holds."""
+    return shlex.join(["quadform", "report", str(folder)])
+
+
 def choose_threads(parameters: int) -> None:
     import torch
 
@@ -38,6 +44,8 @@ def writable(output: Output) -> Path | None:
     """
     if output.out is None:
         return None
+    if not output.out.strip():
+        raise InputError("`--out` is empty. Name a folder, such as `--out runs/NAME`.")
     if several():
         from ..distributed import current
 
@@ -52,7 +60,45 @@ def writable(output: Output) -> Path | None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise FileError(f"`--out {output.out}` cannot be written: {why}. Choose another folder.") from error
+    if os.environ.get("RANK", "0") == "0":
+        _hold(folder)
     return folder
+
+
+#: The mark in a folder that is being written.
+_MARK = ".quadform-writing"
+#: The marks this command has set, by the descriptor that locks them.
+_held: dict[Path, int] = {}
+
+
+def _hold(folder: Path) -> None:
+    """Refuse a folder another command is writing to; the lock ends with the process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # a system without such locks
+        return
+    mark = folder.resolve() / _MARK
+    if mark in _held:
+        return
+    descriptor = os.open(mark, os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise FileError(
+            f"`{folder}` is being written by another quadform command. Wait for it, or choose another `--out`."
+        ) from error
+    except OSError:  # a file system without locks
+        pass
+    _held[mark] = descriptor
+
+
+def let_go() -> None:
+    """The command has ended: others may write to its folders."""
+    while _held:
+        mark, descriptor = _held.popitem()
+        mark.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def folder_of(run: str) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 from ..applications.configs.shared import Output
 from ..core.progress import say
 from ..core.record import Record
-from .folders import resume_command, writable
+from .folders import report_command, resume_command, writable
 from .show import print_json, print_plan, record_json
 
 
@@ -38,7 +38,7 @@ def answer_with(
     else:
         print(found)
         if folder:
-            print(f"saved {folder}; next: `quadform report {folder}`")
+            print(f"saved {folder}; next: `{report_command(folder)}`")
         else:
             say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run go on with `--resume`")
     if folder and record.inputs.get("partial"):

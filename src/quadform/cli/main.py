@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,9 @@ First time here: `quadform report`.
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     words = list(sys.argv[1:] if words is None else words)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 shows `\xb1` for a letter it lacks
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -113,6 +117,7 @@ def _run(words: list[str]) -> int:
         return answer_together(name, answer, config, output) if several() else int(answer(config, output))
     finally:
         progress.quiet = before
+        folders.let_go()
 
 
 def _share_the_machine() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,12 @@ def _estimate_json(e: Estimate) -> dict[str, Any]:
 
 
 def print_json(body: dict[str, object]) -> None:
-    sys.stdout.write(strict_json(body))
+    text = strict_json(body)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:  # letters this stdout lacks, in escapes that JSON knows
+        text = json.dumps(json.loads(text), indent=1) + "\n"
+    sys.stdout.write(text)
 
 
 def print_plan(body: dict[str, Any], output: Output) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..applications.configs.shared import ModelQuestion
-from ..applications.subject import open_subject
+from ..applications.subject import open_subject, tokenizer_of
 from ..core.errors import FileError, InputError, MissingExtra
 from ..core.space import LABELS
 from ..curvature.views import attention_views
@@ -48,11 +48,7 @@ def _tokenizer(path: Path) -> Any:
         import transformers
     except ImportError as error:
         raise MissingExtra("Reading Hugging Face models", "hf") from error
-    try:
-        found = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
-        return found if found("a word", add_special_tokens=False)["input_ids"] else None  # files missing: empty
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return tokenizer_of(transformers, str(path), local=True)
 
 
 @overload

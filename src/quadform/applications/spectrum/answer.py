@@ -202,7 +202,10 @@ class Spectrum(Answer):
         if not found:
             return []
         ratio, layer, members = max(found)
-        norms = "  ".join(f"{_short(self.names[i])} {cell(self._pair(i, i).value)}" for i in members[:8])
+        short = {i: _short(self.names[i]) for i in members}
+        if len(set(short.values())) < len(short):  # self- and cross-attention in one layer
+            short = {i: self.names[i].removeprefix(f"{layer}.") for i in members}
+        norms = "  ".join(f"{short[i]} {cell(self._pair(i, i).value)}" for i in members[:8])
         verdict = "one step size cannot fit all" if ratio >= APART else "one step size nearly fits all"
         head = f"{layer or 'model'} block norms: {norms}{'  ...' * (len(members) > 8)}"
         return [f"{head}   -> {ratio:.3g} : 1, {verdict}"]

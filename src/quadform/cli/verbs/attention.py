@@ -9,7 +9,7 @@ from ...applications.configs.attention import AttentionConfig
 from ...applications.configs.shared import Output
 from ...core.progress import say
 from ...core.record import Record
-from ..folders import choose_threads, writable
+from ..folders import choose_threads, report_command, writable
 from ..show import LABELS, power, print_json, print_plan, print_table, record_json, seconds, table
 
 if TYPE_CHECKING:
@@ -31,13 +31,20 @@ def answer(config: AttentionConfig, output: Output) -> int:
         record.save(folder)
     if output.json:
         print_json(record_json(record) | {"saved": str(folder) if folder else None})
-        return 0
+        return _code(record)
     show(record)
     if folder:
-        print(f"saved {folder}; next: `quadform report {folder}`")
+        print(f"saved {folder}; next: `{report_command(folder)}`")
     else:
         say("nothing was saved; `--out runs/NAME` keeps it for `quadform report runs/NAME`")
-    return 0
+    return _code(record)
+
+
+def _code(record: Record) -> int:
+    """3 where closed form and autodiff are not the same."""
+    from ...report.attention.verdict import autodiff_limits
+
+    return 0 if record.scalars["autodiff_error"].value <= autodiff_limits(record)[1] else 3
 
 
 def show(record: Record) -> None:
@@ -66,9 +73,11 @@ def attention_verdict(record: Record) -> None:
         f"scale {record.inputs['scale']:g}: lambda_max {s['lambda_max'].value:.3g},"
         f" lambda_min {s['lambda_min'].value:.3g}, {100 * s['negative_share'].value:.0f} % of eigenvalues negative"
     )
-    print(
-        f"gradient descent: steps above 2 / lambda_max = {s['ceiling_sgd'].value:.3g} overshoot (a ceiling, no advice)"
-    )
+    ceiling = s["ceiling_sgd"].value
+    if math.isinf(ceiling):
+        print("gradient descent: nothing curves up here, so no step overshoots")
+    else:
+        print(f"gradient descent: steps above 2 / lambda_max = {ceiling:.3g} overshoot (a ceiling, no advice)")
 
 
 def _growth_table(record: Record) -> Table:
@@ -90,7 +99,10 @@ def _exponent(record: Record, part: str, a: str, b: str) -> str:
     block = f"{a},{b}" if f"norm/{part}/{a},{b}" in s else f"{b},{a}"
     fitted, paper = s.get(f"slope/{part}/{block}"), s[f"paper/{part}/{block}"]
     expected = "3,5" if "mix" in paper.note else f"{paper.value:g}"
-    return f"{fitted.value:.1f}[{expected}]" if fitted else f"0  [{expected}]"
+    if fitted:
+        return f"{fitted.value:.1f}[{expected}]"
+    zero = s[f"norm/{part}/{block}"].value == 0  # else it left floating point along the sweep
+    return f"{'0  ' if zero else '-  '}[{expected}]"
 
 
 def _far_end(record: Record) -> str:

@@ -8,7 +8,7 @@ from ...applications.configs.shared import Output
 from ...applications.configs.signal import SignalConfig
 from ...core.progress import say
 from ...core.record import Record
-from ..folders import resume_command, writable
+from ..folders import report_command, resume_command, writable
 from ..show import print_json, record_json
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def answer(config: SignalConfig, output: Output) -> int:
     else:
         show(found)
         if folder:
-            print(f"saved {folder}; next: `quadform report {folder}`")
+            print(f"saved {folder}; next: `{report_command(folder)}`")
         else:
             say("nothing was saved; `--out runs/NAME` keeps it, with the figure, for `quadform report runs/NAME`")
     if found.partial:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...applications.configs.shared import Output
 from ...applications.configs.spectrum import SpectrumConfig
 from ...core.progress import say
-from ..folders import resume_command, writable
+from ..folders import report_command, resume_command, writable
 from ..show import print_json, record_json
 
 
@@ -37,7 +37,7 @@ def answer(config: SpectrumConfig, output: Output) -> int:
         print_json(record_json(record) | {"converged": found.converged, "saved": str(folder)})
     else:
         print(found)
-        print(f"saved {folder}; next: `quadform report {folder} --open`")
+        print(f"saved {folder}; next: `{report_command(folder or Path())} --open`")
     if found.partial:
         say(f"stopped by `--max-time`; go on with {go_on}")
     return 0 if found.converged else 3

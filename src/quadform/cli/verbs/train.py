@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ def answer(config: TrainVerbConfig, output: Output) -> int:
     folder = writable(dataclasses.replace(output, out=output.out or str(default_folder(config))))
     assert folder is not None
     first = os.environ.get("RANK", "0") == "0"
-    go_on = f"the same command with `--out {folder} --resume` goes on"
+    go_on = f"the same command with `--out {shlex.quote(str(folder))} --resume` goes on"
     started = time.monotonic()
     try:
         _, record = run(config, folder)
@@ -117,6 +118,7 @@ def _text(name: str, e: Estimate) -> str:
 
 
 def _next(record: Record, folder: Path) -> str:
+    named = shlex.quote(str(folder))
     if record.inputs["model"]["kind"] == "encoder":
-        return f"`quadform spectrum {folder}`"
-    return f"`quadform decode {folder} TEXT`, `quadform spectrum {folder}`"
+        return f"`quadform spectrum {named}`"
+    return f"`quadform decode {named} TEXT`, `quadform spectrum {named}`"

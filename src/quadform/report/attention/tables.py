@@ -14,7 +14,7 @@ from ..rows import Row, estimate, tag
 from ..texts import EN, Texts
 from .reading import Reading
 from .slopes import SLOPE_TOLERANCE, slope_gaps
-from .verdict import AUTODIFF
+from .verdict import autodiff_limits
 
 #: Inputs that have a row of their own or are no setting.
 _TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device")
@@ -67,7 +67,8 @@ def _numbers(record: Record, texts: Texts) -> Iterator[Row]:
 def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
     group = texts("group_checks")
     e = read.scalar("autodiff_error")
-    yield Row(group, texts("check_autodiff"), estimate("autodiff_error", e), tag(e), grade(e.value, AUTODIFF))
+    limits = autodiff_limits(read.record)
+    yield Row(group, texts("check_autodiff"), estimate("autodiff_error", e), tag(e), grade(e.value, limits))
     H = read.matrix("total").double()
     largest = float(H.abs().max()) or 1.0
     for name, error in (

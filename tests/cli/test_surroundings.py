@@ -1,0 +1,127 @@
+"""What surrounds a command: terminals without UTF-8, folders that are in use or hold something else, odd models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quadform.cli import main
+
+SMALL = ["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--quiet"]
+
+
+def _run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "import sys; from quadform.cli import main; sys.exit(main())", *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_utf8(encoding: str, tmp_path: Path) -> None:
+    """Letters that stdout lacks are written as escapes; the answer and its exit code stay."""
+    folder = tmp_path / "가 나"
+    done = _run([*SMALL, "--out", str(folder)], PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\uac00" in done.stdout
+    told = _run([*SMALL, "--out", str(folder), "--json"], PYTHONIOENCODING=encoding)
+    assert json.loads(told.stdout)["saved"] == str(folder)
+
+
+def test_the_next_command_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command an answer names is one a shell reads back as the folder, blanks and all."""
+    folder = tmp_path / "my own run"
+    assert main([*SMALL, "--out", str(folder)]) == 0
+    command = capsys.readouterr().out.rsplit("`", 2)[1]
+    assert shlex.split(command) == ["quadform", "report", str(folder)]
+
+
+def test_a_folder_is_written_by_one_command_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A second command is refused while the first runs, and nothing is left of the lock when it ends."""
+    from quadform.applications.configs.shared import Output
+    from quadform.cli.folders import let_go, writable
+
+    writable(Output(out=str(tmp_path / "run")))
+    try:
+        second = _run([*SMALL, "--out", str(tmp_path / "run")])
+    finally:
+        let_go()
+    assert second.returncode == 2
+    assert "is being written by another quadform command" in second.stderr
+    assert os.listdir(tmp_path / "run") == []
+    assert main([*SMALL, "--out", str(tmp_path / "run")]) == 0
+    assert {p.split("-")[0] for p in os.listdir(tmp_path / "run")} == {"record.json", "tensors"}
+
+
+def test_an_empty_folder_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--out", ""]) == 2
+    assert capsys.readouterr().err == "quadform: `--out` is empty. Name a folder, such as `--out runs/NAME`.\n"
+
+
+@pytest.fixture
+def gpt(tmp_path: Path) -> Path:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=20, n_positions=8, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    return tmp_path / "gpt"
+
+
+@pytest.mark.parametrize("verb", ["spectrum", "lr"])
+def test_the_model_is_not_written_over(verb: str, gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--out` naming the model's own folder leaves its config.json as it was."""
+    before = {path.name: path.read_bytes() for path in gpt.iterdir()}
+    assert main([verb, str(gpt), "--length", "4", "--out", str(gpt), "--quiet"]) == 2
+    assert "holds a config.json that no run of quadform wrote" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in gpt.iterdir()} == before
+
+
+def test_more_tokens_than_positions(gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["spectrum", str(gpt), "--length", "9", "--quiet"]) == 2
+    assert "cannot be run on 9 tokens" in (told := capsys.readouterr().err)
+    assert "It has 8 positions: give a smaller `--length`." in told
+
+
+def test_a_file_of_the_model_is_not_the_model(gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("config.json", "model.safetensors"):
+        assert main(["spectrum", str(gpt / name)]) == 2
+        assert f"is a file. Give the folder of the model: `{gpt}`." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--scale", "1e100", "--attention", "linear", "--vary", "none"], "the curvature is beyond torch.float64"),
+        (["--temperature", "1e-300", "--vary", "none"], "the curvature is beyond torch.float64"),
+        (["--vary", "scale=1:1e300:3"], "at scale 1e+300 the curvature is beyond torch.float64"),
+    ],
+)
+def test_numbers_beyond_floating_point_are_refused(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["attention", "--tokens", "3", "--dim", "2", "--quiet", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_check_that_fails_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Closed form and autodiff apart, or not comparable: 3; float32 has its own limit."""
+    from quadform.applications import attention
+    from quadform.core.record import Estimate
+
+    for error, kind, code in [(1e-7, "float64", 3), (float("nan"), "float64", 3), (1e-7, "float32", 0)]:
+        monkeypatch.setattr(attention, "autodiff_error", lambda *_, e=error: Estimate(e))
+        assert main([*SMALL, "--dtype", kind]) == code
+
+
+def test_slopes_that_underflow_are_not_zeros(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a block underflows along the sweep there is no exponent; 0 is for blocks that are exactly 0."""
+    assert main(["attention", "--vary", "scale=1e-300:1:5", "--quiet"]) == 0
+    query, _, value = (line.split() for line in capsys.readouterr().out.splitlines()[5:8])
+    assert (query[1:3], value[-2:]) == (["-", "[6]"], ["0", "[0]"])
