@@ -253,6 +253,9 @@ def test_refusals() -> None:
     A = Spectrum(outliers(100))
     with pytest.raises(InputError, match="ask for top"):
         eigenpairs(A, 0)
+    for number in (None, float("nan"), float("inf"), "3", 2.5, True):
+        with pytest.raises(InputError, match="top is a whole number of at least 0"):
+            eigenpairs(A, number)
     with pytest.raises(InputError, match="5 eigenpairs need as many products"):
         eigenpairs(A, 5, max_products=3)
     with pytest.raises(InputError, match="positive relative residual"):

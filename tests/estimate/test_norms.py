@@ -251,3 +251,5 @@ def test_groups_of_blocks() -> None:
     want = float(H.block(("W_Q", "W_K"), "W_V").dense().norm())
     assert found["scores", "value"].value == pytest.approx(want)
     assert frobenius(H.block("W_Q", "W_V")).value == pytest.approx(float(H.block("W_Q", "W_V").dense().norm()))
+    with pytest.raises(InputError, match="name at least one block"):
+        block_norms(H, [])

@@ -204,3 +204,5 @@ def test_refusals() -> None:
         density(A, 1)
     with pytest.raises(InputError, match="positive"):
         density(A, 2, 3).effective_dimension(0)
+    with pytest.raises(InputError, match="width of a curve is a positive number; got 0"):
+        density(A, 2, 3).curve(width=0)

@@ -210,6 +210,8 @@ def block_norms(
     products = at_least("products", products, 2)
     named = {b: (b,) for b in blocks} if not isinstance(blocks, Mapping) else {k: tuple(v) for k, v in blocks.items()}
     names, P = tuple(named), len(named)
+    if not names:
+        raise InputError("block_norms of nothing: name at least one block.")
     rows = [A.codomain.select(*globs) for globs in named.values()]
     cols = [A.domain.select(*globs) for globs in named.values()]
     counts = [min(products, space.size) for space in cols]

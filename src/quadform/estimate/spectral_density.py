@@ -151,6 +151,9 @@ class Density:
         Default `linear`: the median size of an eigenvalue; default width: the mean distance of the nodes of one rule
         on that axis, its resolution (a fortieth of the axis where all eigenvalues are known).
         """
+        for name, value in (("linear", linear), ("width", width)):
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"{name} of a curve is a positive number; got {value}.")
         nodes, weights = self.nodes.double(), self.weights.double()
         largest = float(nodes.abs().max()) or 1.0
         if linear is None:

@@ -43,7 +43,11 @@ def need_square(A: Operator, what: str) -> None:
 
 def at_least(name: str, value: int, least: int) -> int:
     """An integer argument that may not be smaller than `least`."""
-    if isinstance(value, bool) or int(value) != value or value < least:
+    try:
+        whole = not isinstance(value, bool) and int(value) == value and value >= least
+    except (TypeError, ValueError, OverflowError):  # None, NaN, infinity
+        whole = False
+    if not whole:
         raise InputError(f"{name} is a whole number of at least {least}; got {value!r}.")
     return int(value)
 
