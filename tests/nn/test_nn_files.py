@@ -157,6 +157,29 @@ def test_torch_transformer_weights_give_equal_logits(norm_first, activation, bia
     assert len(generate(tied, [[3, 4]], Search(beam=2, max_length=4))) == 1
 
 
+@pytest.mark.parametrize("activation", [nn.GELU(), torch.nn.functional.gelu, "relu"])
+def test_every_torch_layer_keeps_its_activation(activation):
+    """torch's copied decoder layers fall back to ReLU where the activation is a module: so do ours, layer by layer."""
+    theirs = nn.Transformer(8, 2, 2, 2, 16, 0.0, activation, batch_first=True, dtype=torch.float64).eval()
+    for p in theirs.parameters():
+        nn.init.normal_(p, std=0.5)
+    W_E, source, target = (
+        torch.randn(7, 8, dtype=torch.float64),
+        torch.randint(0, 7, (2, 5)),
+        torch.randint(0, 7, (2, 6)),
+    )
+    want = theirs(W_E[source], W_E[target], tgt_mask=torch.ones(6, 6).triu(1).bool()) @ W_E.T
+    torch.testing.assert_close(from_torch(theirs, W_E)(target, source=source), want, rtol=0, atol=1e-12)
+
+
+def test_torch_norms_of_another_kind_are_refused():
+    """One eps for all norms, all of them LayerNorm: anything else would silently be another function."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, layer_norm_eps=1e-3)
+    for last in (nn.LayerNorm(8), nn.RMSNorm(8, eps=1e-3)):
+        with pytest.raises(InputError, match="one eps"):
+            from_torch(nn.TransformerEncoder(layer, 1, last, enable_nested_tensor=False), torch.randn(5, 8))
+
+
 def test_torch_encoder_weights():
     """nn.TransformerEncoder without a final norm becomes an encoder; other activations are refused."""
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, dtype=torch.float64)

@@ -259,6 +259,8 @@ def test_masked_loss_and_classifier():
     assert classifier(tokens).shape == (2, 3)
     want = F.cross_entropy(classifier(tokens), torch.tensor([0, 2]))
     close(classifier.loss({"tokens": tokens, "labels": torch.tensor([0, 2])}), want)
+    with pytest.raises(InputError, match="needs `labels`"):
+        moved("pre-ln", classes=3).loss({"tokens": tokens})
 
 
 def test_separate_and_shared_vocabularies():

@@ -39,15 +39,14 @@ def from_torch(
     d_ff, d = first.linear1.weight.shape
     if (stacks[-1].norm is None) != (stacks[0].norm is None):
         raise InputError("one of the two stacks has a final norm and the other has none; both or neither is supported.")
-    block = BlockSpec(norm_at="pre" if first.norm_first else "post", activation=_activation(first))
+    norms = [m for m in module.modules() if type(m).__name__.endswith("Norm")]
+    if {type(m) for m in norms} != {nn.LayerNorm} or len({m.eps for m in norms}) > 1:
+        raise InputError(f"all norms must be LayerNorm with one eps; got {', '.join(sorted({str(m) for m in norms}))}.")
     biased = first.linear1.bias is not None
     config = ModelConfig(
         kind="encoder-decoder" if both else "encoder",
-        blocks=tuple(
-            BlockSpec(norm_at=block.norm_at, activation=block.activation, cross=Gain() if both else None)
-            for _ in stacks[-1].layers
-        ),
-        encoder_blocks=tuple(block for _ in stacks[0].layers) if both else (),
+        blocks=tuple(_block(layer, Gain() if both else None) for layer in stacks[-1].layers),
+        encoder_blocks=tuple(_block(layer, None) for layer in stacks[0].layers) if both else (),
         d_model=d,
         heads=first.self_attn.num_heads,
         d_ff=d_ff,
@@ -84,11 +83,12 @@ def _has_bias(output: nn.Linear | None) -> bool:
     return output is not None and output.bias is not None
 
 
-def _activation(layer: nn.Module) -> str:
+def _block(layer: nn.Module, cross: Gain | None) -> BlockSpec:
+    """The block of one layer. Each is asked: torch's decoder layers, when copied, forget an activation that is a module."""
     name = getattr(layer.activation, "__name__", type(layer.activation).__name__).lower()
     if name not in ("relu", "gelu"):
         raise InputError(f"torch.nn layers with activation {name!r} are not supported; relu and gelu are.")
-    return name
+    return BlockSpec(norm_at="pre" if layer.norm_first else "post", activation=name, cross=cross)
 
 
 def _layer(ours: Block, theirs: nn.Module) -> None:

@@ -239,13 +239,13 @@ class Transformer(nn.Module):
         encoder-decoder  `source` (batch, m), `target` (batch, n): target begins with bos, each token predicts the next
         classifier       `tokens`, `labels` (batch,)
 
-        and optionally `mask`, `source_mask`, `labels`. Padding (`config.pad`) carries no loss. `reduction` is "mean",
-        "sum", or "none" (one number for each position).
+        and optionally `mask` (of `tokens`, or of target[:, :-1]), `source_mask`, `labels`. Padding (`config.pad`) carries
+        no loss. `reduction` is "mean", "sum", or "none" (one number for each position).
         """
         if self.config.kind == "encoder-decoder":
             tokens, labels = batch["target"][:, :-1], batch.get("labels", batch["target"][:, 1:])
             out = self(tokens, batch.get("mask"), source=batch["source"], source_mask=batch.get("source_mask"))
-        elif self.config.kind == "decoder" and "labels" not in batch:
+        elif self.config.kind == "decoder" and "labels" not in batch and not self.config.classes:
             labels, mask = batch["tokens"][:, 1:], batch.get("mask")
             out = self(batch["tokens"][:, :-1], None if mask is None else mask[:, :-1])
             if mask is not None:
