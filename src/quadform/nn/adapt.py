@@ -84,7 +84,7 @@ def _has_bias(output: nn.Linear | None) -> bool:
 
 
 def _block(layer: nn.Module, cross: Gain | None) -> BlockSpec:
-    """The block of one layer. Each is asked: torch's decoder layers, when copied, forget an activation that is a module."""
+    """The block of one layer. Each is asked: torch's decoder layers, copied, forget an activation that is a module."""
     name = getattr(layer.activation, "__name__", type(layer.activation).__name__).lower()
     if name not in ("relu", "gelu"):
         raise InputError(f"torch.nn layers with activation {name!r} are not supported; relu and gelu are.")

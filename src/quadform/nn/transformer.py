@@ -239,8 +239,8 @@ class Transformer(nn.Module):
         encoder-decoder  `source` (batch, m), `target` (batch, n): target begins with bos, each token predicts the next
         classifier       `tokens`, `labels` (batch,)
 
-        and optionally `mask` (of `tokens`, or of target[:, :-1]), `source_mask`, `labels`. Padding (`config.pad`) carries
-        no loss. `reduction` is "mean", "sum", or "none" (one number for each position).
+        and optionally `mask` (of `tokens`, or of target[:, :-1]), `source_mask`, `labels`. Padding (`config.pad`)
+        carries no loss. `reduction` is "mean", "sum", or "none" (one number for each position).
         """
         if self.config.kind == "encoder-decoder":
             tokens, labels = batch["target"][:, :-1], batch.get("labels", batch["target"][:, 1:])
