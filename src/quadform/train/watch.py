@@ -78,7 +78,7 @@ def keeps_apart(config: ModelConfig) -> str:
         return f"{spa.family} of strength {spa.final:g} aims near it; a {other} strength keeps them further apart."
     if block.attn.skip != 0 or block.mixing.uses("alpha"):
         return "A longer warm-up or a lower lr keeps them apart; so do embeddings not much smaller than the positions."
-    return "A skip connection, or a signal-preserving design (u-spa, e-spa, shaped), keeps them apart."
+    return "A skip connection, or shaped attention (the designs shaped, sas, sas-p), keeps them apart."
 
 
 @torch.no_grad()
