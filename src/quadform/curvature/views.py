@@ -22,6 +22,10 @@ _SEPARATE = {
 }
 #: Names under which models store queries, keys and values in one matrix.
 _FUSED = ("c_attn", "qkv_proj", "qkv", "query_key_value", "Wqkv", "in_proj")
+#: Of these, names of other things too (state-space models, queries that share one key): taken as three squares only.
+_SQUARE = ("query_key_value", "in_proj")
+#: Modules that store them in an order of their own.
+_OTHERWISE = ("CodeGenAttention",)
 
 
 def attention_views(model: nn.Module, names: set[str]) -> list[View]:
@@ -53,7 +57,11 @@ def _of_module(path: str, module: nn.Module) -> Iterator[View]:
         output_axis = 1 if type(child).__name__ == "Conv1D" else 0
         where = f"{child_name}.weight"
         if child_name in _FUSED:
-            yield from _cut(path, where, weight, output_axis, count, keys, interleaved=child_name == "query_key_value")
+            outs, ins = weight.shape[output_axis], weight.shape[1 - output_axis]
+            if type(module).__name__ in _OTHERWISE or (child_name in _SQUARE and outs != 3 * ins):
+                continue
+            by_head = child_name == "query_key_value" or getattr(module, "multi_query", None) is False  # GPTBigCode
+            yield from _cut(path, where, weight, output_axis, count, keys, interleaved=by_head)
             continue
         for paper, spellings in _SEPARATE.items():
             if child_name in spellings:

@@ -1,0 +1,81 @@
+"""The paper's names inside the weights of Hugging Face models: a view is what its name says, or there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quadform.core.space import View
+from quadform.curvature.views import attention_views
+
+SIZES: dict[str, Any] = {"vocab_size": 11, "max_position_embeddings": 16}
+GPT = {"vocab_size": 11, "n_embd": 16, "n_layer": 1, "n_head": 4, "n_positions": 16}
+WIDE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
+
+NAMED = {
+    "GPT2": GPT,
+    "GPTNeoX": {**SIZES, **WIDE, "intermediate_size": 8},
+    "GPTBigCode": {**GPT, "multi_query": True},
+    "GPTBigCode, heads of their own": {**GPT, "multi_query": False},
+    "Falcon, heads of their own": {**SIZES, **WIDE, "multi_query": False, "new_decoder_architecture": False},
+    "Phi3": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "pad_token_id": 0},
+    "Llama": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2},
+}
+UNNAMED = {
+    "Falcon": {**SIZES, **WIDE, "multi_query": True, "new_decoder_architecture": False},
+    "CodeGen": {**GPT, "rotary_dim": 2, "n_ctx": 16},
+    "Mamba2": {
+        "vocab_size": 11,
+        "hidden_size": 16,
+        "state_size": 8,
+        "num_hidden_layers": 1,
+        "num_heads": 4,
+        "head_dim": 8,
+    },
+}
+
+
+def made(name: str, sizes: dict[str, Any]) -> tuple[nn.Module, dict[str, View]]:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{name.partition(',')[0]}Config")(**sizes)
+    model = transformers.AutoModel.from_config(config).double().eval()
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            p.zero_() if n.endswith("bias") else p.normal_()
+    return model, {v.name: v for v in attention_views(model, {n for n, _ in model.named_parameters()})}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_view_is_what_its_name_says(name: str) -> None:
+    """Attention is uniform without its queries, as it is without its keys, and nothing without its values; so for every
+    head with keys of its own."""
+    model, views = made(name, NAMED[name])
+    path = next(n for n in views if n.endswith(".W_Q")).removesuffix(".W_Q")
+    params, seen = dict(model.named_parameters()), []
+    model.get_submodule(path).register_forward_hook(lambda m, a, out: seen.append(out[0].clone()))
+
+    @torch.no_grad()
+    def without(part: str) -> Tensor:
+        view = views[f"{path}.{part}"]
+        weight = params[view.of]
+        before = weight.clone()
+        weight.view(view.seen_as)[tuple(slice(a, b) for a, b in view.cut)] = 0
+        model(input_ids=torch.tensor([[3, 5, 4, 9, 7]]))
+        weight.copy_(before)
+        return seen.pop()
+
+    heads = [n for n in views if n.startswith(f"{path}.W_Q[")]
+    assert len(heads) == 4
+    torch.testing.assert_close(without("W_Q"), without("W_K"))
+    assert float(without("W_V").abs().max()) < 1e-9 * float(without("W_Q").abs().max())
+    if f"{path}.W_K[3]" in views:
+        torch.testing.assert_close(without("W_Q[3]"), without("W_K[3]"))
+
+
+@pytest.mark.parametrize("name", UNNAMED)
+def test_other_orders_have_no_names(name: str) -> None:
+    """One key for all queries in a fused matrix, an order of its own, a matrix of another kind of layer."""
+    assert not [n for n in made(name, UNNAMED[name])[1] if not n.rpartition(".")[2].startswith("W_O")]
