@@ -366,8 +366,11 @@ def test_input_errors():
         model.functional(Q, V).in_covariances()
     with pytest.raises(InputError, match="two positive scales"):
         measure(lambda s: {}, [1.0])
-    with pytest.raises(InputError, match="two positive scales"):
-        measure(lambda s: {"a": 0.0}, [1.0, 1.0])
+    for scales in ([1.0, 1.0], [math.nan, 1.0]):
+        with pytest.raises(InputError, match="two positive scales"):
+            measure(lambda s: {"a": 0.0}, scales)
+    with pytest.raises(InputError, match="powers of 0 and above; got -1"):
+        Growth.symbol("X") ** -1
     with pytest.raises(InputError, match=r"block a is zero or infinite at scale 0\.1"):
         measure(lambda s: {"a": math.log(s) if s > 0.5 else -math.inf}, [0.1, 1.0, 2.0])
     with pytest.raises(UnknownName, match="'total' is no part; known: outer, functional"):

@@ -118,3 +118,26 @@ def test_shapes_of_a_hidden_layer(change: dict, text: str) -> None:
 def test_weights_of_linear_attention_are_matrices() -> None:
     with pytest.raises(InputError, match="W_Q, W_K and W_V are matrices"):
         LinearAttentionLayer(X, A, B[:, 0], V, Y)
+
+
+def test_what_leaves_floating_point_is_refused() -> None:
+    """Scores or outputs beyond the largest number, and temperatures whose inverse square is: no NaN comes out."""
+    for name in ("attention", "multihead", "merged", "linear", "linear mlp", "mlp"):
+        build, tensors = LAYERS[name]
+        with pytest.raises(InputError, match=r"the output of the layer leaves torch\.float64"):
+            build(1e200 * tensors[0], *(1e120 * t for t in tensors[1:-1]), tensors[-1])
+    for temperature in (1e-300, 1e-320):
+        with pytest.raises(InputError, match="is too small"):
+            AttentionLayer(X, A, B, V, Y, temperature=temperature)
+    single = (t.float() for t in (X, A, B, V, Y))
+    with pytest.raises(InputError, match=r"1 / temperature\^2 leaves torch\.float32"):
+        AttentionLayer(*single, temperature=1e-25)
+
+
+def test_at_infinite_temperature_attention_is_uniform() -> None:
+    """One head, and the same with one matrix W_QK: only the value block of H is left."""
+    layer = AttentionLayer(X, A, B, V, Y, temperature=math.inf)
+    merged = ScoreSplit(layer).merged
+    assert torch.equal(layer.A, torch.full((1, 4, 4), 0.25).double())
+    assert torch.equal(merged.block("W_V", "W_V"), layer.block("W_V", "W_V"))
+    assert not merged.block("W_QK", "W_QK").any()

@@ -266,6 +266,8 @@ def test_input_errors():
         HiddenLayerMLP(X, W, rand(3, 2, 2), rand(2, 4, 2), activation="rely")
     with pytest.raises(InputError, match="one hidden layer"):
         linear_mlp_ranks(3, 2, [])
+    with pytest.raises(UnknownName, match="Did you mean `cross-entropy`"):
+        linear_mlp_ranks(3, 2, [4], loss="crossentropy")
     with pytest.raises(InputError, match="kernel for images of 2 axes"):
         convolution(rand(0, 1, 1, 2), (3, 3))
     assert Structured(torch.ones(1), torch.ones(1, 2, 3)).matrix().shape == (2, 3)

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.operator import Operator
 from ..core.space import Space, Vector, paper_name
-from .inputs import one_kind
+from .inputs import finite, one_kind
 from .layer import Part, known_part
 
 
@@ -116,8 +116,13 @@ class DeepLinearTransformer:
         *,
         temperature: float = 1.0,
     ) -> None:
+        finite("X", X)
         if not layers or X.dim() not in (2, 3):
-            raise InputError(f"a linear Transformer needs X (n, d) or (B, n, d) and a layer; got {tuple(X.shape)}.")
+            raise InputError(
+                f"a linear Transformer needs X (n, d) or (B, n, d) and a layer; got {tuple(X.shape)} and {len(layers)}."
+            )
+        if any(len(triple) != 3 for triple in layers):
+            raise InputError("a layer is (W_Q, W_K, W_V); got another number of weights.")
         if not temperature > 0:
             raise InputError(f"the temperature is positive; got {temperature}.")
         named = {

@@ -84,6 +84,8 @@ class Growth:
         return Growth(frozenset(a * b for a in self.terms for b in other.terms))
 
     def __pow__(self, n: int) -> Growth:
+        if n < 0:
+            raise InputError(f"a sum of monomials has powers of 0 and above; got {n}.")
         return reduce(Growth.__mul__, [self] * n, ONE)
 
     def only(self, *names: str) -> Growth:
@@ -350,7 +352,7 @@ def measure(log_norms: Callable[[float], Mapping[Key, float]], scales: Sequence[
 
     `log_norms(s)` gives the logarithm of every block's norm at scale s. A block that is zero everywhere has slope -inf.
     """
-    if len(set(scales)) < 2 or min(scales) <= 0:
+    if len(set(scales)) < 2 or not all(0 < s < math.inf for s in scales):
         raise InputError(f"a slope needs two positive scales or more; got {list(scales)}.")
     x = [math.log(s) for s in scales]
     rows = [log_norms(s) for s in scales]

@@ -103,6 +103,8 @@ class Head:
             )
         self.X, self.Z, self.W_Q, self.W_K, self.W_V, self.bias = X, Z, W_Q, W_K, W_V, bias
         self.sc = 1.0 / (temperature * math.sqrt(W_Q.shape[1]))
+        if not self.sc * self.sc <= torch.finfo(X.dtype).max:
+            raise InputError(f"temperature {temperature} is too small: 1 / temperature^2 leaves {X.dtype}.")
         self.Q, self.K, self.V = X @ W_Q, Z @ W_K, Z @ W_V
         self.A = self._attend(self.Q, self.K)
         self.F = (self.A @ self.V).flatten(0, 1)

@@ -140,6 +140,8 @@ class Coupled(OutputLoss):
 def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tensor | None) -> OutputLoss:
     """The loss of a layer whose output, all tokens in a row, is F `(N, d_V)`; `Y` and `g` may keep their batch axes."""
     N, d_V = F.shape
+    if not bool(F.isfinite().all()):
+        raise InputError(f"the output of the layer leaves {F.dtype}; make its inputs or weights smaller.")
     if isinstance(loss, tuple):
         if Y is not None:
             raise InputError("a loss given by (g, Hl) has its targets inside it; leave Y out.")

@@ -116,7 +116,7 @@ def _merged_head(X: Tensor, Z: Tensor, W_QK: Tensor, W_V: Tensor, bias: Tensor |
     """A head with W_K = I whose score scale is `sc`."""
     width = Z.shape[2]
     eye = torch.eye(width, dtype=Z.dtype, device=Z.device)
-    return Head(X, Z, W_QK, eye, W_V, bias, temperature=1.0 / (sc * math.sqrt(width)))
+    return Head(X, Z, W_QK, eye, W_V, bias, temperature=1.0 / (sc * math.sqrt(width)) if sc else math.inf)
 
 
 def score_gradient(head: Head) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.operator import Operator
 from ..core.space import Space, Vector
+from ..core.spec import choose
 from .attention import outer_term
 from .head import Factor
 from .inputs import one_kind
@@ -248,7 +249,7 @@ def linear_mlp_ranks(r: int, K: int, hidden: Sequence[int], *, loss: str = "mse"
     """
     if not hidden or min(r, K, *hidden) < 1:
         raise InputError(f"rank formulas need one hidden layer or more and sizes >= 1; got r={r}, K={K}, {hidden}.")
-    if loss == "cross-entropy":
+    if choose("loss", loss, ("mse", "cross-entropy")) == "cross-entropy":
         K = K - 1
     D, q, s = len(hidden) + 1, min(r, K, *hidden), min(r, K)
     outer, functional = q * (r + K - q), 2 * q * sum(hidden) + 2 * q * s - D * q * q
