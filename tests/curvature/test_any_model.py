@@ -251,3 +251,25 @@ def test_bad_input_says_what_to_do(make: Callable[[], Any], text: str) -> None:
 def test_inference_mode_is_refused() -> None:
     with torch.inference_mode(), pytest.raises(InputError, match=r"use `torch\.no_grad\(\)`"):
         Risk(LINEAR, mse, XY)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.one, self.two = (nn.Linear(3, n, dtype=F64) for n in (3, 2, 2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x).tanh()
+        return self.one(h), self.two(h)
+
+
+@pytest.mark.parametrize("part", [gauss_newton, functional])
+def test_other_ways_to_the_loss_are_told(part: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """H_o + H_f is H where the loss sees the weights through the output alone; a second head or a penalty is said."""
+    model, plain = Heads(), nn.Linear(3, 2, dtype=F64)
+    part(Risk(plain, mse, XY, quiet=True))
+    assert "do not add up" not in capsys.readouterr().err
+    part(Risk(model, lambda out, b: mse(out[0], b) + mse(out[1].tanh(), b), XY, quiet=True))
+    assert "do not add up to H" in capsys.readouterr().err
+    part(Risk(plain, lambda out, b: mse(out, b) + sum(p.square().sum() for p in plain.parameters()), XY, quiet=True))
+    assert "do not add up to H" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from ..core.rng import stream
 from ..core.space import Space, Vector
 from ..distributed.processes import group_of
 from ..distributed.sharding import shard
-from .reverse import forward_agrees, output_curvature, through_output
+from .reverse import forward_agrees, output_curvature, say_other_ways, through_output
 from .risk import Risk
 from .routes import CHUNK, Product, Products, Route, Scalar
 from .selfcheck import require_sound_derivatives
@@ -75,6 +75,8 @@ def functional(
         (g,) = torch.autograd.grad(risk.run(fixed, batch, split, shift)[0], shift)
         return (g * F).sum()
 
+    if split is None:
+        say_other_ways(risk)
     A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products, scalar=scalar)
     return _select(A, rows, cols)
 
@@ -104,6 +106,8 @@ def gauss_newton(
     def by_reverse(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         return through_output(risk, batch, split, v, rows, partial(output_curvature, risk, batch, split))
 
+    if split is None:
+        say_other_ways(risk)
     options: Any = {"route": route, "chunk": chunk, "products": products, "by_reverse": by_reverse}
     A = _RiskOperator(risk, product, what="Gauss-Newton", **options)
     return _select(A, rows, cols)

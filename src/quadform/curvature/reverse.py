@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import jvp
 
 from ..core.errors import InputError
+from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Vector
 from .retained import Retained, gradients
@@ -96,6 +97,33 @@ def require_symmetric(risk: Risk, batch: Any) -> None:
         " wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that operator"
         " (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
     )
+
+
+def say_other_ways(risk: Risk) -> None:
+    """Once for a risk: tell if the loss sees the parameters not only through the network's output.
+
+    J^T dl/dF is then not the gradient, and H_o + H_f not the Hessian: a second head, a penalty on the weights.
+    """
+    if risk.through or not risk.batches:
+        return
+    risk.through = True
+    with risk.context(), torch.enable_grad():
+        at = {n: t.requires_grad_() for n, t in _near(risk, 0.1).items()}
+        value, F = risk.run(at, risk.batches[0])
+        if F is None or not F.requires_grad or not value.requires_grad:  # told elsewhere
+            return
+        try:
+            (g,) = torch.autograd.grad(value, F, retain_graph=True)
+        except RuntimeError:
+            return
+        whole = torch.autograd.grad(value, list(at.values()), retain_graph=True, allow_unused=True)
+        part = gradients(F, at, g)
+    off = {n: part[n] - (0 if w is None else w) for n, w in zip(at, whole, strict=True)}
+    if _size(off) > _SAME.get(risk.dtype, _SAME_HALF) * _size(part):
+        say(
+            "the loss sees the parameters not only through the network's output (another head, a penalty on weights):"
+            " H_o and H_f are those of the output and do not add up to H"
+        )
 
 
 def _near(risk: Risk, distance: float) -> dict[str, Tensor]:

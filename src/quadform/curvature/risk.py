@@ -73,6 +73,7 @@ class Risk:
         self.notes: list[str] = []
         self.writes = False
         self.twice = False  # whether it was seen that all its operators can be differentiated twice
+        self.through = False  # whether it was seen that the loss sees all parameters through the output alone
         self.forward: bool | None = None  # whether forward derivatives agree with reverse ones, where it was measured
         if isinstance(model, nn.Module):
             chosen, self.coverage, views = self._choose(model, params, include_frozen)
