@@ -48,6 +48,7 @@ VARIANTS = {
     "linear": {"linear": True},
     "linear, merged": {"linear": True, "merged": True},
     "merged, grouped": {"merged": True, "heads": 4, "kv_heads": 2},
+    "merged, biased": {"merged": True, "biases": ("v", "o", "mlp")},
     "attention only": {"mlp": False},
     "all biases": {"biases": ("q", "k", "v", "o", "mlp", "out")},
     "untied": {"tied": False, "biases": ("out",)},
