@@ -129,9 +129,21 @@ def test_everything_is_drawn_and_fits(browser, place, lang, theme, width) -> Non
         )
         assert out == []
         if width < 400:
-            tops = [page.locator(s).bounding_box() for s in (".controls", ".answer", ".pictures", ".meaning")]
+            tops = [page.locator(s).bounding_box() for s in (".answer", ".controls", ".pictures", ".meaning")]
             assert len({round(box["x"]) for box in tops}) == 1
             assert [box["y"] for box in tops] == sorted(box["y"] for box in tops)
+
+
+@pytest.mark.parametrize("width", [360, 1120, 1390])
+def test_words_stay_in_their_cells(browser, place, width) -> None:
+    """No word of the two tables runs into its neighbour, also where a block is called query-key."""
+    for where in ("", "#factor=single"):
+        with opened(browser, place, where, width=width) as page:
+            out = page.evaluate(
+                """() => [...document.querySelectorAll('.slopes th, .slopes td, .blocks button :not(.unseen)')]
+                    .filter((e) => e.scrollWidth > e.clientWidth + 1 && e.clientWidth).map((e) => e.textContent)"""
+            )
+            assert out == []
 
 
 # --- it moves ---------------------------------------------------------------------------------------------------------
@@ -319,6 +331,19 @@ def test_the_guard_asks(browser, place, engine) -> None:
         page.click("#guard-go")
         shows(page, design="post-ln", depth=8)
         assert page.is_hidden("#guard")
+        engine.cost.factor = 1.0
+
+
+def test_a_link_to_a_long_computation_says_that_it_waits(browser, place, engine) -> None:
+    """Opened in a state the guard asks about, the page does not claim to compute before the button is pressed."""
+    with opened(browser, place) as page:
+        engine.cost.factor = 20.0
+        page.goto(f"{place.url}?lang=en#depth=7&design=post-ln")
+        page.wait_for_selector("#guard-go:visible")
+        assert page.inner_text("#headline") == page.inner_text("#guard-text")
+        page.click("#guard-go")
+        page.wait_for_selector("html[data-ready]")
+        assert page.inner_text("#headline").startswith("λ_max is")
         engine.cost.factor = 1.0
 
 

@@ -27,7 +27,11 @@ const live = new Live({
     document.documentElement.dataset.seq = got.seq;
   },
   onWait: (got) => guard(got.text, false),
-  onAsk: (got) => { guard(got.text, true); say(got.text); },
+  onAsk: (got) => {
+    guard(got.text, true);
+    if (!answer) text("headline", got.text); // nothing is being computed
+    say(got.text);
+  },
   onError: (got) => {
     showErrors(got.control, got.text);
     say(got.text);
@@ -119,7 +123,11 @@ $("heat").addEventListener("click", (event) => {
   const name = answer && blockAt($("heat"), answer, event);
   if (name) { memory.block = name; store.remember(); draw(); }
 });
-$("guard-go").addEventListener("click", () => ask({ confirmed: true }));
+const working = $("headline").textContent;
+$("guard-go").addEventListener("click", () => {
+  if (!answer) text("headline", working);
+  ask({ confirmed: true });
+});
 $("preset").addEventListener("change", (event) => {
   if (event.target.value) store.go(boot.presets[event.target.value]);
   event.target.value = "";
