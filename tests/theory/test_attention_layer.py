@@ -316,6 +316,7 @@ def test_labels_and_prefixes_name_blocks() -> None:
         ({"mask": torch.full((3, 3), -1e300, dtype=torch.float64)}, "every query one visible key"),
         ({"Y": torch.tensor([[1.0, float("nan")]] * 3)}, "Y is not finite: nan at index \\(0, 1\\)"),
         ({"Y": torch.rand(2, 2), "loss": "cross-entropy"}, "class probabilities need 3 tokens x 2"),
+        ({"Y": -torch.rand(3, 2), "loss": "cross-entropy"}, "class probabilities in Y are not negative"),
         ({"Y": None, "loss": (torch.full((3, 2), float("inf")), torch.ones(3, 2, 2))}, "g = dl/dF is not finite"),
         ({"W_K": None}, "W_K is a NoneType; give a tensor"),
         ({"temperature": 0.0}, "above 0"),

@@ -87,6 +87,8 @@ class CrossEntropy(OutputLoss):
         if Y.is_floating_point():
             if Y.shape != F.shape:
                 raise InputError(f"Y has shape {tuple(Y.shape)}; class probabilities need {tuple(F.shape)}.")
+            if bool((Y < 0).any()):
+                raise InputError(f"class probabilities in Y are not negative; the smallest is {float(Y.min()):.3g}.")
             counted, y = torch.ones(N, dtype=torch.bool, device=F.device), Y
         else:
             if Y.shape != (N,):
