@@ -16,7 +16,7 @@ from quadform.core.spec import design
 from quadform.nn import ByteTokenizer, CharTokenizer, PieceTokenizer, Search, Transformer, from_torch, generate
 from quadform.nn import attention as attention_module
 from quadform.nn import frame as frame_module
-from quadform.nn.tokens import BOS, EOS, MASK, PAD, SPECIALS, UNK, load_tokenizer, save_tokenizer, until_end
+from quadform.nn.tokens import BOS, EOS, MASK, PAD, SPECIALS, UNK, load_tokenizer, save_tokenizer
 from quadform.testing import check_design
 
 SMALL = {"depth": 2, "dim": 8, "heads": 2, "vocab": 9}
@@ -243,12 +243,6 @@ def test_tokenizer_files(tmp_path):
         load_tokenizer(tmp_path / "t.json")
     with pytest.raises(FileError, match="cannot be read"):
         load_tokenizer(tmp_path / "nothing.json")
-
-
-def test_until_end():
-    """Ids up to the first EOS."""
-    assert until_end([7, 8, EOS, 9]) == [7, 8]
-    assert until_end([7, 8]) == [7, 8]
 
 
 # -------------------------------------------------------------------------------------- check_design sees what breaks

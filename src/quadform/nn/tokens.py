@@ -152,9 +152,3 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         return CharTokenizer(body["alphabet"]) if body["kind"] == "chars" else ByteTokenizer()
     except (KeyError, TypeError, InputError) as error:
         raise FileError(f"{path} is not a complete tokenizer ({error}).") from error
-
-
-def until_end(ids: Sequence[int]) -> list[int]:
-    """The ids before the first EOS."""
-    ids = list(ids)
-    return ids[: ids.index(EOS)] if EOS in ids else ids

@@ -105,9 +105,7 @@ def find_stacks(model: nn.Module, call: Callable[[], Any], blocks: str | None = 
             handle.remove()
     if blocks:
         if odd or not calls:
-            raise InputError(
-                f"`{blocks}`: {_why(named, calls, odd)}. Name blocks that map (batch, tokens, d) to itself."
-            )
+            raise InputError(f"`{blocks}`: {_why(named, odd)}. Name blocks that map (batch, tokens, d) to itself.")
         return tuple(_stack(l, calls[l], modules) for l in calls)
     good = [l for l in calls if l not in odd and set(calls[l]) == set(lists[l])]
     outer = [l for l in good if not any(l != o and l.startswith(f"{o}.") for o in good)]
@@ -154,7 +152,7 @@ def _stack(name: str, calls: list[str], modules: Mapping[str, nn.Module]) -> Sta
     return Stack(name, tuple(calls), all(m.batch_first for m in attentions))
 
 
-def _why(named: Mapping[str, str], calls: Mapping[str, list[str]], odd: Mapping[str, str]) -> str:
+def _why(named: Mapping[str, str], odd: Mapping[str, str]) -> str:
     if odd:
         return f"{next(iter(odd.values()))} does not give tokens of the shape it gets"
     return f"none of its {len(named)} modules was called"

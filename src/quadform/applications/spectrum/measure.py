@@ -217,7 +217,7 @@ def _in_time(
             except TimeUp:
                 found.partial = True
                 if not found.pairs:  # what the products so far say, without new ones
-                    pairs = eigenpairs(A, **_eigen(wish, A, state, clock.last))
+                    pairs = eigenpairs(A, **_eigen(wish, state, clock.last))
                     found.take_pairs(pairs)
     with torch.no_grad():
         found.scalars["loss"] = Estimate(float(risk.value()))
@@ -262,13 +262,13 @@ class _Found:
         self.scalars |= {f"bottom/{i}": e for i, e in enumerate(pairs.bottom)}
 
 
-def _eigen(wish: Wish, A: Operator, state: Path | None, most: int) -> dict[str, Any]:
+def _eigen(wish: Wish, state: Path | None, most: int) -> dict[str, Any]:
     options: dict[str, Any] = {"top": wish.top, "bottom": wish.bottom, "tol": wish.tol, "seed": wish.seed}
     return options | {"max_products": max(most, wish.top, wish.bottom, 1), "resume": state}
 
 
 def _measure(A: Any, wish: Wish, state: Path | None, clock: _Clock, found: _Found) -> None:
-    pairs = eigenpairs(A, **_eigen(wish, A, state, min(wish.most, A.domain.size)), progress=clock.of("eigenvalues"))
+    pairs = eigenpairs(A, **_eigen(wish, state, min(wish.most, A.domain.size)), progress=clock.of("eigenvalues"))
     found.take_pairs(pairs)
     common: dict[str, Any] = {"seed": wish.seed, "resume": state}
     if wish.density:
