@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call, grad, jvp, vmap
 
 from quadform.core.errors import InputError
-from quadform.core.spec import CRAMMED_BERT, Projection, count_parameters, design, parameter_shapes
+from quadform.core.spec import CRAMMED_BERT, Gain, Projection, count_parameters, design, parameter_shapes
 from quadform.kernels import attention
 from quadform.nn import Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
@@ -94,6 +94,15 @@ def test_compiled_loss(name):
     model, batch = Transformer(design=name, **SMALL), {"tokens": draw(2, 6)}
     compiled = torch.compile(model.loss, backend="eager", fullgraph=name != "e-spa")
     close(compiled(batch), model.loss(batch), atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["sequential", "parallel"])
+def test_weights_of_zero_give_zero(layout):
+    """0 X + 0 f(X) = 0: a block whose weights are all fixed at zero gives zeros."""
+    nothing = Gain(skip=0.0, branch=0.0)
+    config = design("parallel" if layout == "parallel" else "pre-ln", **SMALL, final_norm="none")
+    blocks = tuple(replace(b, attn=nothing, mlp=nothing) for b in config.blocks)
+    assert Transformer(replace(config, blocks=blocks))(draw(2, 6)).abs().max() == 0
 
 
 def test_merged_equals_factored():

@@ -87,12 +87,13 @@ class Block(nn.Module):
             out = self._scaled("attn", "skip", spec.attn, X)
             for name, gain, branch in branches:
                 out = _add(out, self._scaled(name, "branch", gain, self._drop(branch(N))))
-            return out
+            return torch.zeros_like(X) if out is None else out
         for name, gain, branch in branches:
             norm = getattr(self, f"norm_{name}", None)
             N = norm(X) if norm is not None and spec.norm_at == "pre" else X
             Y = self._scaled(name, "branch", gain, self._drop(branch(N)))
-            X = _add(self._scaled(name, "skip", gain, X), Y)
+            out = _add(self._scaled(name, "skip", gain, X), Y)
+            X = torch.zeros_like(X) if out is None else out
             if norm is not None and spec.norm_at == "post":
                 X = norm(X)
         return X
@@ -109,7 +110,7 @@ class Block(nn.Module):
         return F.dropout(Y, self.dropout, self.training) if self.dropout else Y
 
 
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor:
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     if a is None or b is None:
         return b if a is None else a
     return a + b
