@@ -68,6 +68,15 @@ def test_the_tightest_of_all_groups_above(tmp_path):
     assert memory_limit(proc) == MemoryLimit(2 * GIB, 100)
 
 
+def test_a_mount_whose_name_is_no_text(tmp_path):
+    """Somebody's disk with a name of another alphabet is no reason to stop."""
+    top, proc = v2(tmp_path)
+    group(top, V2, 2 * GIB, GIB)
+    mounts = proc / "mountinfo"
+    mounts.write_bytes(b"40 23 0:30 / /media/\xe9t\xe9 rw - ext4 /dev/sdb rw\n" + mounts.read_bytes())
+    assert memory_limit(proc) == MemoryLimit(2 * GIB, GIB)
+
+
 def test_no_limit(tmp_path):
     """`max`, the huge number of version 1, and a machine without control groups are no limit."""
     top, proc = v2(tmp_path)

@@ -37,8 +37,8 @@ def memory_limit(process: Path = Path("/proc/self")) -> MemoryLimit | None:
 def _groups(process: Path) -> Iterator[tuple[Path, str]]:
     """The folders of the memory groups the process is in, each with its version, from the innermost outwards."""
     try:
-        member = (process / "cgroup").read_text()
-        mounts = (process / "mountinfo").read_text()
+        member = (process / "cgroup").read_text(errors="surrogateescape")  # a path is bytes
+        mounts = (process / "mountinfo").read_text(errors="surrogateescape")
     except OSError:  # not Linux
         return
     own = {}
