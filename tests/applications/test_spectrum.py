@@ -14,8 +14,10 @@ import torch
 
 import quadform as qf
 from quadform.applications.spectrum.answer import Spectrum
+from quadform.applications.spectrum.measure import _root
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Estimate
 from quadform.curvature import Risk, functional, hessian
 from quadform.nn import Transformer
 from quadform.report.spectral import drawn, figures, summary
@@ -243,3 +245,10 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert "--resume" in "".join(said)
     assert list((tmp_path / "state").glob("*.safetensors"))
     assert subprocess.run([*words, "--resume", "--quiet"], stdout=subprocess.DEVNULL).returncode in (0, 3)
+
+
+def test_error_of_the_root_mean_square():
+    """sqrt(x +- s) is sqrt(x) +- s / (2 sqrt(x)); nothing stays nothing."""
+    e = _root(Estimate(4.0, 0.04, "estimate"))
+    assert (e.value, e.stderr) == pytest.approx((2.0, (4.04**0.5 - 3.96**0.5) / 2), rel=1e-4)
+    assert _root(Estimate(0.0, 0.0, "estimate")).stderr == 0
