@@ -273,3 +273,14 @@ def test_other_ways_to_the_loss_are_told(part: Any, capsys: pytest.CaptureFixtur
     assert "do not add up to H" in capsys.readouterr().err
     part(Risk(plain, lambda out, b: mse(out, b) + sum(p.square().sum() for p in plain.parameters()), XY, quiet=True))
     assert "do not add up to H" in capsys.readouterr().err
+
+
+def test_rounding_of_a_saturated_model_is_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    """float32, predictions certain but for rounding: both derivatives are noise there, and nothing is said of it."""
+    x = torch.randn(32, 4)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2))
+    y = model(x).argmax(1)
+    with torch.no_grad():
+        model[2].weight.mul_(200), model[2].bias.mul_(200)
+    hessian(Risk(model, confident, (x, y), quiet=True), route="traced").dense()
+    assert capsys.readouterr().err == ""

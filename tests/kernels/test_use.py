@@ -146,20 +146,24 @@ def test_sdpa_refuses_dropout():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_hugging_face_model(padded):
-    """A GPT-2 with attn_implementation="quadform" has the loss and Hessian product of its eager twin."""
+@pytest.mark.parametrize("family", ["GPT2LMHeadModel", "T5ForConditionalGeneration"])
+def test_hugging_face_model(family, padded):
+    """attn_implementation="quadform": loss and Hessian product of the eager twin; T5 adds learned positions."""
     transformers = pytest.importorskip("transformers")
     from quadform.kernels import register_hf
 
-    config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
-    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 5, "num_layers": 1, "num_heads": 2, "vocab_size": 11}
+    if family == "GPT2LMHeadModel":
+        config = transformers.GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=11, n_positions=8)
+    else:
+        config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0)
     ids = torch.arange(10).reshape(2, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]) if padded else None
     answers = []
     for name in ("eager", register_hf()):
         config._attn_implementation = name
         torch.manual_seed(0)
-        net = transformers.GPT2LMHeadModel(config).double().eval()
+        net = getattr(transformers, family)(config).double().eval()
         params = {n: p.detach() for n, p in net.named_parameters()}
         gen = torch.Generator().manual_seed(1)
         v = {n: torch.randn(p.shape, generator=gen, dtype=p.dtype) for n, p in params.items()}

@@ -41,6 +41,7 @@ def _forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The registry's calling convention: (batch, heads, tokens, width) in, (batch, tokens, heads, width) out."""
@@ -56,5 +57,8 @@ def _forward(
     if attention_mask is not None:
         columns = attention_mask[..., : key.shape[-2]]
         mask, bias = (columns, None) if columns.dtype == torch.bool else (None, columns)
+    if position_bias is not None:  # T5 and its kin: learned, added to the scores
+        position_bias = position_bias[..., : key.shape[-2]]
+        bias = position_bias if bias is None else bias + position_bias
     out = attention(query, key, value, causal=causal, mask=mask, bias=bias, scale=scaling)
     return out.transpose(1, 2).contiguous(), None
