@@ -322,3 +322,8 @@ def test_check_design_sees_exploding_gradients():
     config = design("pre-ln", norm="none", depth=3, dim=16, heads=4, vocab=13)
     with pytest.raises(CheckFailed, match="FAILED gradients finite at depth 300"):
         check_design(replace(config, design=""), depth=300)
+
+
+def test_check_design_of_a_model_of_few_positions():
+    """Learned positions for two tokens break no contract: the design is checked with room for its tokens."""
+    assert all(f.ok for f in check_design(design("pre-ln", depth=1, dim=8, heads=2, vocab=5, seq_len=2), depth=2))

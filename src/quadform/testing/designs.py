@@ -19,7 +19,7 @@ from ..propagation.shaping import target
 from .operators import Finding
 
 KINDS = ("decoder", "encoder", "encoder-decoder")
-_TOKENS = 7
+_TOKENS, _PADDING = 7, 3
 
 
 def check_design(what: str | ModelConfig, *, seed: int = 0, depth: int = 72, rtol: float = 1e-10) -> list[Finding]:
@@ -34,7 +34,8 @@ def check_design(what: str | ModelConfig, *, seed: int = 0, depth: int = 72, rto
     """
     findings: list[Finding] = []
     if isinstance(what, ModelConfig):
-        _Check(what, findings, seed, rtol).run(depth)
+        room = replace(what, seq_len=max(what.seq_len, _TOKENS + _PADDING))  # for learned positions
+        _Check(room, findings, seed, rtol).run(depth)
     else:
         for kind in KINDS[: 2 if what == "deepnorm" else 3]:
             config = design(what, kind=kind, depth=3, dim=16, heads=4, vocab=13, seq_len=64)
@@ -111,7 +112,7 @@ class _Check:
     def padding(self) -> float:
         """Two fillings of the padding, on the right and on the left; outputs at real tokens equal those without it."""
         plain, worst = self._out(self.tokens), 0.0
-        for left, right in ((0, 3), (2, 0), (1, 2)):
+        for left, right in ((0, _PADDING), (2, 0), (1, 2)):
             for _ in range(2):
                 fill = lambda n: self._draw(2, n, self.config.vocab)  # noqa: E731
                 tokens = torch.cat((fill(left), self.tokens, fill(right)), 1)
