@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from quadform.core.errors import InputError
-from quadform.curvature import Risk, fisher, functional, gauss_newton, hessian
+from quadform.curvature import Risk, activation_hessian, fisher, functional, gauss_newton, hessian
 
 F64 = torch.float64
 
@@ -89,6 +89,7 @@ def test_models_that_forward_derivatives_do_not_suit(make: Any, route: Any) -> N
     H_o, H_f = gauss_newton(risk, route=route).dense(), functional(risk, route=route).dense()
     same(H_o + H_f, want)
     same(H_o, H_o.T)
+    same(activation_hessian(risk).dense(), 2 * torch.eye(10, dtype=F64) / 10)
     same(risk.space.flatten(risk.gradient()), torch.cat([p.flatten() for p in _gradient(model, batch)]))
 
 
@@ -283,4 +284,42 @@ def test_rounding_of_a_saturated_model_is_no_difference(capsys: pytest.CaptureFi
     with torch.no_grad():
         model[2].weight.mul_(200), model[2].bias.mul_(200)
     hessian(Risk(model, confident, (x, y), quiet=True), route="traced").dense()
+    assert capsys.readouterr().err == ""
+
+
+class Named:
+    """A batch of one's own kind; two of them print alike."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __repr__(self) -> str:
+        return "Named(5)"
+
+
+class Opened(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=F64)
+
+    def forward(self, batch: Named) -> Tensor:
+        return (self.linear(batch.x).tanh() - batch.y).square().mean()
+
+
+@pytest.mark.parametrize("route", ["eager", "traced"])
+def test_batches_that_are_objects(route: Any) -> None:
+    """A program traced with one object is not used for another."""
+    model = Opened()
+    risk = Risk(model, lambda out, b: out, [Named(*data(5, 3)), Named(*data(5, 3))], quiet=True)
+    same(hessian(risk, route=route).dense(), reference(risk, model))
+
+
+def test_sparse_data(capsys: pytest.CaptureFixture[str]) -> None:
+    """A sparse batch has no storage to look at; the gradient is kept all the same."""
+    model, (x, y) = nn.Linear(3, 2, dtype=F64), data(5, 3)
+    sparse = x.relu().to_sparse()
+    loss = lambda p, b: (torch.sparse.mm(b[0], p["W"]).tanh() - b[1]).square().mean()  # noqa: E731
+    risk = Risk(loss, lambda out, b: out, (sparse, y), {"W": model.weight.T}, quiet=True)
+    dense = Risk(loss, lambda out, b: out, (x.relu(), y), {"W": model.weight.T}, quiet=True)
+    same(hessian(risk).dense(), hessian(dense).dense())
     assert capsys.readouterr().err == ""

@@ -25,6 +25,7 @@ from ..core.rng import stream
 from ..core.space import Space, Vector
 from ..distributed.processes import group_of
 from ..distributed.sharding import shard
+from .retained import Retained
 from .reverse import forward_agrees, output_curvature, say_other_ways, through_output
 from .risk import Risk
 from .routes import CHUNK, Product, Products, Route, Scalar
@@ -113,14 +114,14 @@ def gauss_newton(
     return _select(A, rows, cols)
 
 
-def activation_hessian(risk: Risk, module: str | None = None, *, chunk: int = CHUNK) -> Operator:
+def activation_hessian(risk: Risk, module: str | None = None) -> Operator:
     """d2 risk / dF2 with respect to the output of a module (default: of the network), for data of one batch."""
     risk = risk.whole
     if len(risk.batches) != 1:
         raise InputError(f"activations belong to one batch; this risk has {len(risk.batches)}. Give it one.")
     with risk.context(), torch.no_grad():
         F = risk.output(risk.params, risk.batches[0], module)
-    return _ActivationHessian(risk, module, F, chunk)
+    return _ActivationHessian(risk, module, F)
 
 
 def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = CHUNK) -> Operator:
@@ -221,22 +222,27 @@ class _RiskOperator(Operator):
 
 @final
 class _ActivationHessian(Operator):
-    """d2 risk / dF2 over the output of one module."""
+    """d2 risk / dF2 over the output of one module: the Hessian in a shift of that output."""
 
-    def __init__(self, risk: Risk, module: str | None, F: Tensor, chunk: int) -> None:
+    def __init__(self, risk: Risk, module: str | None, F: Tensor) -> None:
         require_sound_derivatives()
         space = Space(((module or "output", tuple(F.shape)),))
         super().__init__(space, dtype=F.dtype, device=F.device, symmetric=True)
-        self.risk, self.module, self.F, self.chunk = risk, module, F, chunk
+        self.risk, self.module, self.F = risk, module, F
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         (name,) = self.domain.names
+        risk = self.risk
 
-        def one(dF: Tensor) -> Tensor:
-            return _output_curvature(self.risk, self.risk.params, self.risk.batches[0], self.module, self.F, dF)
+        def behind(shift: Vector) -> Tensor:
+            return risk.run(risk.params, risk.batches[0], self.module, shift[name])[0]
 
-        with self.risk.context():
-            return {name: vmap(one, chunk_size=self.chunk)(V[name]).detach()}
+        with risk.context():
+            H = Retained(behind, {name: torch.zeros_like(self.F)}, (name,))
+            out = torch.zeros_like(V[name])
+            for row, v in zip(out, V[name], strict=True):
+                row.copy_(H({name: v}, (name,))[name])
+        return {name: out}
 
 
 @final

@@ -23,8 +23,9 @@ class Retained:
         held: dict[int, int] = {}
 
         def count(t: Tensor) -> Tensor:
-            storage = t.untyped_storage()
-            held[storage.data_ptr()] = storage.nbytes()
+            if t.layout is torch.strided:  # sparse ones, data as a rule, have no storage
+                storage = t.untyped_storage()
+                held[storage.data_ptr()] = storage.nbytes()
             return t
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):

@@ -248,7 +248,7 @@ class Products:
         """One vector through the programs of this shape of batch."""
         leaves, spec = tree_flatten(self.risk.batches[i])
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else repr(t) for t in leaves))
+        key = (str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else _constant(t) for t in leaves))
         primal = (dict(self.risk.params), tensors)
         V = {n: t.contiguous() for n, t in V.items()}
         if key not in self.programs:
@@ -343,7 +343,15 @@ class _Count(TorchDispatchMode):
 
 def _version(t: Any) -> Any:
     """Changes whenever a tensor is written to in place."""
-    return (id(t.untyped_storage()), 0 if t.is_inference() else t._version) if isinstance(t, Tensor) else t
+    if not isinstance(t, Tensor):
+        return t
+    place = id(t.untyped_storage()) if t.layout is torch.strided else id(t)  # sparse ones have no storage
+    return place, 0 if t.is_inference() else t._version
+
+
+def _constant(leaf: Any) -> Any:
+    """What tells a leaf of a batch that is no tensor from others: its value, of an object itself."""
+    return (type(leaf), leaf) if isinstance(leaf, str | int | float | None) else id(leaf)
 
 
 def in_time(seconds: float) -> str:
