@@ -123,6 +123,22 @@ def test_init_gain_scales_values_and_mlp():
         assert float(list(layer_kernels(config, 1))[-1]) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "linear"])
+@pytest.mark.parametrize(("value", "proj"), [(-1.0, 0.5), (-0.5, -2.0), (1.5, None)])
+def test_identities_with_a_weight_keep_its_sign(kind, value, proj):
+    """W_V = v I, W_O = o I beside a skip s: X -> (s + b v o M) X exactly, whatever the signs and init_gain."""
+    made = Mixing(kind=kind, alpha=0.7, beta=0.4 * (kind == "softmax"), gamma=0.3 * (kind == "softmax"))
+    matrices = [None if w is None else Projection(init="identity", skip=w) for w in (value, proj)]
+    block = BlockSpec(norm="none", mlp=None, attn=Gain(skip=-0.6, branch=0.8), mixing=made, query_init="zero",
+                      value=matrices[0], proj=matrices[1], init_gain=0.5)  # fmt: skip
+    config = ModelConfig(blocks=(block,), d_model=8, heads=2, d_ff=8, vocab=8)
+    uniform = torch.ones(5, 5, dtype=f64).tril() / torch.arange(1, 6, dtype=f64)[:, None]
+    M = 0.7 * torch.eye(5, dtype=f64) + (made.beta - made.gamma) * uniform
+    K = -0.6 * torch.eye(5, dtype=f64) + 0.8 * value * (1.0 if proj is None else proj) * M
+    Sigma = 0.6 * torch.eye(5, dtype=f64) + 0.4
+    torch.testing.assert_close(list(layer_kernels(config, Sigma_0=Sigma))[-1], K @ Sigma @ K.T)
+
+
 def _identity():
     return Mixing(alpha=1.0, beta=1.0, gamma=1.0)
 

@@ -126,8 +126,8 @@ class BlockSpec:
     `cross` is the gain of the cross-attention branch in the decoder of an encoder-decoder (always plain softmax
     attention with its own W_V and W_O: own extension, the papers have none); None: no such branch. `mlp=None` is an
     attention-only block. `slope` belongs to activation "leaky", sqrt(2 / (1 + slope^2)) leaky_relu, which keeps the
-    second moment of a Gaussian. `init_gain` multiplies the initial W_V, W_O and MLP weights (DeepNorm). `tie_gains`
-    lets the MLP use the learned scalars of the attention branch (ReZero).
+    second moment of a Gaussian. `init_gain` multiplies the initial W_V, W_O and MLP weights (DeepNorm), a fixed
+    identity aside. `tie_gains` lets the MLP use the learned scalars of the attention branch (ReZero).
     """
 
     layout: Literal["sequential", "parallel"] = "sequential"

@@ -7,6 +7,7 @@ anywhere. It follows the formulas of `BlockSpec` branch by branch. Left out: rot
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -116,15 +117,17 @@ def _attention(config: ModelConfig, block: BlockSpec, layer: int, N: Tensor) -> 
     causal = config.kind == "decoder"
     tau2 = _start_gain(config, block.query_init, d, d) * matrix_gain(config, d, narrow)
     value = _projection_gain(config, block, block.value, narrow) * _projection_gain(config, block, block.proj, d)
-    features_kept = all(p is None or p.init == "identity" for p in (block.value, block.proj))
+    matrices = [p for p in (block.value, block.proj) if p is not None]
+    features_kept = all(p.init == "identity" for p in matrices)
+    kept = value**0.5 * math.prod(math.copysign(1.0, p.skip) for p in matrices if p.split)
     if mixing.kind == "linear":
         out = mixing.alpha**2 * N + mixing.beta**2 * kernels.linear_attend(N, causal=causal, tau2=tau2)
-        return value * out, mixing.alpha * torch.eye(len(N), dtype=N.dtype) if features_kept else None
+        return value * out, kept * mixing.alpha * torch.eye(len(N), dtype=N.dtype) if features_kept else None
     P, D = _spa(mixing, layer, config.depth, len(N), causal)
     out, M = kernels.attend(
         N, causal=causal, P=P, D=D, tau2=tau2, alpha=mixing.alpha, beta=mixing.beta, gamma=mixing.gamma
     )
-    return value * out, (value**0.5 * M if features_kept else None)
+    return value * out, (kept * M if features_kept else None)
 
 
 def _spa(mixing: Mixing, layer: int, depth: int, T: int, causal: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -158,4 +161,6 @@ def _projection_gain(config: ModelConfig, block: BlockSpec, projection: Projecti
     if projection is None:
         return 1.0
     skip = projection.skip if projection.split else 1.0
+    if projection.split and projection.init == "identity":  # not stored, so not scaled
+        return skip**2
     return (skip * block.init_gain) ** 2 * _start_gain(config, projection.init, config.d_model, fan_out)
