@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quadform.applications import AttentionConfig, attention_hessian, toy, vary
-from quadform.applications.attention import PAPER, entropy, plan, run
+from quadform.applications.attention import PAPER, _log_log_slope, entropy, plan, run
 from quadform.applications.configs import BLOCKS, Vary
 from quadform.applications.machine import MATRICES
 from quadform.applications.problem import Problem, toy_problem
@@ -271,3 +271,13 @@ def test_a_plan_of_the_exact_hessian() -> None:
     assert found["bytes"] == MATRICES * 8 * config.parameters**2
     assert found["seconds"] > 0
     assert "dry_run" not in config.inputs()
+
+
+def test_the_error_of_a_slope_is_that_of_least_squares() -> None:
+    """Slope and standard error of log y over log x, as scipy's linregress has them."""
+    from scipy.stats import linregress
+
+    x = torch.logspace(-2, 0, 6, dtype=torch.float64)
+    y = x**3 * torch.tensor([1.0, 1.2, 0.9, 1.1, 1.0, 0.8], dtype=torch.float64)
+    found, wanted = _log_log_slope(x, y), linregress(x.log().numpy(), y.log().numpy())
+    assert (found.value, found.stderr) == pytest.approx((wanted.slope, wanted.stderr), rel=1e-9)
