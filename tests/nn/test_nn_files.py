@@ -3,7 +3,6 @@
 import json
 import os
 import unicodedata
-from dataclasses import replace
 
 import pytest
 import torch
@@ -318,10 +317,11 @@ def test_check_design_sees_reordering_and_kernels(monkeypatch):
 
 
 def test_check_design_sees_exploding_gradients():
-    """Unit skips without norms at depth 300 overflow single precision; the check says so."""
+    """Unit skips without norms at depth 300 overflow single precision; the check says so, whatever name the model
+    still carries."""
     config = design("pre-ln", norm="none", depth=3, dim=16, heads=4, vocab=13)
-    with pytest.raises(CheckFailed, match="FAILED gradients finite at depth 300"):
-        check_design(replace(config, design=""), depth=300)
+    with pytest.raises(CheckFailed, match=r"FAILED gradients finite at depth 300: \d+ tensors have none"):
+        check_design(config, depth=300)
 
 
 def test_check_design_of_a_model_of_few_positions():

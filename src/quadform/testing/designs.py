@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.errors import CheckFailed
 from ..core.rng import stream
-from ..core.spec import DESIGNS, ModelConfig, design, parameter_shapes
+from ..core.spec import DESIGNS, BlockSpec, ModelConfig, design, parameter_shapes
 from ..nn.attend import spa_strengths
 from ..nn.frame import Frame, Memory
 from ..nn.transformer import Transformer
@@ -66,29 +66,33 @@ class _Check:
 
     def run(self, depth: int) -> None:
         causal = self.config.kind != "encoder" and not self.config.classes
-        self._try("parameters are as promised", self.parameters)
+        self._try("parameters are as promised", self.parameters, "names or shapes differ")
         if causal:
             self._try("no token sees a later one", self.causal)
             for cache in ("kv", "x"):
                 self._try(f"decoding from a {cache} cache = full pass", lambda c=cache: self.cached(c))
         self._try("padding changes nothing", self.padding)
         self._try("attention = its matrix times values", self.matrix)
-        self._try("save and load", self.files)
+        self._try("save and load", self.files, "tensors differ")
         mixing = self.config.blocks[-1].mixing
         if self.config.blocks[-1].query_init == "zero" and mixing.uses("alpha"):
             self._try("shaped attention is the identity at the start", self.identity)
         if mixing.bias is not None:
             self._try("kernels are carried exactly at the start", self.kernels)
-        self._try(f"gradients finite at depth {depth}", lambda: self.gradients(depth))
+        self._try(f"gradients finite at depth {depth}", lambda: self.gradients(depth), "tensors have none that is")
 
-    def _try(self, name: str, check: Callable[[], float]) -> None:
+    def _try(self, name: str, check: Callable[[], float], counted: str = "") -> None:
+        """One finding; the error is relative, or a number of things that are `counted`."""
         try:
             error = check()
         except Exception as problem:  # a contract check reports whatever the design does wrong
             note = f"raised {type(problem).__name__}: {problem}"
             self.findings.append(Finding(self.prefix + name, float("inf"), False, note))
             return
-        self.findings.append(Finding(self.prefix + name, error, error <= self.rtol))  # NaN compares false: it fails
+        note = f"{error:.0f} {counted}" if counted and error else ""
+        self.findings.append(
+            Finding(self.prefix + name, error, error <= self.rtol, note)
+        )  # NaN compares false: it fails
 
     def _out(self, tokens: Tensor, mask: Tensor | None = None, **sides: Tensor) -> Tensor:
         if self.source is not None:
@@ -197,8 +201,12 @@ class _Check:
     def gradients(self, depth: int) -> float:
         """0 when every parameter has a finite gradient in single precision, else how many have not."""
         c = self.config
-        if c.design in DESIGNS:
-            blocks = design(c.design, kind=c.kind, depth=depth, dim=c.d_model, heads=c.heads, d_ff=c.d_ff).blocks
+
+        def named(depth: int) -> tuple[BlockSpec, ...]:
+            return design(c.design, kind=c.kind, depth=depth, dim=c.d_model, heads=c.heads, d_ff=c.d_ff).blocks
+
+        if c.design in DESIGNS and c.blocks == named(c.depth):  # as it is published: its constants follow the depth
+            blocks = named(depth)
         else:
             blocks = (c.blocks[0], *[c.blocks[-1]] * (depth - 1))
         config = replace(c, blocks=blocks)
