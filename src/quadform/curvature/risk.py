@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, jvp
 
-from ..core.errors import InputError, closest
+from ..core.errors import InputError, UnknownName, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
@@ -115,11 +115,18 @@ class Risk:
 
     def value(self, params: Vector | None = None) -> Tensor:
         """The risk at `params` (default: where the model stands)."""
-        at = {**self.params, **(params or {})}
+        at = self._at(params)
         with self.context():
             found = [w * self.run(at, b)[0] for w, b in zip(self.weights, self.batches, strict=True)]
         here = torch.stack(found).sum() if found else torch.zeros((), dtype=self.dtype, device=self.device)
         return group_of(self.space).sum(here)
+
+    def _at(self, params: Vector | None) -> dict[str, Tensor]:
+        unknown = [n for n in params or {} if n not in self.params]
+        if unknown:
+            near = ", ".join(closest(unknown[0], self.params) or list(self.params)[:3])
+            raise UnknownName(f"`{unknown[0]}` is no parameter of this risk. Closest names: {near}.")
+        return {**self.params, **(params or {})}
 
     def slopes(self, v: Vector) -> list[tuple[Tensor, Tensor]]:
         """The loss of each batch where the model stands, and its derivative along v."""
@@ -140,7 +147,7 @@ class Risk:
 
     def gradient(self, params: Vector | None = None) -> dict[str, Tensor]:
         """The gradient of the risk at `params` (default: where the model stands)."""
-        at = {**self.params, **(params or {})}
+        at = self._at(params)
         total: dict[str, Tensor] = {}
         with self.context():
             for weight, batch in zip(self.weights, self.batches, strict=True):
