@@ -141,3 +141,24 @@ def test_at_infinite_temperature_attention_is_uniform() -> None:
     assert torch.equal(layer.A, torch.full((1, 4, 4), 0.25).double())
     assert torch.equal(merged.block("W_V", "W_V"), layer.block("W_V", "W_V"))
     assert not merged.block("W_QK", "W_QK").any()
+
+
+@pytest.mark.filterwarnings("error:Converting a tensor with requires_grad")
+@pytest.mark.parametrize("name", ["attention", "multihead", "merged", "linear", "linear mlp", "mlp"])
+def test_weights_in_training_give_plain_values(name: str) -> None:
+    """Every number equals that of plain weights and keeps no graph: what it is made of (the moments) has none."""
+    build, tensors = LAYERS[name]
+    plain = build(*tensors)
+    layer = build(tensors[0], *(t.clone().requires_grad_() for t in tensors[1:-1]), tensors[-1])
+    first, v = next(iter(plain.weights)), plain.space.random(dtype=torch.float64)
+    for pair, norm in layer.norms().items():
+        assert norm.value == pytest.approx(plain.norms()[pair].value, rel=1e-12)
+    for ask in (
+        lambda l: l.space.flatten(l.diagonal()),
+        lambda l: l.space.flatten(l.gradients()),
+        lambda l: l.space.flatten(l.hessian() @ v),
+        lambda l: l.attribution(first, first, "outer"),
+        lambda l: l.matrix(),
+    ):
+        assert not ask(layer).requires_grad
+        assert torch.allclose(ask(layer), ask(plain), rtol=1e-12, atol=1e-12)

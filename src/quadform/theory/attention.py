@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from ..core.operator import Operator
@@ -94,6 +95,7 @@ class AttentionLayer(TokenLayer):
         """The value of the loss; None for a loss given by (g, Hl)."""
         return self.output.value
 
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW_Q, dL/dW_K, dL/dW_V."""
         return {self.prefix + name: g for name, g in self.head.gradients().items()}

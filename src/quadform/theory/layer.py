@@ -2,7 +2,8 @@
 
 A layer gives two things: `terms(part, a, b)`, the block between two of its weights as a sum over tokens, and
 `products(V, part)`, the analytic Hessian-vector product. From these follow dense blocks, named operators, exact norms,
-traces, diagonals and token shares that never build a block, and the check against automatic differentiation.
+traces, diagonals and token shares that never build a block, and the check against automatic differentiation. All are
+plain values: weights that are being trained may be given, no derivative is kept.
 """
 
 from __future__ import annotations
@@ -166,6 +167,7 @@ class TokenLayer(ABC):
         names = [piece for name in self.weights for piece, _ in self.pieces(name)]
         return {(a, b): self.norm(a, b, part) for i, a in enumerate(names) for b in names[: i + 1]}
 
+    @torch.no_grad()
     def norm(self, a: str, b: str, part: Part = "total") -> Estimate:
         """The Frobenius norm of one block, between weights or pieces of them."""
         part = known_part(part)
@@ -181,6 +183,7 @@ class TokenLayer(ABC):
         log += math.log(square) / 2 if square > 0 else -math.inf
         return Estimate(math.exp(log) if log < _LOG_MAX else math.inf)
 
+    @torch.no_grad()
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
         """The diagonal of the Hessian, shaped like the weights."""
         part = known_part(part)
@@ -202,6 +205,7 @@ class TokenLayer(ABC):
         chosen = list(whole.values()) if name is None else [whole[self.prefix + self._name(name)]]
         return Estimate(float(sum(d.sum() for d in chosen)))
 
+    @torch.no_grad()
     def attribution(self, a: str, b: str, part: Part = "total") -> Tensor:
         """The share of every token in `||block||_F^2`, `(batch, tokens)`; shares sum to 1 and may be negative.
 
@@ -313,6 +317,7 @@ class LayerOperator(Operator):
         super().__init__(cols, rows, dtype=layer.dtype, device=layer.device, symmetric=same, psd=psd)
         self.layer, self.part = layer, part
 
+    @torch.no_grad()
     def apply(self, V: Vector) -> dict[str, Tensor]:
         prefix = self.layer.prefix
         k = next(iter(V.values())).shape[0]

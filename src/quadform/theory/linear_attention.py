@@ -124,6 +124,7 @@ class LinearAttentionLayer(FactorLayer):
             "W_V": (self.G2 @ W_K @ (W_Q.T @ Gamma)).sum(-3),
         }
 
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW_Q, dL/dW_K, dL/dW_V."""
         return {self.prefix + name: t for name, t in self._pull(self.g).items()}

@@ -84,6 +84,7 @@ class MergedLayer(TokenLayer):
         """The value of the loss; None for a loss given by (g, Hl)."""
         return self.output.value
 
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW_QK (the G of the T-functional part) and dL/dW_V."""
         grads = self.head.gradients()

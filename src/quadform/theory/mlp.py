@@ -69,6 +69,7 @@ class FactorLayer(TokenLayer):
         small, vector = factor.R.shape[2], factor.l.shape[1]
         return (vector, small) if factor.vector_first else (small, vector)
 
+    @torch.no_grad()
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
         """The diagonal of the Hessian, shaped like the weights (which need not be matrices here)."""
         part = known_part(part)
@@ -219,6 +220,7 @@ class LinearMLP(FactorLayer):
             for n, T, G in zip(self.weights, self.structure, full, strict=True)
         }
 
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW for every weight."""
         Gamma = self.x.T @ self.output.g
@@ -367,6 +369,7 @@ class HiddenLayerMLP(FactorLayer):
             out = {name: t if name == "b_2" else t + curve[name] for name, t in out.items()}
         return out
 
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW for every weight."""
         pulled = self._pull((self.d_phi * self.gamma)[None], self.output.g[None], self.phi)

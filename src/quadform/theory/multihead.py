@@ -166,6 +166,7 @@ class MultiHeadAttentionLayer(TokenLayer):
                     out[name][(slice(None), *self._cuts[f"{name}[{h}]"])] += value
         return out
 
+    @torch.no_grad()
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW for every weight."""
         out = {name: torch.empty_like(w) for name, w in self.weights.items()}
