@@ -19,8 +19,8 @@ def kernel(T, seed, shared=0.3):
     return (1 - shared) * X @ X.T / (3 * T) + shared
 
 
-def drawn(Sigma, tau2, causal, draws, P=None):
-    """E[A Sigma A^T] by drawing Gaussian logits with covariance tau2 Sigma (x) Sigma, through Cholesky factors."""
+def drawn(Sigma, tau2, causal, draws, P=None, shape=lambda A: A):
+    """E[M Sigma M^T], M = shape(A), by drawing Gaussian logits with covariance tau2 Sigma (x) Sigma, by Cholesky."""
     T = len(Sigma)
     L = torch.linalg.cholesky(Sigma)
     generator = torch.Generator().manual_seed(5)
@@ -29,7 +29,7 @@ def drawn(Sigma, tau2, causal, draws, P=None):
     for _ in range(draws):
         G = math.sqrt(tau2) * L @ torch.randn(T, T, generator=generator, dtype=f64) @ L.T
         G = G if P is None else G + torch.log(P)
-        A = G.masked_fill(hidden, -math.inf).softmax(-1)
+        A = shape(G.masked_fill(hidden, -math.inf).softmax(-1))
         total += A @ Sigma @ A.T / draws
     return total
 
@@ -85,6 +85,19 @@ def test_gaussian_logits_on_a_biased_base():
     out, _ = kernels.attend(Sigma, P=P, tau2=1.0)
     assert float((out - truth).abs().max()) < 0.08 * float(truth.max())
     assert abs(float(collapse.kernel_cosine(out) - collapse.kernel_cosine(truth))) < 0.01
+
+
+def test_random_logits_flatten_a_biased_base():
+    """E[A] is not P there: with an identity and a centring beside it, E[M Sigma M^T] and E[M] need its true value."""
+    A = shaping.spa_matrix("u-spa", 0.0, 0.3, 16)
+    P = A / A.sum(-1, keepdim=True)
+    Sigma, I, C = kernel(16, 2, 0.1), torch.eye(16, dtype=f64), centring(16)
+    weights = {"alpha": -0.5, "beta": 0.8, "gamma": 0.2}
+    truth = drawn(Sigma, 2.0, True, 4000, P, lambda A: -0.5 * I + 0.8 * A - 0.2 * C)
+    out, M = kernels.attend(Sigma, P=P, tau2=2.0, **weights)
+    assert float((out - truth).abs().max()) < 0.12 * float(truth.max())  # 256 draws; with P for E[A] it is 0.29
+    _, plain = kernels.attend(Sigma, P=P, **weights)
+    assert float((M.diagonal() - plain.diagonal()).abs().max()) > 0.05  # it matters
 
 
 def test_large_logits_are_sampled():

@@ -65,18 +65,24 @@ def attend(
     """(E[M Sigma M^T], E[M]) for M = alpha I + beta diag(D) A - gamma C; both (T, T).
 
     P (T, T) is the attention matrix at zero logits (None: uniform over visible keys), D its row scale (None: ones).
-    E[A] is taken as P, its value for tokens of equal norm. Random logits: the annealed series for uniform P and logits
-    of variance up to `REACH`, drawn logits otherwise.
+    Random logits: the annealed series for uniform P and logits of variance up to `REACH`, where E[A] is taken as P, its
+    value for tokens of equal norm; drawn logits otherwise.
     """
     T = Sigma.shape[0]
     base = P if P is not None else centring(T, causal, Sigma.dtype, Sigma.device)
     scale = torch.ones(T, dtype=Sigma.dtype, device=Sigma.device) if D is None else D
-    M = mix(scale[:, None] * base, centring(T, causal, Sigma.dtype, Sigma.device), alpha, beta, gamma)
-    out = M @ Sigma @ M.T
+    mean, spread = base, None
     if tau2 and beta:
         small = P is None and tau2 * float(Sigma.diagonal().max()) ** 2 <= REACH
-        moment = annealed_second_moment(Sigma, tau2, causal) if small else sampled_second_moment(Sigma, tau2, base)
-        out = out + beta**2 * scale[:, None] * (moment - base @ Sigma @ base.T) * scale
+        if small:
+            moment = annealed_second_moment(Sigma, tau2, causal)
+        else:
+            mean, moment = sampled_moments(Sigma, tau2, base)
+        spread = scale[:, None] * (moment - mean @ Sigma @ mean.T) * scale
+    M = mix(scale[:, None] * mean, centring(T, causal, Sigma.dtype, Sigma.device), alpha, beta, gamma)
+    out = M @ Sigma @ M.T
+    if spread is not None:
+        out = out + beta**2 * spread
     return _cauchy_schwarz(out), M
 
 
@@ -121,8 +127,10 @@ def annealed_second_moment(Sigma: Float[Tensor, "T T"], tau2: float, causal: boo
     return numerator / denominator
 
 
-def sampled_second_moment(Sigma: Tensor, tau2: float, P: Tensor, draws: int | None = None, seed: int = 0) -> Tensor:
-    """E[A Sigma A^T] over `draws` matrices A = softmax(G + log P), G = sqrt(tau2) S Z S, S = Sigma^{1/2}, (T, T).
+def sampled_moments(
+    Sigma: Tensor, tau2: float, P: Tensor, draws: int | None = None, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(E[A], E[A Sigma A^T]), each (T, T), over draws A = softmax(G + log P), G = sqrt(tau2) S Z S, S = Sigma^{1/2}.
 
     For any base P and logits of any size, up to attention that picks single keys. Sums over keys average as draws do,
     so the default number of draws falls with T (4096 / T, at least 8).
@@ -130,12 +138,13 @@ def sampled_second_moment(Sigma: Tensor, tau2: float, P: Tensor, draws: int | No
     draws = max(8, 4096 // len(Sigma)) if draws is None else draws
     lam, U = torch.linalg.eigh(Sigma)
     S = (U * torch.sqrt(lam.clamp_min(0))) @ U.T
-    generator, log_P, total = stream(seed, "attention logits", Sigma.device), torch.log(P), torch.zeros_like(Sigma)
+    generator, log_P = stream(seed, "attention logits", Sigma.device), torch.log(P)
+    mean, total = torch.zeros_like(Sigma), torch.zeros_like(Sigma)
     for _ in range(draws):
         Z = torch.randn(Sigma.shape, generator=generator, dtype=Sigma.dtype, device=Sigma.device)
         A = (math.sqrt(tau2) * S @ Z @ S + log_P).softmax(-1)
-        total = total + A @ Sigma @ A.T / draws
-    return total
+        mean, total = mean + A / draws, total + A @ Sigma @ A.T / draws
+    return mean, total
 
 
 def renormalisation(Sigma: Tensor, tau2: float, causal: bool = True) -> Tensor:
