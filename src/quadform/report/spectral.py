@@ -204,7 +204,8 @@ def block_pairs(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
     x = alt.X("column:N", sort=shown, axis=alt.Axis(title=None, labelAngle=-60, **labels))
     y = alt.Y("row:N", sort=shown, axis=alt.Axis(title=None, **labels))
     tips = [alt.Tooltip("row:N", title=texts("pairs_row")), alt.Tooltip("column:N", title=texts("pairs_column"))]
-    base, side = over(rows), max(160, (44 if len(names) <= _WRITTEN_UP_TO else 16) * len(names))
+    cell = max(44, 7 * max(len(row["text"]) for row in rows)) if len(names) <= _WRITTEN_UP_TO else 16
+    base, side = over(rows), max(160, cell * len(names))
     colour, note = alt.Color("fill:N", scale=None), f"{texts('col_norm')}:N"
     layers = [base.mark_rect().encode(x=x, y=y, color=colour, tooltip=[*tips, note])]
     if len(names) <= _WRITTEN_UP_TO:

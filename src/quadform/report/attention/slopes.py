@@ -28,7 +28,14 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     y_domain = _y_domain(read, scales)
     over = Rows()
     panels = [_growth_panel(over, read, part, scales, y_domain, texts, style) for part in PARTS[1:]]
-    chart = over.finish(alt.concat(*panels, columns=2), style, chrome=280, chrome_narrow=70, columns=2, narrow=760)
+    chart = over.finish(
+        alt.concat(*panels, columns=2),
+        style,
+        chrome=96 + _key_width(read, texts),
+        chrome_narrow=70,
+        columns=2,
+        narrow=760,
+    )
     lo, hi = read.record.inputs["fit_range"]
     notes = [texts("growth_caption", low=number(lo), high=number(hi))]
     saturated = read.saturates_at()
@@ -77,6 +84,11 @@ def _y_domain(read: Reading, scales: list[float]) -> list[float]:
             seen += [v for v in row if v > 0 and (scale <= end or v >= 1)]
     low, high = min(seen, default=0.1), max(seen, default=1.0)
     return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 1.2)]
+
+
+def _key_width(read: Reading, texts: Texts) -> int:
+    """Pixels of the key: line, name of the block, slope; the names of a layer with one W_QK are long."""
+    return 184 + 7 * max(0, max(len(texts.block(block)) for block in read.blocks) - 11)
 
 
 def _growth_panel(
@@ -164,16 +176,19 @@ def _growth_panel(
     key = over(samples).encode(
         y=alt.Y("row:Q", axis=None, scale=alt.Scale(domain=[len(samples) - 0.5, -0.5], nice=False))
     )
-    at = alt.Scale(domain=[0, 184], nice=False, zero=False)
+    wide = _key_width(read, texts)
+    at = alt.Scale(domain=[0, wide], nice=False, zero=False)
     legend = alt.layer(
         key.mark_rule(strokeWidth=2).encode(
             x=alt.XDatum(0, axis=None, scale=at), x2=alt.X2Datum(26), color=colour, strokeDash=dash
         ),
         key.mark_point(filled=True, size=36, opacity=1).encode(x=alt.XDatum(13), color=colour, shape=shape),
         key.mark_text(align="left").encode(x=alt.XDatum(33), text="text:N"),
-        key.mark_text(align="right", fontWeight="bold").encode(x=alt.XDatum(182), text="slope:N"),
+        key.mark_text(align="right", fontWeight="bold").encode(x=alt.XDatum(wide - 2), text="slope:N"),
     ).properties(
-        width=184, height=22 * len(samples), title=alt.TitleParams(texts("slope_key"), fontSize=12, fontWeight="normal")
+        width=wide,
+        height=22 * len(samples),
+        title=alt.TitleParams(texts("slope_key"), fontSize=12, fontWeight="normal"),
     )
     return alt.concat(view, legend, columns=2, spacing=12).properties(title=texts(f"part_{part}_title"))
 
