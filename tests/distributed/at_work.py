@@ -325,7 +325,7 @@ def estimates(g: qd.Group) -> dict[str, Any]:
     known = [eigenpairs(B, 2) for B in (A, alone)]
     for how in ("full", "selective", "none"):
         a, b = (density(B, 2, 8, known=k, reorthogonalise=how) for B, k in zip((A, alone), known, strict=True))
-        found[f"density, {how}"] = max(apart(a.nodes, b.nodes), apart(a.weights, b.weights))
+        found[f"density, {how}"] = max(apart(a.nodes, b.nodes), apart(a.weights, b.weights), float(a.note != b.note))
     numbers = {
         "trace": lambda B: (lambda e: [e.value, e.stderr])(trace(B, 16)),
         "hutch++": lambda B: (lambda e: [e.value, e.stderr])(trace(B, 16, method="hutch++")),

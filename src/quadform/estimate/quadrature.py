@@ -100,7 +100,7 @@ def density(
     nodes, order = torch.cat([gauss[0], anti[0]], 1).sort(1)
     weights = torch.cat([gauss[1], anti[1]], 1).gather(1, order) / 2
     note = f"Lanczos quadrature, {probes} probes of {steps} steps, reorthogonalisation {reorthogonalise}"
-    note += f", {k} known eigenvalues" if k else ""
+    note += f", {len(V)} known eigenvalues" if len(V) else ""
     return Density(nodes, weights, (gauss, anti), n, run.products, False, eps, note)
 
 
