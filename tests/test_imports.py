@@ -10,9 +10,9 @@ import sys
 import pytest
 
 import quadform
+from quadform.cli.main import VERBS
 
 HEAVY = ("torch", "numpy", "scipy", "altair", "vl_convert", "jinja2", "triton", "transformers", "starlette", "uvicorn")
-VERBS = ("attention", "report", "verify", "doctor")
 
 
 def loaded(code: str) -> set[str]:
