@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from .risk import Risk
 #: float32 whatever they are given, and TF32 products err by 1e-3.
 _SAME = {torch.float64: 1e-5, torch.float32: 1e-2}
 _SAME_HALF = 0.2
-#: How far from the weights that is seen, relative to their size: what differs at both is no rounding of a flat place.
-_DISTANCES = (0.1, 1.0)
+#: Where that is measured: what share of the weights is kept, and how far they are moved, relative to their size.
+_PLACES = ((1.0, 0.1), (1.0, 1.0), (0.1, 0.1), (0.01, 0.01))
 
 
 def through_output(
@@ -61,26 +62,19 @@ def output_curvature(risk: Risk, batch: Any, split: str | None, F: Tensor, dF: T
 
 
 def forward_agrees(risk: Risk) -> bool:
-    """Whether the loss has one slope along a random direction in both modes, near the weights (see `_near`)."""
+    """Whether the loss has one slope along a random direction in both modes."""
     if risk.forward is None:
-        risk.forward = not risk.batches or _agrees(risk, risk.batches[0])
+        risk.forward = not risk.batches or not _differ(risk, partial(_slopes, risk, risk.batches[0]))
     return risk.forward
 
 
-def _agrees(risk: Risk, batch: Any) -> bool:
+def _slopes(risk: Risk, batch: Any, near: dict[str, Tensor]) -> tuple[float, float]:
     v = _direction(risk, "forward")
-    for distance in _DISTANCES:
-        near = _near(risk, distance)
-        try:
-            slope = jvp(lambda p: risk.run(p, batch)[0], (near,), (v,))[1]
-            with torch.enable_grad():
-                at = {n: t.requires_grad_() for n, t in near.items()}
-                g = gradients(risk.run(at, batch)[0], at)
-        except RuntimeError:  # no forward rule at all: said where it is wanted
-            return True
-        if not abs(float(slope.detach()) - _inner(g, v)) > _SAME.get(risk.dtype, _SAME_HALF) * _size(g):
-            return True  # so where they are not finite, which tells nothing
-    return False
+    slope = jvp(lambda p: risk.run(p, batch)[0], (near,), (v,))[1]
+    with torch.enable_grad():
+        at = {n: t.requires_grad_() for n, t in near.items()}
+        g = gradients(risk.run(at, batch)[0], at)
+    return float(slope.detach()) - _inner(g, v), _size(g)
 
 
 def require_symmetric(risk: Risk, batch: Any) -> None:
@@ -88,21 +82,44 @@ def require_symmetric(risk: Risk, batch: Any) -> None:
 
     A rule of torch can be (that of weight norm is, in 2.13), or one of the model's own.
     """
-    u, v = (_direction(risk, name) for name in ("left", "right"))
-    for distance in _DISTANCES:
-        try:
-            H = Retained(lambda p: risk.run(p, batch)[0], _near(risk, distance), risk.space.names)
-            Hu, Hv = (H(t, risk.space.names) for t in (u, v))
-        except RuntimeError:  # no second backward pass: said where it is wanted
-            return
-        gap, size = abs(_inner(u, Hv) - _inner(v, Hu)), max(_size(Hu), _size(Hv))
-        if not gap > _SAME.get(risk.dtype, _SAME_HALF) * size:
-            return
-    raise InputError(
-        f"the second backward pass through this model is not symmetric (by {100 * gap / size:.2g} %): an operator has a"
-        " wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that operator"
-        " (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
-    )
+    if _differ(risk, partial(_symmetry, risk, batch)):
+        gap, size = _symmetry(risk, batch, risk.params)
+        raise InputError(
+            f"the second backward pass through this model is not symmetric (by {100 * abs(gap) / (size or 1):.2g} %):"
+            " an operator has a wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that"
+            " operator (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
+        )
+
+
+def _symmetry(risk: Risk, batch: Any, near: Vector) -> tuple[float, float]:
+    """u^T H v - v^T H u of the pair, of three random vectors, in which it is largest."""
+    V = [_direction(risk, f"symmetry/{i}") for i in range(3)]
+    H = Retained(lambda p: risk.run(p, batch)[0], near, risk.space.names)
+    HV = [H(v, risk.space.names) for v in V]
+    gaps = [_inner(V[i], HV[j]) - _inner(V[j], HV[i]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    return max(gaps, key=abs), max(map(_size, HV))
+
+
+def _differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, float]]) -> bool:
+    """Whether two numbers that should be one differ: `measured` gives the gap and the size of what they come from.
+
+    Where nothing bends (a saturated softmax) both are rounding. What differs near the weights is therefore looked at
+    where most of several places bends most, and has to stay as it is when the weights move by rounding.
+    """
+    allowed = _SAME.get(risk.dtype, _SAME_HALF)
+    try:
+        gap, size = measured(_near(risk, _PLACES[0]))
+        if not abs(gap) > allowed * size:  # so where it is not finite
+            return False
+        found = [(size, gap, _PLACES[0])]
+        for place in _PLACES[1:]:
+            gap, size = measured(_near(risk, place))
+            found += [(size, gap, place)] * math.isfinite(gap + size)
+        size, gap, place = max(found)
+        gaps = [gap, *(measured(_near(risk, place, again))[0] for again in (1, 2))]
+    except RuntimeError:  # no such derivative at all: said where it is wanted
+        return False
+    return min(map(abs, gaps)) > allowed * size and max(gaps) - min(gaps) < 0.1 * max(map(abs, gaps))
 
 
 def say_other_ways(risk: Risk) -> None:
@@ -114,7 +131,7 @@ def say_other_ways(risk: Risk) -> None:
         return
     risk.through = True
     with risk.context(), torch.enable_grad():
-        at = {n: t.requires_grad_() for n, t in _near(risk, 0.1).items()}
+        at = {n: t.requires_grad_() for n, t in _near(risk).items()}
         value, F = risk.run(at, risk.batches[0])
         if F is None or not F.requires_grad or not value.requires_grad:  # told elsewhere
             return
@@ -132,10 +149,13 @@ def say_other_ways(risk: Risk) -> None:
         )
 
 
-def _near(risk: Risk, distance: float) -> dict[str, Tensor]:
-    """Weights moved by `distance` of their size at random: where they stand a gradient may vanish but for rounding."""
-    off = _direction(risk, "near")
-    return {n: t + distance * t.norm() / max(t.numel(), 1) ** 0.5 * off[n] for n, t in risk.params.items()}
+def _near(risk: Risk, place: tuple[float, float] = (1.0, 0.1), again: int = 0) -> dict[str, Tensor]:
+    """A share of the weights, moved by a share of their size at random, and `again` by a thousand roundings more."""
+    kept, moved = place
+    far, more = _direction(risk, "near"), _direction(risk, f"near/{again}")
+    by = 1e3 * torch.finfo(risk.dtype).eps if again else 0.0
+    sizes = {n: t.norm() / max(t.numel(), 1) ** 0.5 for n, t in risk.params.items()}
+    return {n: kept * t + moved * sizes[n] * (far[n] + by * more[n]) for n, t in risk.params.items()}
 
 
 def _direction(risk: Risk, name: str) -> dict[str, Tensor]:
