@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,12 +12,13 @@ from kronecker import kronecker_blocks
 from strategies import attention_problems, randn, seeds, sizes, weight
 from torch import Tensor
 
-from quadform.core.errors import InputError, UnknownName
+from quadform.core.errors import CheckFailed, InputError, UnknownName
 from quadform.core.operator import Dense
 from quadform.core.space import Space
 from quadform.testing import check_operator
 from quadform.theory import AttentionLayer, writing
 from quadform.theory.layer import PARTS, autodiff_hessian
+from quadform.theory.loss import CrossEntropy
 
 NAMES = ("W_Q", "W_K", "W_V")
 
@@ -73,6 +76,18 @@ def test_cross_entropy_with_soft_and_missing_labels() -> None:
         layer = AttentionLayer(X, *W, Y, loss="cross-entropy")
         H = autodiff_hessian(lambda w, flat=flat: cross_entropy(logits(w), flat), layer.weights)
         assert relative(layer.matrix(), H) <= 1e-12
+
+
+@pytest.mark.parametrize("z", [1.0, 20.0, 40.0, 300.0])
+def test_cross_entropy_of_sure_predictions_keeps_its_digits(z: float) -> None:
+    """Two classes with logits (z, 0): g = -+ sigmoid(-z) and Hl = sigmoid(z) sigmoid(-z) [[1, -1], [-1, 1]]."""
+    F = torch.tensor([[z, 0.0]], dtype=torch.float64)
+    loss = CrossEntropy.at(F, torch.tensor([0]))
+    rest = 1 / (1 + math.exp(z))
+    assert loss.g.tolist()[0] == pytest.approx([-rest, rest], rel=1e-13, abs=0)
+    want = rest * (1 - rest)
+    got = loss.token_matrices()[0].flatten().tolist()
+    assert got == pytest.approx([want, -want, -want, want], rel=1e-13, abs=0)
 
 
 @given(attention_problems(losses=("mse", "cross-entropy", "given")))
@@ -288,6 +303,19 @@ def test_a_part_that_is_nothing_beside_the_others_passes_the_check() -> None:
     flat = AttentionLayer(40 * randn(g, 3, 2), *W, loss=(randn(g, 3, 2), torch.eye(2).double().expand(3, 2, 2)))
     for part in PARTS:
         flat.check(part, tolerance=1e-12)
+
+
+def test_the_check_fails_for_a_wrong_closed_form() -> None:
+    """A third moment that is off by 1e-6 is told, at the tolerance that is set when none is given."""
+    g = torch.Generator().manual_seed(0)
+    layer = AttentionLayer(randn(g, 4, 3), *(weight(g, 3, 3) for _ in range(3)), randn(g, 4, 3))
+    layer.check()
+    layer.head.N.mul_(1 + 1e-6)
+    layer._curvatures.clear()
+    for part in ("total", "functional"):
+        with pytest.raises(CheckFailed, match="closed form and automatic differentiation differ"):
+            layer.check(part)
+    layer.check("outer")
 
 
 def test_labels_and_prefixes_name_blocks() -> None:

@@ -102,12 +102,16 @@ class CrossEntropy(OutputLoss):
             y = torch.nn.functional.one_hot(Y.clamp_min(0), d_V).to(F.dtype)
         weight = counted.to(F.dtype) / counted.sum()
         mass = y.sum(-1, keepdim=True)
-        p = logp.exp()
+        p, top = logp.exp(), F.argmax(-1, keepdim=True)
         value = -(weight[:, None] * y * logp).sum()
-        return cls(value, weight[:, None] * (mass * p - y), p, weight * mass[:, 0])
+        g = (mass * p - y).scatter(1, top, 0.0)
+        g = g.scatter(1, top, -g.sum(-1, keepdim=True))  # p - y of a sure class: 1 - 1 would lose all its digits
+        return cls(value, weight[:, None] * g, p, weight * mass[:, 0])
 
     def hessian_times(self, M: Tensor) -> Tensor:
-        pM = self.p[:, :, None] * M
+        """With M less its entry at the surest class, which changes nothing: p (1 - p) would lose its digits there."""
+        top = self.p.argmax(-1)[:, None, None].expand(-1, 1, M.shape[2])
+        pM = self.p[:, :, None] * (M - M.gather(1, top))
         return self.weight[:, None, None] * (pM - self.p[:, :, None] * pM.sum(1, keepdim=True))
 
 
