@@ -125,3 +125,17 @@ def test_slopes_that_underflow_are_not_zeros(capsys: pytest.CaptureFixture[str])
     assert main(["attention", "--vary", "scale=1e-300:1:5", "--quiet"]) == 0
     query, _, value = (line.split() for line in capsys.readouterr().out.splitlines()[5:8])
     assert (query[1:3], value[-2:]) == (["-", "[6]"], ["0", "[0]"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lr", "new:pre-ln", "--lr", "inf"],
+        ["lr", "new:pre-ln", "--weight-decay", "nan"],
+        ["why", "new:pre-ln", "--lr", "inf"],
+        ["compare", "--lr", "inf"],
+    ],
+)
+def test_rates_are_finite(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "finite" in capsys.readouterr().err

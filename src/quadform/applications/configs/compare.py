@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,8 +65,8 @@ class CompareConfig(LongWork, Numerics):
                 raise InputError(f"`--{name} {getattr(self, name)}`: give at least 1.")
         if self.dim % self.heads:
             raise InputError(f"`--dim {self.dim}` does not divide into `--heads {self.heads}`. Change one of them.")
-        if not self.lr > 0:
-            raise InputError(f"`--lr {self.lr:g}`: a learning rate is positive.")
+        if not 0 < self.lr < math.inf:
+            raise InputError(f"`--lr {self.lr:g}`: a learning rate is positive and finite.")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -49,5 +50,5 @@ class LrConfig(ModelQuestion):
             raise InputError(
                 f"`--verify {self.verify} --products {self.products}`: steps are at least 0, products at least 5."
             )
-        if self.weight_decay < 0 or (self.lr is not None and not self.lr > 0):
-            raise InputError("`--weight-decay` is at least 0 and `--lr` positive.")
+        if not 0 <= self.weight_decay < math.inf or (self.lr is not None and not 0 < self.lr < math.inf):
+            raise InputError("`--weight-decay` is at least 0 and `--lr` positive, both finite.")

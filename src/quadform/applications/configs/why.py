@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ...core.errors import InputError, UnknownName, did_you_mean
@@ -52,8 +53,8 @@ class WhyConfig(ModelQuestion):
     def __post_init__(self) -> None:
         ModelQuestion.__post_init__(self)
         _ = self.parts, self.moments
-        if not self.lr > 0:
-            raise InputError(f"`--lr {self.lr:g}`: a learning rate is positive.")
+        if not 0 < self.lr < math.inf:
+            raise InputError(f"`--lr {self.lr:g}`: a learning rate is positive and finite.")
 
     @property
     def parts(self) -> tuple[str, ...]:
