@@ -53,6 +53,12 @@ def test_parameter_counts_of_crammed_bert(name):
     assert count_parameters(design(name, **CRAMMED_BERT, **comb)) == BERT[name]
 
 
+def test_mlp_branches_are_the_published_ones():
+    """b_FF of the two models of [HH24]: 0.1 sqrt(18 / L) for the GPT with d_ff = 4 d, 0.05 for the BERT."""
+    for preset, wanted in ((CODEPARROT, 0.1), (CRAMMED_BERT, 0.05)):
+        assert {block.mlp.branch for block in design("sas-p", **preset).blocks} == {wanted}
+
+
 @pytest.mark.parametrize(("preset", "wanted"), [(CODEPARROT, 145_412_286), (CRAMMED_BERT, 100_716_145)])
 def test_parameter_counts_without_the_first_value(preset, wanted):
     """SAS with the value of block 1 removed too."""

@@ -215,6 +215,7 @@ CRAMMED_BERT: Mapping[str, Any] = MappingProxyType(
         "eps": 1e-12,
         "activation": "geglu",
         "positions": "scaled-sinusoidal",
+        "mlp_branch": 0.05,
         "init": "normal",
     }
 )

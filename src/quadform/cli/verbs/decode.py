@@ -57,15 +57,15 @@ def _texts(config: DecodeConfig) -> list[str]:
             raise InputError(
                 f"nothing to decode. Write `quadform decode {config.run} TEXT`, or `--file FILE`, or pipe lines in."
             )
-        lines = sys.stdin.read().splitlines()
+        text = sys.stdin.read()
     else:
         try:
-            lines = Path(str(config.file)).read_text(encoding="utf-8").splitlines()
+            text = Path(str(config.file)).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise FileError(f"`--file {config.file}` cannot be read: {error}.") from error
-    if not lines:
+    if not text:
         raise InputError("nothing to decode: no line was read.")
-    return lines
+    return text.removesuffix("\n").split("\n")  # not at U+2028 and the like, which belong to a text
 
 
 def _one_line(text: str) -> str:
