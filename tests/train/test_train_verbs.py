@@ -98,6 +98,8 @@ def test_out_of_time_goes_on(tmp_path, capsys):
     [
         (["--design", "paralel"], "`--design paralel` is not a block design. Did you mean `parallel`? See"),
         (["--data", "revers"], "no data set 'revers'"),
+        (["--data", "reverse:leters=3"], "'reverse' has no setting 'leters'; there are letters, longest. Did you mean"),
+        (["--data", "packages:foo=3"], "'packages' has no setting 'foo'; there are classes, seq_len, source."),
         (["--data", "reverse", "--objective", "masked"], "running text"),
         (["--data", "reverse", "--objective", "causal"], "the objective of Letters is seq2seq"),
         (["--heads", "3"], "does not divide into 3 heads"),
@@ -128,6 +130,15 @@ def test_decoding_lines(run, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("abc\nba\n"))
     assert main(["decode", str(run), "--beam", "2"]) == 0
     assert capsys.readouterr().out.splitlines() == ["cba", "ab"] * 2
+
+
+def test_a_line_ends_at_its_line_end(tmp_path):
+    """Separators inside a text (U+2028, form feeds) do not cut it; an empty line is a text."""
+    from quadform.applications.configs.decode import DecodeConfig
+    from quadform.cli.verbs.decode import _texts
+
+    (tmp_path / "lines").write_text("a\u2028b\n\nc\fd\n", encoding="utf-8")
+    assert _texts(DecodeConfig(run="r", file=str(tmp_path / "lines"))) == ["a\u2028b", "", "c\fd"]
 
 
 def test_n_best_have_scores(run, capsys):

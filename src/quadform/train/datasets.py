@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -342,7 +343,18 @@ def dataset(name: str, **settings: Any) -> Dataset:
                 raise TypeError(f"{f.name} is a whole number")
         return made
     except TypeError as error:
-        raise InputError(f"the data set {name!r} cannot be made with {settings}: {error}.") from error
+        raise _unmade(name, settings, getattr(make, "keywords", {}), error) from error
+
+
+def _unmade(name: str, settings: Mapping[str, Any], fixed: Mapping[str, Any], error: TypeError) -> InputError:
+    """Why a data set cannot be made: a setting it does not have (or that its name has `fixed`), or Python's reason."""
+    asked = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if asked is None:
+        return InputError(f"the data set {name!r} cannot be made with {settings}: {error}.")
+    fields = dataclasses.fields(Dataset._classes[asked[1]])  # type: ignore[arg-type]
+    known = [f.name for f in fields if f.init and f.name not in fixed]
+    has = f"there are {', '.join(known)}" if known else "it has none"
+    return UnknownName(f"the data set {name!r} has no setting {asked[2]!r}; {has}.{did_you_mean(asked[2], known)}")
 
 
 def __getattr__(name: str) -> Any:
