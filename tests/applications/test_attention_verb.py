@@ -241,6 +241,17 @@ def test_grid_is_geometric(lo: float, ratio: float, points: int) -> None:
     assert Vary.parse(f"scale={lo!r}:{hi!r}:{points}") == Vary("scale", lo, hi, points)
 
 
+def test_the_share_of_negative_eigenvalues_is_a_bound_in_float32() -> None:
+    """Eigenvalues within rounding of zero have no sign: the share of the others is at most that of float64."""
+    config = {"tokens": 8, "dim": 8, "vary": "scale=0.01:0.1:3"}
+    exact, rounded = (
+        run(AttentionConfig(**config, dtype=dtype), progress=False).scalars["negative_share"]
+        for dtype in ("float64", "float32")
+    )
+    assert (exact.kind, rounded.kind) == ("exact", "bound")
+    assert 0.8 * exact.value < rounded.value <= exact.value
+
+
 def test_toy_streams_are_independent() -> None:
     """Another d_v moves W_V and Y only; float32 is the same problem rounded."""
     one, other = toy_problem(tokens=4, dim=3), toy_problem(tokens=4, dim=3, d_v=2)

@@ -69,9 +69,11 @@ def show(record: Record) -> None:
 def attention_verdict(record: Record) -> None:
     """Two lines: the spectrum at the scale that was asked for, and the largest step it allows."""
     s = record.scalars
+    share = s["negative_share"]
+    at_least = "at least " if share.kind == "bound" else ""
     print(
         f"scale {record.inputs['scale']:g}: lambda_max {s['lambda_max'].value:.3g},"
-        f" lambda_min {s['lambda_min'].value:.3g}, {100 * s['negative_share'].value:.0f} % of eigenvalues negative"
+        f" lambda_min {s['lambda_min'].value:.3g}, {at_least}{100 * share.value:.0f} % of eigenvalues negative"
     )
     ceiling = s["ceiling_sgd"].value
     if math.isinf(ceiling):
