@@ -329,7 +329,7 @@ def _grow(problem: Problem, sweep: Vary, bar: Progress) -> tuple[Sweep, dict[str
         at = problem.at(scale)
         A = at.pattern(at.weights)
         norms: dict[tuple[str, str], float] = {}
-        with contextlib.suppress(OverflowError, torch.linalg.LinAlgError):
+        with contextlib.suppress(OverflowError, torch.linalg.LinAlgError, InputError):  # the scale alone is new here
             norms = block_norms(at.layer(), problem.blocks)
         if not norms or not all(map(math.isfinite, norms.values())):
             raise InputError(f"at scale {scale:.3g} the curvature is beyond {A.dtype}. End the sweep below it.")
