@@ -66,3 +66,9 @@ def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
             f" {in_words(have)} are free. At most {largest_hessian(device, dtype):,} parameters fit here:"
             " lower `--dim`, or measure it matrix-free with `quadform spectrum`."
         )
+
+
+def widened(stored: object, dtype: torch.dtype) -> list[str]:
+    """What is said of weights that lie in halves on the disk."""
+    was, now = (str(kind).removeprefix("torch.") for kind in (stored, dtype))
+    return [f"stored in {was}, analysed in {now}"] if stored in (torch.bfloat16, torch.float16) else []

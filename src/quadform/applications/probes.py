@@ -1,14 +1,19 @@
-"""What was measured, in words: how many batches of which size, at which step, in which number format, of which part."""
+"""Probes: made of a text, and what was measured on in words (batches, step, number format, part of the model)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..core.errors import FileError, InputError
 from ..core.record import Record
 from ..curvature.risk import Risk
+from .configs.shared import ModelQuestion
 
 
 def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
@@ -43,3 +48,27 @@ def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:
         f"{asked:,} parameters were asked for, parts of matrices that are stored with others: the whole"
         f" {risk.space.size:,} are measured; blocks name their parts"
     ]
+
+
+def text_of(question: ModelQuestion) -> str:
+    """The text a question names, or source of Python's standard library."""
+    if question.data == "auto":
+        from ..train.corpus import library_files
+
+        return "\n".join(text for _, text in itertools.islice(library_files(), 50))
+    path = Path(question.data)
+    if not path.is_file():
+        raise FileError(f"`--data {question.data}`: there is no such text file.")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"`--data {question.data}` cannot be read as UTF-8 text: {error}.") from error
+
+
+def rows_of(ids: list[int], question: ModelQuestion, length: int) -> list[Tensor]:
+    """`batches` tensors (batch, length) of consecutive tokens; fewer sequences where the text is short."""
+    rows = len(ids) // length
+    if rows < 1:
+        raise InputError(f"the text has {len(ids)} tokens, one sequence has {length}. Give more text or `--length`.")
+    table = torch.tensor(ids[: rows * length]).reshape(rows, length)[: question.batch * question.batches]
+    return list(table.split(question.batch))

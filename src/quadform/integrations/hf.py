@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..applications.configs.shared import ModelQuestion
-from ..applications.subject import open_subject, tokenizer_of
+from ..applications.hugging_face import tokenizer_of
+from ..applications.subject import open_subject
 from ..core.errors import FileError, InputError, MissingExtra
 from ..core.space import LABELS
 from ..curvature.views import attention_views

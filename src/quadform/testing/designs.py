@@ -90,9 +90,8 @@ class _Check:
             self.findings.append(Finding(self.prefix + name, float("inf"), False, note))
             return
         note = f"{error:.0f} {counted}" if counted and error else ""
-        self.findings.append(
-            Finding(self.prefix + name, error, error <= self.rtol, note)
-        )  # NaN compares false: it fails
+        sound = error <= self.rtol  # NaN compares false: it fails
+        self.findings.append(Finding(self.prefix + name, error, sound, note))
 
     def _out(self, tokens: Tensor, mask: Tensor | None = None, **sides: Tensor) -> Tensor:
         if self.source is not None:

@@ -129,9 +129,8 @@ class Gauge:
         basis = torch.cat([t.flatten(1) for t in self.direction(B).values()], 1)
         image = torch.cat([t.flatten(1) for t in self.action(B).values()], 1)
         U, s, _ = torch.linalg.svd(basis, full_matrices=False)
-        keep = (
-            s > s.max() * torch.finfo(s.dtype).eps ** 0.5
-        )  # what is left out only widens the bounds; rounding would not
+        # What is left out only loosens the bounds; rounding kept would put them beyond the spectrum.
+        keep = s > s.max() * torch.finfo(s.dtype).eps ** 0.5
         T = (U[:, keep] / s[keep]).T  # rows: combinations of B whose directions are orthonormal
         K = (T @ image) @ (T @ basis).T
         return torch.linalg.eigvalsh((K + K.T) / 2)
