@@ -69,10 +69,7 @@ class Attention(nn.Module):
             if spec.split and spec.init != "identity":
                 self.register_buffer(f"W_{letter}_init", torch.empty(d, width, **options))
         present = {"q": H * k, "k": G * k, "v": G * k if value else 0, "o": d if proj else 0}
-        for (
-            letter,
-            width,
-        ) in present.items():  # a merged W_QK has no biases of queries and keys: the config refuses them
+        for letter, width in present.items():  # biases of queries and keys of a merged W_QK: the config refuses them
             if letter in config.biases and width:
                 weight(f"b_{letter.upper()}", width)
         for name in mixing.learn:
