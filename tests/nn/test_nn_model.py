@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch.func import functional_call, grad, jvp, vmap
 
 from quadform.core.errors import InputError
-from quadform.core.spec import CRAMMED_BERT, Gain, Projection, count_parameters, design, parameter_shapes
+from quadform.core.spec import CRAMMED_BERT, BlockSpec, Gain, Projection, count_parameters, design, parameter_shapes
 from quadform.kernels import attention
-from quadform.nn import Transformer
+from quadform.nn import ByteTokenizer, CharTokenizer, Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
 from quadform.testing import check_design
 
@@ -297,6 +297,33 @@ def test_ways_to_build():
     assert models[0].embed.W_E.dtype == torch.get_default_dtype()
     single, double = (Transformer("sas", seed=4, dtype=t, **settings) for t in (torch.float32, torch.float64))
     assert all(torch.equal(p, q.float()) for p, q in zip(single.parameters(), double.parameters(), strict=True))
+
+
+def test_an_own_block_is_a_design():
+    """`Transformer(design=BlockSpec())` is the model of that block: Pre-LN, by another name."""
+    settings = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
+    wanted = Transformer("pre-ln", **settings).state_dict()
+    for model in (Transformer(design=BlockSpec(), **settings), Transformer(BlockSpec(), **settings)):
+        assert all(torch.equal(t, wanted[name]) for name, t in model.state_dict().items())
+    with pytest.raises(InputError, match="a name or a BlockSpec; got int"):
+        Transformer(design=3)
+
+
+def test_models_are_printed_readably():
+    """The tree of modules begins with what the model is, and every part says its sizes; caches print no tensors."""
+    model = Transformer("sas", depth=24, dim=12, heads=3, vocab=9, kind="encoder-decoder")
+    text = repr(model)
+    count = sum(p.numel() for p in model.parameters())
+    assert f"sas encoder-decoder, 24 + 24 blocks, d 12, 3 heads, {count:,} parameters" in text
+    assert "MLP(12 -> 48, relu)" in text
+    assert "Embedding(vocab=9, d=12, positions=learned)" in text
+    memory = model.encode(torch.ones(3, 40, dtype=torch.long), torch.ones(3, 40, dtype=torch.bool))
+    assert repr(memory) == "Memory(X (3, 40, 12) torch.float32, masked)"
+    frame = model._frame(torch.ones(3, 40, dtype=torch.long), torch.ones(3, 40, dtype=torch.bool), causal=True)
+    assert repr(frame) == "Frame(40 tokens from 0, causal, mask)"
+    assert repr(model.caches(7)[0]) == "LayerCache(kv, 0 of 7 tokens, 0 bytes)"
+    assert [repr(t) for t in (ByteTokenizer(), CharTokenizer("ab"))] == ["ByteTokenizer()", "CharTokenizer('ab')"]
+    assert repr(CharTokenizer("".join(map(chr, range(0xAC00, 0xD7A4))))).endswith("... 11,172 characters)")
 
 
 def test_seeds():

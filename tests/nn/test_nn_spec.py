@@ -189,6 +189,39 @@ def test_errors_say_what_to_do(make, kind, text):
         make()
 
 
+@pytest.mark.parametrize("name", ["pre-ln", "sas-p", "e-spa", "shaped-no-norm"])
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_reprs_are_short_and_python(name, kind):
+    """A description is printed as the Python that makes it, equal blocks once, what is usual left out."""
+    config = design(name, kind=kind, depth=48, vocab=50_000, biases=("q",), pad=0)
+    text = repr(config)
+    assert eval(text) == config
+    assert len(text) < 2000
+    assert repr(BlockSpec()) == "BlockSpec()"
+    assert repr(BlockSpec(norm="rms", attn=Gain(skip=0.0))) == "BlockSpec(norm='rms', attn=Gain(skip=0.0))"
+
+
+def test_summaries():
+    """What a model is in one line; an own block has no name."""
+    assert design("pre-ln", depth=2, dim=128).summary == "pre-ln decoder, 2 blocks, d 128, 4 heads"
+    both = design(BlockSpec(), kind="encoder-decoder", depth=1, encoder_depth=3, heads=1, dim=8)
+    assert both.summary == "own encoder-decoder, 3 + 1 blocks, d 8, 1 head"
+
+
+def test_own_blocks_make_models():
+    """A BlockSpec in the place of a name: the stack of that block; cross-attention where the kind wants it."""
+    block = BlockSpec(norm="rms", activation="gelu")
+    assert design(block, depth=3).blocks == (block,) * 3
+    assert design(block, depth=2, norm="layer").blocks == (BlockSpec(activation="gelu"),) * 2
+    crossed = BlockSpec(cross=Gain(skip=0.5))
+    both = design(crossed, kind="encoder-decoder", depth=1)
+    assert both.blocks[0].cross == Gain(skip=0.5)
+    assert both.encoder_blocks[0].cross is None
+    assert design(crossed, depth=1).blocks[0].cross is None
+    with pytest.raises(InputError, match="a name or a BlockSpec; got int"):
+        design(3)
+
+
 def test_records_are_frozen_and_keyword_only():
     """The values cannot be changed in place, nor built by position."""
     for kind in (Gain, Mixing, Projection, BlockSpec, ModelConfig, SPA):

@@ -9,9 +9,11 @@ import torch
 
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.nn.transformer import Transformer
-from quadform.train import DATASETS, Dataset, TrainConfig, dataset, open_run, train
+from quadform.train import DATASETS, Dataset, TrainConfig, dataset, open_run, prepare, train
+from quadform.train.corpora import Ragged
+from quadform.train.feed import meals
 from quadform.train.fetch import build
-from quadform.train.runs import Run, tokenizer_of
+from quadform.train.runs import Run, Symbols, tokenizer_of
 
 
 def test_open_run(tmp_path: Path) -> None:
@@ -28,6 +30,24 @@ def test_open_run(tmp_path: Path) -> None:
     )
     moments = run.optimiser().tensors()
     assert any("exp_avg_sq" in name and bool((t > 0).any()) for name, t in moments.items())
+
+
+def test_runs_are_printed_in_a_line(tmp_path: Path) -> None:
+    """A run, its end, its plan and its optimiser print what they are, no tensor and no tree of modules."""
+    data = dataset("reverse", letters=3, longest=3)
+    plan = prepare(data, steps=2, depth=1, dim=8, heads=1, batch_size=4, valid_every=1)
+    done = plan.train(out=tmp_path / "run", progress=False)
+    run = open_run(tmp_path / "run")
+    named = f"pre-ln encoder-decoder, 1 + 1 blocks, d 8, 1 head, {sum(p.numel() for p in run.model.parameters()):,}"
+    assert repr(run) == f"Run({named} parameters; {data}; step 2 of 2; {tmp_path / 'run'})"
+    assert repr(done).startswith(f"Trained({named} parameters; step 2 (steps), loss ")
+    assert repr(plan).startswith(f"Plan({named} parameters; {data}; TrainConfig(steps=2, batch_size=4, ")
+    assert repr(run.optimiser()).startswith("Optimiser(AdamW over ")
+    assert repr(next(meals(run.model, data, batch_size=4, accumulate=1, seed=0))).startswith("Meal([{'source': (")
+    assert repr(Ragged.of([[1, 2], [3]])) == "Ragged(2 rows, 3 tokens)"
+    assert repr(Symbols("01")) == "Symbols('01')"
+    assert eval(repr(run.config)) == run.config
+    assert all(len(repr(x)) < 700 and " at 0x" not in repr(x) for x in (run, done, plan))
 
 
 def test_no_run_here(tmp_path: Path) -> None:

@@ -22,9 +22,14 @@ DECAYS = ("linear", "cosine", "inverse-sqrt", "constant")
 
 @given(st.sampled_from(DECAYS), st.integers(1, 300), st.floats(0, 0.9), st.floats(0, 1))
 def test_peak_and_bounds(decay, steps, warmup, final):
-    """The factor rises to 1 at step w, never rises after it, and stays in (0, 1] for final > 0."""
+    """The factor rises to 1 at its peak, never rises after it, and stays in (0, 1] for final > 0.
+
+    The peak is step w counted from 0, and of the inverse square root step w counted from 1, as published.
+    """
     schedule = Schedule(decay=decay, warmup=warmup, final=final)
     w = schedule.warmup_steps(steps)
+    if decay == "inverse-sqrt":
+        w = max(w - 1, 0)
     factors = [schedule.factor(t, steps) for t in range(steps)]
     assert all(a < b for a, b in itertools.pairwise(factors[: w + 1]))
     assert all(a >= b for a, b in itertools.pairwise(factors[w:]))
@@ -38,9 +43,20 @@ def test_closed_forms():
     assert Schedule(decay="linear", warmup=20, final=0.2).factor(40, 100) == pytest.approx(0.8)
     assert Schedule(decay="cosine", warmup=20, final=0.2).factor(60, 100) == pytest.approx(0.6)
     assert Schedule(decay="cosine", warmup=0).factor(25, 100) == pytest.approx((1 + 0.5**0.5) / 2)
-    assert Schedule(decay="inverse-sqrt", warmup=9).factor(39, 100) == pytest.approx(0.5)
+    assert Schedule(decay="inverse-sqrt", warmup=10).factor(39, 100) == pytest.approx(0.5)
     assert Schedule(decay="constant", warmup=9).factor(4, 100) == pytest.approx(0.5)
     assert Schedule(warmup=0.05).warmup_steps(1000) == 50
+
+
+@given(st.integers(1, 50), st.integers(1, 200))
+def test_inverse_square_root_is_the_published_rate(w, number):
+    """d^-0.5 min(s^-0.5, s w^-1.5) over its largest value, at step number s = 1, 2, ... [VSP17, Eq. 3]."""
+
+    def rate(s: int) -> float:
+        return 512**-0.5 * min(s**-0.5, s * w**-1.5)
+
+    schedule = Schedule(decay="inverse-sqrt", warmup=w)
+    assert schedule.factor(number - 1, 200) == pytest.approx(rate(number) / max(map(rate, range(1, 201))), rel=1e-12)
 
 
 def test_config_round_trip_and_refusals():
@@ -83,6 +99,34 @@ def test_no_decay_on_scalars_norms_biases(name, design):
         matrix = last.startswith("W_")
         torch.testing.assert_close(p.detach(), before[n] * (0.95 if matrix else 1.0), rtol=1e-14, atol=0)
     assert len({n.rsplit(".", 1)[-1] for n in before if not n.rsplit(".", 1)[-1].startswith("W_")}) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "torchs"),
+    [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)],
+)
+@pytest.mark.parametrize("decay", [None, 0.3])
+def test_optimisers_are_torchs(name, torchs, decay):
+    """adam and sgd decay nothing unless asked, and asked for they do what torch's do; adamw decays by 0.1 by itself."""
+    model = Transformer("rezero", depth=1, dim=4, heads=1, vocab=5, dtype=torch.float64, positions="none")
+    twin = Transformer("rezero", depth=1, dim=4, heads=1, vocab=5, dtype=torch.float64, positions="none")
+    matrices = [[p for p in m.parameters() if p.ndim > 1] for m in (model, twin)]
+    for p, q in zip(*matrices, strict=True):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+    config = TrainConfig(optimiser=name, weight_decay=decay, momentum=0.0, lr=0.1)
+    assert config.weight_decay == (decay or {"adamw": 0.1}.get(name, 0.0))
+    Optimiser(model, config).step(0.1)
+    torchs(matrices[1], lr=0.1, weight_decay={"adamw": 0.1}.get(name, 0.0) if decay is None else decay).step()
+    for p, q in zip(*matrices, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-14, atol=0)
+
+
+def test_weight_decay_is_told():
+    """The words of an update say whether weights decay, and that adam's decay is a penalty in its gradient."""
+    assert TrainConfig(optimiser="adam").update == "adam at 0.001, no weight decay"
+    assert TrainConfig().update == "adamw at 0.001, weight decay 0.1"
+    coupled = TrainConfig(optimiser="adam", weight_decay=0.2, lr=0.5).update
+    assert coupled == "adam at 0.5, weight decay 0.2 as an L2 penalty in the gradient"
 
 
 def test_every_parameter_is_trained_once():

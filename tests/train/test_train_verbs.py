@@ -212,6 +212,9 @@ def test_said_settings_replace_the_recipe():
     assert (plan.config.lr, plan.config.seed, plan.config.steps) == (0.5, 3, recipe_for(data).train["steps"])
     assert (plan.config.schedule.decay, plan.config.schedule.warmup) == ("cosine", 7)
     assert (plan.model.config.d_model, plan.model.config.depth) == (64, 2)
+    assert prepare(data).config.weight_decay == recipe_for(data).train["weight_decay"]
+    assert prepare(data, optimiser="adam").config.weight_decay == 0  # the recipe's decay is AdamW's
+    assert prepare(data, optimiser="adam", weight_decay=0.3).config.weight_decay == 0.3
     with pytest.raises(UnknownName, match="Did you mean `steps`"):
         prepare(data, step=3)
     with pytest.raises(UnknownName, match="Did you mean `depth`"):

@@ -80,7 +80,7 @@ def _row(folder: Path) -> Row:
 
 def _training(folder: Path) -> Row:
     """A training run, by the text beside its weights."""
-    from .verbs.train import describe
+    from ..core.spec import ModelConfig
 
     body = json.loads((folder / "checkpoint" / JSON_NAME).read_text(encoding="utf-8"))
     identity, state = body["inputs"]["identity"], body["inputs"]["state"]
@@ -92,9 +92,8 @@ def _training(folder: Path) -> Row:
     told += [f"training loss {last['loss']:.4g}"] if "loss" in last else []
     found = last.get("valid", {})
     told += [f"valid {name} {e['value']:.4g} ± {e['stderr']:.1g}" for name, e in found.items()]
-    return Row(
-        str(folder), "training run", describe(identity["model"]), _minute(body["made"]["made_at"]), ", ".join(told)
-    )
+    model = ModelConfig.from_dict(identity["model"]).summary
+    return Row(str(folder), "training run", model, _minute(body["made"]["made_at"]), ", ".join(told))
 
 
 def _minute(made_at: str) -> str:

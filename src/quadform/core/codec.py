@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import tomllib
 import types
@@ -33,6 +34,28 @@ def encode(value: Any) -> Any:
                 runs.append({"repeat": 1, **entry})
         return runs
     return list(value) if isinstance(value, tuple) else value
+
+
+def changed(value: Any) -> str:
+    """A dataclass as Python, with the fields that differ from their defaults; for `__repr__`.
+
+    Equal neighbours in a tuple of dataclasses are written once: `(BlockSpec(), *(BlockSpec(norm='rms'),) * 5)`.
+    """
+    shown = []
+    for f in dataclasses.fields(value):
+        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if getattr(value, f.name) != default:
+            shown.append(f"{f.name}={_written(getattr(value, f.name))}")
+    return f"{type(value).__name__}({', '.join(shown)})"
+
+
+def _written(value: Any) -> str:
+    if not (isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0])):
+        return repr(value)
+    runs = [(repr(entry), len(list(same))) for entry, same in itertools.groupby(value)]
+    if len(runs) == 1:
+        return f"({runs[0][0]},) * {runs[0][1]}"
+    return f"({', '.join(text if n == 1 else f'*({text},) * {n}' for text, n in runs)})"
 
 
 def decode(kind: Any, body: Any, where: str) -> Any:

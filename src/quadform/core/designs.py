@@ -232,8 +232,22 @@ def _embed_scale(init: str, dim: int, settings: Mapping[str, Any]) -> float:
     return 1 / std if settings.get("positions") == "sinusoidal" and std else 1.0
 
 
+def _chosen(name: str | BlockSpec) -> Design:
+    """The design of a name, or of a block alone."""
+    if isinstance(name, BlockSpec):
+        return Design(title="own block", source="own", block=name)
+    if not isinstance(name, str):
+        raise InputError(f"a design is a name or a BlockSpec; got {type(name).__name__}.")
+    known = name.replace("_", "-")
+    if known not in DESIGNS:
+        raise UnknownName(
+            f"{known!r} is not a block design.{did_you_mean(known, DESIGNS)} Known designs: {', '.join(DESIGNS)}."
+        )
+    return DESIGNS[known]
+
+
 def design(
-    name: str = "pre-ln",
+    name: str | BlockSpec = "pre-ln",
     *,
     depth: int = 6,
     dim: int = 64,
@@ -252,7 +266,7 @@ def design(
     strength: float | None = None,
     **settings: Any,
 ) -> ModelConfig:
-    """The model description of a named design.
+    """The model description of a named design, or of a stack of your own block (a `BlockSpec` in place of the name).
 
     `d_ff` is 4 dim unless given. `norm` replaces the kind of norm where the design has one ("none" takes the norms away
     and changes nothing else; the designs named `...-no-norm` are made to run without). `mlp=False` gives
@@ -265,18 +279,14 @@ def design(
     >>> design("sas", depth=18, dim=768, heads=12, vocab=50_000).blocks[0].value.init
     'identity'
     """
-    name = name.replace("_", "-")
-    if name not in DESIGNS:
-        raise UnknownName(
-            f"{name!r} is not a block design.{did_you_mean(name, DESIGNS)} Known designs: {', '.join(DESIGNS)}."
-        )
+    chosen = _chosen(name)
+    name = "" if isinstance(name, BlockSpec) else name.replace("_", "-")
     open_fields = [f.name for f in fields(ModelConfig) if f.name not in _SET_BY_DESIGN]
     for key in settings:
         if key not in open_fields:
             known = [*inspect.signature(design).parameters, *open_fields]
             known.remove("settings")
             raise UnknownName(f"a model has no setting {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}.")
-    chosen = DESIGNS[name]
     d_ff = 4 * dim if d_ff is None else d_ff
     encoder_depth = depth if encoder_depth is None else encoder_depth
     for what, number in (("depth", depth), ("encoder_depth", encoder_depth), ("dim", dim), ("d_ff", d_ff)):
@@ -310,8 +320,7 @@ def design(
             if block.mixing.bias is None:
                 raise InputError(f"strength belongs to the designs with an SPA bias (u-spa, e-spa); {name!r} has none.")
             made["mixing"] = replace(made["mixing"], bias=replace(block.mixing.bias, final=float(strength)))
-        if cross:
-            made["cross"] = Gain(skip=0.0 if block.layout == "parallel" else 1.0)
+        made["cross"] = (block.cross or Gain(skip=0.0 if block.layout == "parallel" else 1.0)) if cross else None
         return made
 
     def stack(depth: int, cross: bool) -> tuple[BlockSpec, ...]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .codec import decode, encode, from_json, from_toml, hints, to_json, to_toml
+from .codec import changed, decode, encode, from_json, from_toml, hints, to_json, to_toml
 from .errors import InputError, UnknownName, did_you_mean
 
 Norm = Literal["layer", "rms", "none"]
@@ -35,6 +35,8 @@ class Gain:
     skip: float = 1.0
     branch: float = 1.0
     learn: tuple[str, ...] = ()
+
+    __repr__ = changed
 
     def __post_init__(self) -> None:
         _check_learn(self, ("skip", "branch"))
@@ -52,6 +54,8 @@ class SPA:
     family: Literal["u-spa", "e-spa"]
     final: float
     start: float | None = None
+
+    __repr__ = changed
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -74,6 +78,8 @@ class Mixing:
     gamma: float = 0.0
     bias: SPA | None = None
     learn: tuple[str, ...] = ()
+
+    __repr__ = changed
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -99,6 +105,8 @@ class Projection:
     skip: float = 0.0
     branch: float = 1.0
     learn: tuple[str, ...] = ()
+
+    __repr__ = changed
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -144,6 +152,8 @@ class BlockSpec:
     slope: float = 0.0
     init_gain: float = 1.0
     tie_gains: bool = False
+
+    __repr__ = changed
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -204,6 +214,8 @@ class ModelConfig:
     eos: int | None = None
     design: str = ""
 
+    __repr__ = changed
+
     def __post_init__(self) -> None:
         _check_choices(self)
         for name in ("d_model", "heads", "d_ff", "vocab", "seq_len"):
@@ -251,6 +263,13 @@ class ModelConfig:
             raise InputError(
                 f"{where}: without W_V each head reads its own columns of X, so kv_heads must equal heads."
             )
+
+    @property
+    def summary(self) -> str:
+        """In words: `pre-ln decoder, 2 blocks, d 128, 4 heads`."""
+        blocks = f"{len(self.encoder_blocks)} + {self.depth}" if self.encoder_blocks else f"{self.depth}"
+        counted = f"{blocks} block{'s' * (blocks != '1')}, d {self.d_model}, {self.heads} head{'s' * (self.heads > 1)}"
+        return f"{self.design or 'own'} {self.kind}, {counted}"
 
     @property
     def depth(self) -> int:

@@ -75,6 +75,11 @@ class Attention(nn.Module):
         for name in mixing.learn:
             weight(name, H)
 
+    def extra_repr(self) -> str:
+        grouped = f", key_heads={self.key_heads}" if self.key_heads != self.heads else ""
+        kind = "" if self.mixing == Mixing() else f", {self.mixing!r}"
+        return f"heads={self.heads}, width={self.width}{grouped}{kind}"
+
     def weight(self, letter: str) -> Tensor | None:
         """W_V or W_O as used: None for the identity, else skip W_init + branch dW."""
         spec = self.value if letter == "V" else self.proj

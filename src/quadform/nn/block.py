@@ -39,6 +39,9 @@ class MLP(nn.Module):
         self.b_1 = nn.Parameter(torch.empty(inner, **options)) if biased else None
         self.b_2 = nn.Parameter(torch.empty(config.d_model, **options)) if biased else None
 
+    def extra_repr(self) -> str:
+        return f"{self.W_1.shape[0]} -> {self.W_2.shape[0]}, {self.activation}"
+
     def forward(self, X: Tensor) -> Tensor:
         return linear(activate(linear(X, self.W_1, self.b_1), self.activation, self.slope), self.W_2, self.b_2)
 

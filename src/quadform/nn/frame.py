@@ -31,6 +31,12 @@ class Frame:
     rotary: tuple[Tensor, Tensor] | None = None
     static: bool = False
 
+    def __repr__(self) -> str:
+        parts = {"causal": self.causal, "mask": self.mask is not None, "rotary": self.rotary is not None}
+        return (
+            f"Frame({self.tokens} tokens from {self.start}{''.join(f', {name}' for name, has in parts.items() if has)})"
+        )
+
     @classmethod
     def of(cls, tokens: int, mask: Tensor | None, causal: bool, device: torch.device, start: int = 0) -> Frame:
         """The frame of a pass; padding may stand on either side, a token that sees nothing sees itself."""
@@ -66,6 +72,9 @@ class LayerCache:
     length: int = 0
     kept: list[Tensor] = field(default_factory=list)
     total: Tensor | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.kind}, {self.length} of {self.capacity} tokens, {self.bytes:,} bytes)"
 
     def append(self, *new: Tensor) -> list[Tensor]:
         """Add tensors (rows, heads, n, width) to those kept; return everything so far, (rows, heads, t, width)."""
@@ -115,6 +124,10 @@ class Memory:
     X: Tensor
     mask: Tensor | None
     keys_values: dict[int, tuple[Tensor, Tensor]] | None = None
+
+    def __repr__(self) -> str:
+        masked = "" if self.mask is None else ", masked"
+        return f"Memory(X {tuple(self.X.shape)} {self.X.dtype}{masked})"
 
     @property
     def visible(self) -> Tensor | None:

@@ -30,7 +30,7 @@ def rounded(n: int) -> int:
     return -(-n // STEP) * STEP
 
 
-@dataclass
+@dataclass(repr=False)
 class StaticCache(LayerCache):
     """A cache that writes at the position `at` (1,) on the device, and shows its first `window` places."""
 

@@ -31,6 +31,11 @@ class Tokenizer(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
+def shortened(text: str, most: int = 40) -> str:
+    """The text as Python writes it, with its end left out where it is long."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r}... {len(text):,} characters"
+
+
 def _normal(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
@@ -39,6 +44,9 @@ class ByteTokenizer:
     """One token a UTF-8 byte; every text round-trips."""
 
     size = len(SPECIALS) + 256
+
+    def __repr__(self) -> str:
+        return "ByteTokenizer()"
 
     def encode(self, text: str) -> list[int]:
         return [b + len(SPECIALS) for b in _normal(text).encode()]
@@ -56,6 +64,9 @@ class CharTokenizer:
     def __init__(self, alphabet: str) -> None:
         self.alphabet = "".join(dict.fromkeys(_normal(alphabet)))
         self._ids = {c: i for i, c in enumerate(self.alphabet, start=len(SPECIALS))}
+
+    def __repr__(self) -> str:
+        return f"CharTokenizer({shortened(self.alphabet)})"
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> CharTokenizer:
@@ -88,6 +99,9 @@ class PieceTokenizer:
             self._pieces = Pieces.from_str(description)
         except Exception as error:  # the package raises bare Exception
             raise InputError(f"this is no description of the `tokenizers` package: {error}.") from error
+
+    def __repr__(self) -> str:
+        return f"PieceTokenizer({self.size:,} tokens)"
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> PieceTokenizer:

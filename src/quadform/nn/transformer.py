@@ -45,6 +45,9 @@ class Embedding(nn.Module):
             self.pos_scale = nn.Parameter(torch.empty((), **options))
         self.norm = make_norm(config.embed_norm, d, config.eps, **options)
 
+    def extra_repr(self) -> str:
+        return f"vocab={self.vocab}, d={self.W_E.shape[1]}, positions={self.positions}"
+
     def forward(self, tokens: Tensor, frame: Frame) -> Tensor:
         try:
             X = F.embedding(tokens, self.W_E)
@@ -84,13 +87,14 @@ class Transformer(nn.Module):
     """A model of one `ModelConfig`.
 
     `Transformer(design="pre-ln", depth=6, dim=64, heads=4, vocab=256, seed=0)` builds the description from a design
-    first; `Transformer("pre-ln", depth=6)` means the same. `layers` is the main stack, `encoder_layers` the encoder of
-    an encoder-decoder. Parameter names: `layers.3.attn.W_Q`, `layers.3.mlp.W_1`, `embed.W_E`, ...
+    first; `Transformer("pre-ln", depth=6)` means the same, and a `BlockSpec` may stand for the name.
+    `layers` is the main stack, `encoder_layers` the encoder of an encoder-decoder.
+    Parameter names: `layers.3.attn.W_Q`, `layers.3.mlp.W_1`, `embed.W_E`, ...
     """
 
     def __init__(
         self,
-        config: ModelConfig | str | None = None,
+        config: ModelConfig | BlockSpec | str | None = None,
         *,
         seed: int = 0,
         dtype: torch.dtype | None = None,
@@ -98,7 +102,7 @@ class Transformer(nn.Module):
         **description: Any,
     ) -> None:
         super().__init__()
-        if config is None or isinstance(config, str):
+        if not isinstance(config, ModelConfig):
             config = design(config or description.pop("design", "pre-ln"), **description)
         elif description:
             raise InputError(
@@ -128,6 +132,14 @@ class Transformer(nn.Module):
             self.b_U = nn.Parameter(torch.empty(config.vocab, **options))
         if self.embed.W_E.device.type != "meta":
             initialise(self, config, seed)
+
+    @property
+    def summary(self) -> str:
+        """In words: `pre-ln decoder, 2 blocks, d 128, 4 heads, 411,648 parameters`."""
+        return f"{self.config.summary}, {sum(p.numel() for p in self.parameters()):,} parameters"
+
+    def extra_repr(self) -> str:
+        return self.summary
 
     # ---------------------------------------------------------------------------------------------------- passes
     @property

@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quadform.core.codec import decode, encode
+from quadform.core.codec import changed, decode, encode
 from quadform.core.errors import InputError
 from quadform.core.spec import choose
 
 from .schedule import Schedule
 
 OPTIMISERS = ("adamw", "adam", "sgd", "muon")
+DECOUPLED = ("adamw", "muon")
+"""Optimisers whose weight decay is no part of the gradient."""
 PRECISIONS = ("full", "bf16")
 WHOLE = ("steps", "batch_size", "accumulate", "log_every", "valid_every", "valid_batches", "save_every", "bucket")
 
@@ -31,6 +33,9 @@ class TrainConfig:
     `bucket` pads rows and lengths of a batch up to a multiple, so that compiled code meets few shapes (1: no padding).
     Every `watch_every` steps the token cosine of every layer is measured; `collapse_at` is the value that warns.
     The run is given up when the mean loss of `log_every` steps exceeds `diverged_at` times max(first loss, log vocab).
+
+    `weight_decay` is 0.1 for adamw and muon, which shrink the weights apart from the gradient, and 0 for adam and sgd.
+    Asked for there, it is added to the gradient (an L2 penalty on the matrices), as `torch.optim.Adam` and `SGD` do.
     """
 
     steps: int = 1000
@@ -41,7 +46,7 @@ class TrainConfig:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     momentum: float = 0.9
-    weight_decay: float = 0.1
+    weight_decay: float | None = None
     schedule: Schedule = field(default_factory=Schedule)
     clip: float = 1.0
     smoothing: float = 0.0
@@ -60,8 +65,12 @@ class TrainConfig:
     collapse_at: float = 0.95
     diverged_at: float = 3.0
 
+    __repr__ = changed
+
     def __post_init__(self) -> None:
         choose("optimiser", self.optimiser, OPTIMISERS)
+        if self.weight_decay is None:
+            object.__setattr__(self, "weight_decay", 0.1 if self.optimiser in DECOUPLED else 0.0)
         choose("precision", self.precision, PRECISIONS)
         for name in WHOLE:
             self._whole(name, 1)
@@ -80,6 +89,13 @@ class TrainConfig:
             raise InputError("a goal is a share of exact answers; say how many `questions` to ask at each validation.")
         if not self.diverged_at > 1:
             raise InputError(f"diverged_at is a factor above 1; got {self.diverged_at}.")
+
+    @property
+    def update(self) -> str:
+        """The optimiser in words: `adamw at 0.001, weight decay 0.1`."""
+        way = "" if self.optimiser in DECOUPLED else " as an L2 penalty in the gradient"
+        decay = f"weight decay {self.weight_decay:g}{way}" if self.weight_decay else "no weight decay"
+        return f"{self.optimiser} at {self.lr:g}, {decay}"
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)

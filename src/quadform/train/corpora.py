@@ -293,6 +293,9 @@ class Ragged:
         flat = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
         return cls(flat, torch.tensor([len(row) for row in rows]))
 
+    def __repr__(self) -> str:
+        return f"Ragged({len(self):,} rows, {len(self.flat):,} tokens)"
+
     def __len__(self) -> int:
         return len(self.lengths)
 

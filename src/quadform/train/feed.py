@@ -29,6 +29,10 @@ class Meal:
     batches: list[Batch]
     targets: int
 
+    def __repr__(self) -> str:
+        shapes = [{name: tuple(t.shape) for name, t in batch.items()} for batch in self.batches]
+        return f"Meal({shapes}, {self.targets:,} targets)"
+
 
 def meals(
     model: Transformer,

@@ -59,6 +59,11 @@ class Trained:
     warnings: tuple[str, ...]
     folder: Path | None
 
+    def __repr__(self) -> str:
+        valid = "".join(f", valid {name} {e.value:.4g} ± {e.stderr or 0:.1g}" for name, e in self.valid.items())
+        where = "" if self.folder is None else f"; {self.folder}"
+        return f"Trained({self.model.summary}; step {self.step:,} ({self.stopped}), loss {self.loss:.4g}{valid}{where})"
+
 
 def train(
     model: Transformer,

@@ -51,6 +51,10 @@ class Optimiser:
             kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimiser]
             self.parts = [kind(_groups(everything, wd), **adam)]
 
+    def __repr__(self) -> str:
+        count = sum(p.numel() for p in self.names)
+        return f"Optimiser({', '.join(type(part).__name__ for part in self.parts)} over {count:,} parameters)"
+
     @property
     def skips(self) -> bool:
         """Whether `step` can leave the weights alone by a decision that is taken on the device."""

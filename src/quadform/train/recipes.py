@@ -23,7 +23,7 @@ from quadform.core.record import Estimate
 from quadform.core.spec import ModelConfig, choose
 from quadform.nn.transformer import Transformer
 
-from .config import TrainConfig
+from .config import DECOUPLED, TrainConfig
 from .corpora import ParallelText
 from .corpus import RunningText
 from .datasets import Addition, Dataset, Letters, NumberWords, dataset
@@ -90,6 +90,9 @@ class Plan:
     model: Transformer
     config: TrainConfig
     fresh: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Plan({self.model.summary}; {self.data}; {self.config})"
 
     @property
     def config_of_model(self) -> ModelConfig:
@@ -164,7 +167,10 @@ def prepare(
     names = {f.name for f in dataclasses.fields(TrainConfig)}
     told = {k: v for k, v in settings.items() if v is not None}
     schedule = {k: told.pop(k) for k in ("warmup", "decay") if k in told}
-    training = dict(recipe.train) | {k: told.pop(k) for k in list(told) if k in names} | {"seed": seed}
+    said = {k: told.pop(k) for k in list(told) if k in names}
+    training = dict(recipe.train) | said | {"seed": seed}
+    if said.get("optimiser", "adamw") not in DECOUPLED and "weight_decay" not in said:
+        training.pop("weight_decay", None)  # that of the recipe is AdamW's
     if schedule:
         training["schedule"] = Schedule(**schedule)
     if start_from is not None:

@@ -19,7 +19,7 @@ from quadform.core.errors import FileError, InputError
 from quadform.core.record import JSON_NAME
 from quadform.core.spec import ModelConfig
 from quadform.nn.decode import Sampling, Search, generate
-from quadform.nn.tokens import EOS, UNK, CharTokenizer, Tokenizer
+from quadform.nn.tokens import EOS, UNK, CharTokenizer, Tokenizer, shortened
 from quadform.nn.transformer import Transformer
 
 from .checkpoint import load_checkpoint, restore
@@ -53,6 +53,9 @@ class Symbols:
 
     def __init__(self, symbols: str) -> None:
         self.symbols = symbols
+
+    def __repr__(self) -> str:
+        return f"Symbols({shortened(self.symbols)})"
 
     @property
     def size(self) -> int:
@@ -97,6 +100,10 @@ class Run:
     step: int
     tensors: Mapping[str, Tensor]
     trained: Trained | None = None
+
+    def __repr__(self) -> str:
+        where = "" if self.folder is None else f"; {self.folder}"
+        return f"Run({self.model.summary}; {self.data}; step {self.step:,} of {self.config.steps:,}{where})"
 
     def optimiser(self) -> Optimiser:
         """The optimiser over `model` with the state of the checkpoint."""

@@ -5,10 +5,11 @@ With w warm-up steps of n in all, step t = 0, ..., n - 1, and t' = (t - w) / (n 
     warm-up       (t + 1) / (w + 1)                     for t < w, so that step w is the first at the full rate
     linear        1 - (1 - final) t'
     cosine        final + (1 - final) (1 + cos(pi t')) / 2
-    inverse-sqrt  sqrt((w + 1) / (t + 1))               (`final` is not used)
     constant      1
+    inverse-sqrt  min((t + 1) / w, sqrt(w / (t + 1)))   warm-up and decay in one; w is at least 1, `final` is not used
 
-Source: linear warm-up and decay as in [HH24, App.]; inverse square root as in [VSP17, Sec. 5.3], scaled to peak at 1.
+Source: linear warm-up and decay as in [HH24, App.]; inverse square root as in [VSP17, Sec. 5.3], where steps count
+from 1 and step w has the full rate, scaled to peak at 1.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from quadform.core.codec import changed
 from quadform.core.errors import InputError
 from quadform.core.spec import choose
 
@@ -30,6 +32,8 @@ class Schedule:
     decay: Decay = "linear"
     warmup: float = 0.05
     final: float = 0.0
+
+    __repr__ = changed
 
     def __post_init__(self) -> None:
         choose("decay", self.decay, ("linear", "cosine", "inverse-sqrt", "constant"))
@@ -45,12 +49,13 @@ class Schedule:
     def factor(self, step: int, steps: int) -> float:
         """The factor on the base learning rate at step 0, ..., steps - 1."""
         w = self.warmup_steps(steps)
+        if self.decay == "inverse-sqrt":
+            ratio = (step + 1) / max(w, 1)
+            return min(ratio, ratio**-0.5)
         if step < w:
             return (step + 1) / (w + 1)
         if self.decay == "constant":
             return 1.0
-        if self.decay == "inverse-sqrt":
-            return math.sqrt((w + 1) / (step + 1))
         done = (step - w) / (steps - w)
         left = 1 - done if self.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
         return self.final + (1 - self.final) * left

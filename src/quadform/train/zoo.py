@@ -56,6 +56,11 @@ class Pretrained:
     tokenizer: Any = None
     loss: Callable[[Any, Batch], Tensor] | None = None
 
+    def __repr__(self) -> str:
+        named = f"{self.name}:{self.variant}" if self.variant else self.name
+        count = sum(p.numel() for p in self.model.parameters())
+        return f"Pretrained({named!r}, {type(self.model).__name__}, {count:,} parameters)"
+
     def risk(self, batch: Batch) -> Tensor:
         """The loss of the model on a batch of its probe."""
         if isinstance(self.model, Transformer):

@@ -59,7 +59,7 @@ class TrainVerbConfig(LongWork, Numerics):
     decay: Annotated[Literal["linear", "cosine", "inverse-sqrt", "constant"] | None, _RECIPE] = None
     """How the learning rate falls after the warm-up."""
     weight_decay: _Float = None
-    """Weight decay of the matrices."""
+    """Weight decay of the matrices; of adam and sgd it is 0 unless given, and then an L2 penalty in the gradient."""
     clip: _Float = None
     """Largest gradient norm; 0 does not clip."""
     smoothing: _Float = None

@@ -14,6 +14,7 @@ from ...applications.configs.shared import Output
 from ...applications.configs.train import TrainVerbConfig
 from ...core.progress import clock, say
 from ...core.record import Estimate, Record
+from ...core.spec import ModelConfig
 from ..folders import writable
 from ..show import print_json, record_json, seconds
 
@@ -68,9 +69,9 @@ def default_folder(config: TrainVerbConfig) -> Path:
 def show_plan(made: Plan, cost: dict[str, float]) -> None:
     """What `--dry-run` prints."""
     c = made.config
-    print(f"{describe(made.config_of_model.to_dict())}, {cost['parameters']:,.0f} parameters; data {made.data}")
+    print(f"{made.config_of_model.summary}, {cost['parameters']:,.0f} parameters; data {made.data}")
     schedule = f"{c.schedule.warmup_steps(c.steps)} warm-up, then {c.schedule.decay}"
-    print(f"{c.steps:,} steps of {c.accumulate} x {c.batch_size} sequences, {c.optimiser} at {c.lr:g} ({schedule})")
+    print(f"{c.steps:,} steps of {c.accumulate} x {c.batch_size} sequences, {c.update} ({schedule})")
     flops, step = cost["flops_per_step"], cost["seconds_per_step"]
     print(
         f"a step: {flops / 1e9:.3g} GFLOP of matrix products, {seconds(step)} here  [estimate, a few steps on a copy]"
@@ -87,7 +88,7 @@ def show(record: Record, took: float) -> None:
     """What the verb prints when training has ended."""
     inputs, s = record.inputs, record.scalars
     why = {"steps": "", "patience": ", no better validation", "goal": ", goal reached", "time": ", time is up"}
-    head = f"{describe(inputs['model'])}, {inputs['parameters']:,} parameters"
+    head = f"{ModelConfig.from_dict(inputs['model']).summary}, {inputs['parameters']:,} parameters"
     print(f"{head}: {s['steps'].value:.0f} steps in {clock(took)}{why[inputs['stopped']]}")
     print(f"training loss {s['loss'].value:.4f} at the last step")
     for split in ("valid", "test"):
@@ -98,16 +99,6 @@ def show(record: Record, took: float) -> None:
             print(f"{split + ':':<7}{', '.join(found)}  [estimate]")
     for text in inputs["warnings"]:
         print(f"warning: {text}")
-
-
-def describe(model: dict) -> str:
-    """`pre-ln decoder, 2 blocks, d 128, 4 heads`."""
-    depth = sum(b.get("repeat", 1) for b in model["blocks"])
-    both = sum(b.get("repeat", 1) for b in model.get("encoder_blocks", ()))
-    blocks = f"{both} + {depth}" if both else f"{depth}"
-    return (
-        f"{model.get('design') or 'own'} {model['kind']}, {blocks} blocks, d {model['d_model']}, {model['heads']} heads"
-    )
 
 
 def _text(name: str, e: Estimate) -> str:

@@ -55,6 +55,10 @@ class Fetched:
     folder: Path
     manifest: Mapping[str, Any]
 
+    def __repr__(self) -> str:
+        counts = "".join(f", {n:,} {what}" for what, n in self.manifest.get("counts", {}).items())
+        return f"Fetched({self.name!r}, {self.kind}{counts}, {str(self.folder)!r})"
+
     @property
     def name(self) -> str:
         return str(self.manifest["name"])
