@@ -29,6 +29,7 @@ from quadform.explorer.state import ALONE, RANGES, ControlError
 from quadform.explorer.tour import PRESETS, TOUR
 from quadform.explorer.view import histogram, view
 from quadform.propagation.collapse import token_cosine
+from quadform.report.numbers import percent
 
 #: States a closed form answers, one for every control.
 CLOSED = [
@@ -197,9 +198,10 @@ def test_the_tour_tells_the_truth() -> None:
     assert [linear[f"norm/functional/{w},{w}"].value for w in ("W_Q", "W_K", "W_V")] == [0, 0, 0]
     outer = [e.value for n, e in linear.items() if n.startswith("slope/outer")]
     assert outer == pytest.approx([6] * 6, abs=1e-6)
-    diagonal = [f"slope/outer/{w},{w}" for w in ("W_Q", "W_K", "W_V")]
-    assert min(before["norm"][n].value for n in diagonal) > 1.9
-    assert max(abs(after["norm"][n].value) for n in diagonal) < 0.3
+    assert after["norm"]["lambda_max"].value < 0.01 * before["norm"]["lambda_max"].value
+    slopes = [e.value for n, e in before["norm"].items() if n.startswith("slope/")]
+    assert (f"{min(slopes):.1f}", f"{max(slopes):.1f}") == ("2.7", "5.6")
+    assert max(e.value for n, e in after["norm"].items() if n.startswith("slope/")) < 0
     deep = next(s for s in TOUR if s.name == "depth")
     assert float(measure(deep.end).tensors["cosine"][-1]) > 0.99
     assert after["depth"]["lambda_max"].value < 0.1 * before["depth"]["lambda_max"].value
@@ -207,6 +209,20 @@ def test_the_tour_tells_the_truth() -> None:
     assert after["sink"]["first_key"].value > 0.9
     for name in ("moment/M2", "norm/total/W_Q,W_Q", "norm/total/W_K,W_K"):
         assert after["sink"][name].value < 0.1 * before["sink"][name].value
+
+
+def test_bars_are_as_long_as_their_percentages() -> None:
+    """The bar of a block is its share of the strongest norm, the number beside it; an exact zero has none."""
+    state = State()
+    record = measure(state)
+    for part, found in view(record, state, None, False, "en", "")["blocks"].items():
+        cells = found["cells"]
+        strongest = max(cell["value"] for cell in cells.values())
+        for block, cell in cells.items():
+            assert cell["bar"] == pytest.approx(record.scalars[f"norm/{part}/{block}"].value / strongest, abs=1e-15)
+            if cell["share"].endswith(" %"):
+                assert cell["share"] == percent(cell["bar"])
+    assert cells["W_V,W_V"] == {"norm": "exactly 0", "value": 0.0, "bar": 0.0, "share": ""}
 
 
 @pytest.mark.parametrize("state", [*PRESETS.values(), *CLOSED], ids=lambda s: str(s.changes()))

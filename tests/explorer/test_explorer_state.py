@@ -23,7 +23,7 @@ import quadform.explorer
 from quadform.cli import main
 from quadform.core.errors import InputError
 from quadform.explorer.notebook import Page, explore
-from quadform.explorer.serving import find_place, kept_token, open_browser
+from quadform.explorer.serving import find_place, kept_token, on_signals, open_browser
 from quadform.explorer.state import CHOICES, RANGES, ControlError, State
 from quadform.explorer.texts import en, ko
 from quadform.explorer.tour import PRESETS, TOUR
@@ -174,6 +174,39 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert err.endswith("closed\n")
     assert out == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_background_job_ends(number: signal.Signals, tmp_path: Path) -> None:
+    """SIGINT inherited as ignored, as a shell starts its background jobs: both signals end the server with exit code 0,
+    even when they come as soon as the address is printed."""
+    env = os.environ | {"XDG_STATE_HOME": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": "", "OMP_NUM_THREADS": "1"}
+    words = ["explore", "--no-open", "--port", "0"]
+    command = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "quadform.cli.main", *words]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        assert running.stdout.readline().startswith("live page: ")
+        running.send_signal(number)
+        _, err = running.communicate(timeout=20)
+    finally:
+        running.kill()
+    assert running.returncode == 0, err
+    assert err.endswith("closed\n")
+
+
+def test_signals_are_handled_as_before_afterwards() -> None:
+    """`on_signals` calls its function while it lasts, whatever was set before, and puts that back."""
+    seen: list[str] = []
+    outside = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with on_signals(lambda: seen.append("end")):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, outside)
+    assert seen == ["end", "end"]
 
 
 def test_a_taken_port_is_told() -> None:

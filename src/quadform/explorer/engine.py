@@ -26,8 +26,9 @@ from .state import ControlError, State
 from .texts import LANGUAGES
 from .view import view
 
-#: Bytes of records kept for undo, ghosts and pins.
-KEPT_BYTES = 200e6
+#: Bytes of records kept for undo, ghosts and pins; at least LEAST_KEPT of them, however large. A small record is made
+#: again in a few hundredths of a second, and a large one is kept as long as the page compares with it.
+KEPT_BYTES, LEAST_KEPT = 8e6, 2
 #: Below this many parameters one thread is the fastest.
 _SHARED_FROM = 1000
 _FLAGS = ("pinned", "final", "confirmed")
@@ -60,7 +61,7 @@ class Message:
 
 @dataclass
 class Engine:
-    """Answers messages one after the other. What was measured is kept as long as there is room."""
+    """Answers messages one after the other. What was measured last is kept: `KEPT_BYTES` of it."""
 
     uploads: Uploads = field(default_factory=Uploads)
     cost: Cost = field(default_factory=Cost)
@@ -127,13 +128,14 @@ class Engine:
             record = measure(state, self.uploads)
         self.cost.learn(state, size, time.perf_counter() - started)
         self.kept[state] = record
-        while len(self.kept) > 2 and sum(map(_bytes, self.kept.values())) > KEPT_BYTES:
+        while len(self.kept) > LEAST_KEPT and sum(map(_bytes, self.kept.values())) > KEPT_BYTES:
             self.kept.popitem(last=False)
         return record
 
 
 def _bytes(record: Record) -> int:
-    return sum(t.numel() * t.element_size() for t in record.tensors.values())
+    """The memory its tensors hold; a view holds all of what it looks at."""
+    return sum(t.untyped_storage().nbytes() for t in record.tensors.values())
 
 
 @contextlib.contextmanager

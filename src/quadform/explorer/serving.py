@@ -1,4 +1,4 @@
-"""Running the server: a port, a token that outlives a restart, a browser where there is one, an end by Ctrl-C."""
+"""Running the server: a port, a token that outlives a restart, a browser where there is one, an end by a signal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -107,17 +108,39 @@ def serve(
     seconds: float | None = None,
     on_start: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Answer until Ctrl-C, or for so many seconds; whether an answer was being computed when it ended. `on_start` is
-    called when the page can be opened."""
-    server = server_of(place, start)
-    timer = threading.Timer(seconds, lambda: setattr(server, "should_exit", True)) if seconds is not None else None
-    if timer is not None:
-        timer.daemon = True
-        timer.start()
-    on_start()
-    with contextlib.suppress(KeyboardInterrupt):
+    """Answer until Ctrl-C or SIGTERM, or for so many seconds; whether an answer was being computed when it ended.
+    `on_start` is called when the page can be opened."""
+    server: Any = None
+
+    def end() -> None:
+        if server is None:
+            raise KeyboardInterrupt
+        server.should_exit = True
+
+    with contextlib.suppress(KeyboardInterrupt), on_signals(end):
+        server = server_of(place, start)
+        if seconds is not None:
+            timer = threading.Timer(seconds, end)
+            timer.daemon = True
+            timer.start()
+        on_start()
         server.run(sockets=[place.listening])
-    return bool(server.page.state.worker.busy)
+    return server is not None and bool(server.page.state.worker.busy)
+
+
+@contextlib.contextmanager
+def on_signals(end: Callable[[], None]) -> Iterator[None]:
+    """`end` is called at Ctrl-C and SIGTERM, also where they were ignored, as SIGINT is in a shell's background jobs.
+
+    uvicorn has handlers of its own while it runs; afterwards it raises again what it got, and that must not end the
+    process a second time."""
+    ending = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: end()) for number in ending}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ TOUR: tuple[Step, ...] = (
     Step(name="saturation", start=State(scale=1.0), control="scale", to=30.0),
     Step(name="temperature", start=State(scale=3.0), control="temperature", to=10.0),
     Step(name="softmax", start=State(), control="attention", to="linear"),
-    Step(name="norm", start=State(scale=0.03, design="pre-ln-no-norm"), control="design", to="pre-ln"),
+    Step(name="norm", start=State(scale=2.0, design="pre-ln-no-norm"), control="design", to="pre-ln"),
     Step(name="depth", start=State(depth=1, design="no-skip-no-norm"), control="depth", to=8),
     Step(name="sink", start=State(), control="sink", to=8.0),
 )

@@ -259,14 +259,14 @@ def histogram(lam: Tensor, tolerance: float) -> list[tuple[float, float, int]]:
 
 
 def _blocks(read: Reading, part: str, other: Reading | None, t: Texts) -> dict[str, Any]:
-    """The norm of every block, its size against the strongest, and against A where A is pinned."""
+    """The norm of every block, its share of the strongest in words and as a bar, and its ratio to a pinned A."""
     strongest = max(read.norm(part, b) for b in read.blocks)
     cells = {}
     for block in read.blocks:
         norm = read.norm(part, block)
         cell = {"norm": number(norm) if norm else t("exactly_zero"), "value": norm, "bar": 0.0, "share": ""}
         if norm:
-            cell["bar"] = max(0.02, 1 + math.log10(norm / strongest) / 6)
+            cell["bar"] = norm / strongest
             cell["share"] = (
                 t("blocks_strongest") if norm == strongest else t("blocks_of_strongest", share=_share(norm / strongest))
             )

@@ -56,10 +56,10 @@ export function fillBlocks(table, answer, part, chosen, select) {
       const td = made("td");
       const button = made("button", undefined, { type: "button", "aria-pressed": String(name === chosen), "data-block": name, "data-cell": `${i},${j}`, "data-value": value });
       const line = made("span", "", { class: "bar-line", "aria-hidden": "true" });
-      line.style.width = `${Math.max(0, Math.round(100 * bar))}%`;
+      line.style.width = `${100 * bar}%`;
       button.append(made("span", `${labels[a]}·${labels[b]} `, { class: "unseen" }), made("strong", norm), made("span", share));
       if (ratio) button.append(made("span", ratio));
-      button.append(line);
+      if (bar > 0) button.append(line);
       button.addEventListener("click", () => select(name));
       td.append(button);
       tr.append(td);

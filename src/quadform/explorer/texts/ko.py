@@ -84,7 +84,8 @@ SENTENCES = {
     "col_to": "까지",
     "col_count": "개수",
     "blocks_name": "블록의 노름",
-    "blocks_help": "프로베니우스 노름과, 가장 강한 블록에 대한 비율입니다. 칸을 누르면 그 블록을 고릅니다.",
+    "blocks_help": "프로베니우스 노름과, 가장 강한 블록에 대한 비율(숫자와 막대)입니다. 칸을 누르면 그 블록을"
+    " 고릅니다.",
     "blocks_of_strongest": "{share}",
     "blocks_strongest": "가장 강함",
     "attention_name": "어텐션 행렬",
@@ -104,7 +105,7 @@ SENTENCES = {
     "head_move": "{moves}: λ_max {before} → {after} (×{ratio}).",
     "head_pinned": "A에 대한 B, {moves}: λ_max {before} → {after} (×{ratio}).",
     "head_same": "{moves}: 1 % 넘게 변한 것이 없습니다.",
-    "head_blocks": "가장 크게: {most} ×{up}, 가장 작게: {least} ×{down}.",
+    "head_blocks": "대각 블록의 변화: ×{down} ({least})부터 ×{up} ({most})까지.",
     "head_together": "모든 블록이 똑같이 변합니다, ×{ratio}.",
     "head_one_hot": "어텐션이 토큰 하나만 봅니다(엔트로피 {entropy}). 쿼리와 키의 곡률은 사라지고 밸류의 곡률은"
     " 남습니다.",
@@ -158,8 +159,8 @@ SENTENCES = {
     "tour_softmax": "선형 어텐션을 고르고 함수 부분을 보십시오. 대각 블록이 정확히 0이고, 외적 부분의 모든 블록이"
     " 크기의 6제곱으로 커집니다.",
     "tour_norm_title": "정규화 켜기",
-    "tour_norm": "설계를 정규화 없는 Pre-LN에서 Pre-LN으로 바꿔 보십시오. 기울기가 거의 0이 됩니다. 블록은 더 이상"
-    " 입력의 크기를 보지 못합니다.",
+    "tour_norm": "설계를 정규화 없는 Pre-LN에서 Pre-LN으로 바꿔 보십시오. 가장 날카로운 곡률이 100분의 1"
+    " 아래로 떨어지고, 어느 블록도 더는 입력과 함께 커지지 않습니다. 2.7에서 5.6 사이였던 기울기가 모두 음수가 됩니다.",
     "tour_depth_title": "스킵 없는 깊이",
     "tour_depth": "스킵이 없는 설계에서 깊이를 8로 올려 보십시오. 모든 토큰이 한 방향을 향하고 첫 층의 곡률이"
     " 사라집니다. 그다음 Pre-LN을 고르면 토큰이 서로 떨어져 있습니다.",
