@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 from ..core.errors import InputError
+from ..core.interrupts import gently
 from ..core.record import Provenance
 from ..nn.transformer import Transformer
 from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
 from ..train.datasets import Dataset
-from ..train.machinery import one_warning
 from ..train.optimiser import Optimiser
 from .journal import TimeUp
 from .machine import busy_seconds
@@ -50,8 +50,8 @@ class ShortRun:
         stream = self.data.batches("train", self.config.batch_size, self.config.seed, self.step)
         self.model.train()
         try:
-            with one_warning() as asked:
-                while self.step < step and not self.broken and not asked.is_set():
+            with gently() as asked:
+                while self.step < step and not self.broken and not asked.once:
                     batch = {k: v.to(device) for k, v in next(stream).items()}
                     began = busy_seconds(device)
                     self._update(batch)
@@ -64,7 +64,7 @@ class ShortRun:
             self.model.eval()
             self.model.zero_grad(set_to_none=True)
         self.save()
-        if asked.is_set():
+        if asked.once:
             raise KeyboardInterrupt
 
     def _update(self, batch: dict[str, torch.Tensor]) -> None:

@@ -155,7 +155,7 @@ class Record:
         blob = _tensor_bytes(self.tensors)
         digest = hashlib.sha256(blob).hexdigest()
         tensor_file = f"tensors-{digest[:12]}.safetensors"
-        body = _to_json(
+        body = to_json(
             {
                 "format": _FORMAT,
                 "schema": self.schema,
@@ -202,10 +202,10 @@ class Record:
                 raise FileError(f"{tensor_path} is damaged or truncated (its checksum differs). Make the record again.")
             return cls(
                 kind=str(body["kind"]),
-                inputs=_from_json(body["inputs"]),
-                scalars={name: Estimate(**_from_json(e)) for name, e in body["scalars"].items()},
+                inputs=from_json(body["inputs"]),
+                scalars={name: Estimate(**from_json(e)) for name, e in body["scalars"].items()},
                 tensors=load(blob),
-                made=Provenance(**_from_json(body["made"])),
+                made=Provenance(**from_json(body["made"])),
                 schema=int(body["schema"]),
             )
         except FileError:
@@ -264,21 +264,21 @@ def _finite(text: str) -> float:
 
 def strict_json(body: Any) -> str:
     """JSON that every parser reads, keys in their order; NaN and infinity are written `{"float": "nan"}`."""
-    return json.dumps(_to_json(body), allow_nan=False, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(to_json(body), allow_nan=False, indent=1, ensure_ascii=False) + "\n"
 
 
 def _json_bytes(body: Any) -> bytes:
-    """The text of a record, from what `_to_json` made or `json.loads` gave back: equal for equal values."""
+    """The text of a record, from what `to_json` made or `json.loads` gave back: equal for equal values."""
     return f"{json.dumps(body, allow_nan=False, indent=1, ensure_ascii=False)}\n".encode(errors="backslashreplace")
 
 
-def _to_json(value: Any) -> Any:
+def to_json(value: Any) -> Any:
     if isinstance(value, Mapping):
         if _stands_for_float(value):
             raise InputError(f"{dict(value)} stands for a number in a record; give the number, or use another key.")
-        return {str(k): _to_json(v) for k, v in value.items()}
+        return {str(k): to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_json(v) for v in value]
+        return [to_json(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(float(value))}
     if value is None or isinstance(value, bool | int | float | str):
@@ -286,10 +286,10 @@ def _to_json(value: Any) -> Any:
     raise InputError(f"a record holds numbers, texts, lists and mappings; got {type(value).__name__}.")
 
 
-def _from_json(value: Any) -> Any:
+def from_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return float(value["float"]) if _stands_for_float(value) else {k: _from_json(v) for k, v in value.items()}
-    return [_from_json(v) for v in value] if isinstance(value, list) else value
+        return float(value["float"]) if _stands_for_float(value) else {k: from_json(v) for k, v in value.items()}
+    return [from_json(v) for v in value] if isinstance(value, list) else value
 
 
 def _stands_for_float(value: Mapping[Any, Any]) -> bool:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ..core import progress
 from ..core.errors import CheckFailed, InputError, QuadformError
+from ..core.interrupts import uninterrupted
 from ..core.memory import free_bytes
-from .interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from ..core.space import Space, Vector

@@ -15,8 +15,6 @@ import contextlib
 import hashlib
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,8 +25,8 @@ import torch
 from torch import Tensor
 
 from ..core.errors import FileError, InputError
+from ..core.interrupts import Asked, gently
 from ..core.operator import Operator
-from ..core.progress import say
 from ..core.record import strict_json, write_atomically
 from ..core.rng import stream
 from ..distributed.processes import group_of
@@ -101,8 +99,8 @@ class Checkpoint:
         self._settings = dict(settings)
         self._state: Callable[[], State] | None = None
         self._fresh = False  # whether the state on disk is the current one
-        self._asked = self._forced = False
-        self._before: Any = None
+        self._stack = contextlib.ExitStack()
+        self._asked = Asked()
         self._saved_at, self._cost = time.monotonic(), 0.0
         if not self._group.first:
             self._path = None
@@ -189,11 +187,11 @@ class Checkpoint:
             return
         self._state, self._fresh = state, False
         due = time.monotonic() - self._saved_at >= max(SAVE_EVERY, 10 * self._cost)
-        told = self._group.most(2 if self._asked else 1 if due else 0)
+        told = self._group.most(2 if self._asked.once else 1 if due else 0)
         if told:
             self._save()
         if told == 2:
-            self._asked = True
+            self._asked.once = True
             raise KeyboardInterrupt
 
     def _save(self) -> None:
@@ -229,24 +227,15 @@ class Checkpoint:
                 yield row.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
     def __enter__(self) -> Checkpoint:
-        if self._keeps and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGINT, self._interrupted)
+        if self._keeps:
+            self._asked = self._stack.enter_context(gently("product"))
         return self
-
-    def _interrupted(self, number: int, frame: Any) -> None:
-        if self._asked:
-            self._forced = True
-            raise KeyboardInterrupt
-        self._asked = True
-        say("interrupted: finishing the product and saving (once more to stop now)")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-            self._before = None
-        if self._keeps and not self._forced and self._group.together("checkpoint", error):
+        self._stack.close()
+        if self._keeps and not self._asked.twice and self._group.together("checkpoint", error):
             self._save()
-        if self._asked and error is None:
+        if self._asked.once and error is None:
             raise KeyboardInterrupt

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from quadform.core import progress as bars
 from quadform.core.errors import FileError, InputError
+from quadform.core.interrupts import gently
 from quadform.core.record import JSON_NAME, Estimate, Provenance, write_atomically
 from quadform.core.rng import stream
 from quadform.nn.transformer import Transformer
@@ -33,7 +34,7 @@ from .config import TrainConfig
 from .datasets import Batch, Dataset
 from .ddp import Group
 from .feed import Meal, meals
-from .machinery import compiled, differences, one_warning, plain
+from .machinery import compiled, differences, plain
 from .objectives import accuracy
 from .optimiser import Optimiser
 from .score import evaluate, exact_match
@@ -206,7 +207,7 @@ class _Run:
         stream_of = meals(self.model, self.data, **sizes, seed=c.seed, step=s.step, rank=g.rank, world=g.world)
         with (
             bars.Progress(c.steps, "training", show=progress) as bar,
-            one_warning() as asked,
+            gently() as asked,
             contextlib.closing(stream_of),
         ):
             if s.step:
@@ -225,7 +226,7 @@ class _Run:
                     s.stopped = "steps"
                 if g.world == 1 or s.step % c.log_every == 0:  # processes agree now and then, not at every step
                     self.out_of_time = g.any(seconds is not None and time.monotonic() - self.started > seconds)
-                    interrupted = g.any(asked.is_set())
+                    interrupted = g.any(asked.once)
                 else:
                     interrupted = False
                 leaves = interrupted or self.out_of_time

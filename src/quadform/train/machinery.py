@@ -1,12 +1,9 @@
-"""Small machinery of the loop: a compiled loss, Ctrl-C, plain data and where it differs."""
+"""Small machinery of the loop: a compiled loss, plain data and where it differs."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,26 +35,6 @@ def compiled(loss_of: Callable[..., Tensor], dynamic: bool) -> Callable[..., Ten
             return fast(*words, **more)
 
     return call
-
-
-@contextlib.contextmanager
-def one_warning() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event, the second interrupts; outside the main thread Ctrl-C is left alone."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-
-    def note(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        asked.set()
-        bars.say("\nfinishing this step; Ctrl-C once more stops at once")
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def differences(before: Any, now: Any, where: str = "") -> list[str]:
