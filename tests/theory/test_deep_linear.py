@@ -72,7 +72,8 @@ def test_blocks_are_autograd(depth, n, d, d_K, batch, t, seed):
             for b in model.weights:
                 size = max(float(H_o[slices[a], slices[b]].abs().max()), float(H[slices[a], slices[b]].abs().max()))
                 assert float((got - want)[slices[a], slices[b]].abs().max()) <= 1e-11 * max(size, 1e-300)
-    got = torch.cat([model.gradients()[n].reshape(-1) for n in model.weights])
+    assert list(model.gradients()) == list(model.weights)
+    got = torch.cat([t.reshape(-1) for t in model.gradients().values()])
     assert float((got - g).abs().max()) <= TOL * float(g.abs().max())
     for operator, want in [(model.hessian(), H), (model.outer_operator(), H_o), (model.functional_operator(), H - H_o)]:
         assert float((operator.dense() - want).abs().max()) <= TOL * float(H.abs().max().clamp_min(H_o.abs().max()))
@@ -157,6 +158,8 @@ def test_input_errors():
         model.functional("W_Q", "W_Q")
     with pytest.raises(InputError, match="targets Y have shape"):
         DeepLinearTransformer(X, layers, Y[:-1])
+    with pytest.raises(InputError, match="temperature is a positive number"):
+        DeepLinearTransformer(X, layers, Y, temperature=math.inf)
     with pytest.raises(InputError, match="layer 1 takes tokens of width"):
         DeepLinearTransformer(X, [layers[0], (layers[0][0][:1], layers[0][0][:1], layers[0][2])], Y)
 

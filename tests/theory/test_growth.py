@@ -362,6 +362,9 @@ def test_input_errors():
         model.outer("W_O", Q)
     with pytest.raises(UnknownName, match="no symbol 'Z'"):
         model.exponent(model.output, "Z")
+    for stages in [("softmax",), (SoftmaxAttention,), ([Dense()],), (Residual(LayerNorm(), "softmax"),)]:
+        with pytest.raises(InputError, match=r"is no stage; give SoftmaxAttention\(\)"):
+            GrowthModel(*stages)
     with pytest.raises(InputError, match="linear models"):
         model.functional(Q, V).in_covariances()
     with pytest.raises(InputError, match="two positive scales"):

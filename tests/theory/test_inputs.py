@@ -22,6 +22,7 @@ from quadform.theory import (
     ScoreAttentionLayer,
     ScoreSplit,
 )
+from quadform.theory.layer import PARTS
 from quadform.theory.scores import dot_product, masked
 
 G = torch.Generator().manual_seed(0)
@@ -96,7 +97,7 @@ def test_a_row_without_a_visible_key_is_refused() -> None:
     with pytest.raises(InputError, match="every query one visible key"):
         ScoreAttentionLayer(masked(dot_product(X), visible), {"W_Q": A, "W_K": B}, X, V, Y)
     build, tensors = LAYERS["scalar"]
-    with pytest.raises(InputError, match="every token one visible token"):
+    with pytest.raises(InputError, match="every query one visible key"):
         build(*tensors, bias=torch.zeros(4, 4).double().masked_fill(~visible, -math.inf))
 
 
@@ -162,3 +163,41 @@ def test_weights_in_training_give_plain_values(name: str) -> None:
     ):
         assert not ask(layer).requires_grad
         assert torch.allclose(ask(layer), ask(plain), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "fits", "leaves"), [("linear", 45, 60), ("linear mlp", 150, 160), ("mlp", 150, 160)])
+def test_a_hessian_that_leaves_floating_point_is_refused(name: str, fits: int, leaves: int) -> None:
+    """Degree 6 in the data (linear attention) or 2 (MLPs): finite numbers before 1e308, a refusal by name after it."""
+    build, (X, *rest) = LAYERS[name]
+    layer = build(X * 10.0**fits, *rest)
+    for part in PARTS:
+        assert bool(layer.matrix(part).isfinite().all())
+        assert all(math.isfinite(e.value) for e in layer.norms(part).values())
+    for power in (leaves, leaves + 20, 250):
+        with pytest.raises(InputError, match=r"leaves torch\.float64"):
+            build(X * 10.0**power, *rest)
+
+
+@pytest.mark.parametrize("name", ["attention", "merged", "linear", "scalar"])
+def test_temperatures_whose_square_leaves_floating_point(name: str) -> None:
+    """1 / t^2 stands in every second derivative: such a t is refused, with the number that was given."""
+    kinds = {
+        "attention": lambda t: AttentionLayer(X, A, B, V, Y, temperature=t),
+        "merged": lambda t: MergedLayer(X, A @ B.T, V, Y, d_K=7, temperature=t),
+        "linear": lambda t: LinearAttentionLayer(X, A, B, V, Y, temperature=t),
+        "scalar": lambda t: ScalarTokenModel(*LAYERS["scalar"][1], temperature=t),
+    }
+    for t in (1e-200, 1e-320):
+        with pytest.raises(InputError, match=f"temperature {t} is too small"):
+            kinds[name](t)
+
+
+def test_factors_that_differ_too_much_in_size() -> None:
+    """x^2 B^2 fits float64 where B^2 does not: the product does, the block is refused and never NaN."""
+    layer = LinearMLP(X * 1e-160, [randn(G, 3, 4), 1e160 * randn(G, 4, 5)], Y)
+    assert all(
+        bool(t.isfinite().all())
+        for t in layer.products({n: w[None] for n, w in layer.weights.items()}, "total").values()
+    )
+    with pytest.raises(InputError, match=r"factors of block \(W_1, W_1\)"):
+        layer.block("W_1", "W_1")

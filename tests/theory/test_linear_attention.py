@@ -27,7 +27,7 @@ def rand(gen, *shape):
 
 @st.composite
 def layers(draw):
-    """(layer, its arguments): sizes 1 to 4, one sequence or a batch, self- or cross-attention, both losses."""
+    """(layer, its arguments): sizes 1 to 4, one sequence or a batch, self- or cross-attention, masks, both losses."""
     L, d, d_K, d_V = (draw(st.integers(1, 4)) for _ in range(4))
     batch = draw(st.sampled_from([(), (1,), (3,)]))
     gen = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -37,19 +37,30 @@ def layers(draw):
     Y = Y if loss == "mse" else torch.softmax(Y, -1)
     context = rand(gen, *batch, draw(st.integers(1, 4)), d) if draw(st.booleans()) else None
     t = draw(st.sampled_from([0.5, 1.0, 3.0]))
-    layer = LinearAttentionLayer(X, W_Q, W_K, W_V, Y, temperature=t, context=context, loss=loss)
-    return layer, (X, W_Q, W_K, W_V, Y, t, context, loss)
+    keys = L if context is None else context.shape[-2]
+    kinds = {
+        "none": None,
+        "causal": "causal",
+        "padding": torch.rand((*batch, L, keys), generator=gen) < 0.6,
+        "decay": torch.rand((L, keys), generator=gen, dtype=torch.float64),
+    }
+    mask = kinds[draw(st.sampled_from([k for k in kinds if context is None or k != "causal"]))]
+    layer = LinearAttentionLayer(X, W_Q, W_K, W_V, Y, mask=mask, temperature=t, context=context, loss=loss)
+    return layer, (X, W_Q, W_K, W_V, Y, t, context, loss, mask)
 
 
-def oracle(X, W_Q, W_K, W_V, Y, t, context, loss):
+def oracle(X, W_Q, W_K, W_V, Y, t, context, loss, mask):
     """H, H_o and gradient by dense autograd on an independent forward with the (L, L) attention matrix."""
     Z = X if context is None else context
+    seen = torch.ones(X.shape[-2], Z.shape[-2], dtype=X.dtype)
+    if mask is not None:
+        seen = torch.tril(seen) if isinstance(mask, str) else mask.to(X.dtype)
     sizes = [W_Q.numel(), W_K.numel(), W_V.numel()]
 
     def forward(theta):
         Q, K, V = (p.reshape(W.shape) for p, W in zip(theta.split(sizes), (W_Q, W_K, W_V), strict=True))
         A = (X @ Q) @ (Z @ K).transpose(-1, -2) / (t * math.sqrt(W_Q.shape[1]))
-        return A @ (Z @ V)
+        return (seen * A) @ (Z @ V)
 
     def risk(F):
         if loss == "mse":
@@ -75,7 +86,7 @@ def assembled(layer, part):
 @settings(max_examples=50, deadline=None)
 @given(layers())
 def test_blocks_are_autograd(drawn):
-    """H_o(a, b) = (L_a^T S L_b) kron (R_a Hl R_b^T), H_f in Gamma and G2, and their sum, are the autograd split."""
+    """H_o(a, b) = sum l_a l_b^T kron R_a^T Hl R_b, H_f in g and G2, and their sum, are the autograd split, any mask."""
     layer, given_ = drawn
     H, H_o, g = oracle(*given_)
     assert torch.allclose(layer.A @ layer.Z @ layer.weights["W_V"], layer.F, rtol=1e-10, atol=1e-12)
@@ -198,7 +209,34 @@ def test_input_errors():
         LinearAttentionLayer(X, W, rand(gen, 3, 4), W_V, rand(gen, 4, 5))
     with pytest.raises(InputError, match="keys and values"):
         LinearAttentionLayer(X, W, W, rand(gen, 2, 5), rand(gen, 4, 5))
-    with pytest.raises(InputError, match="temperature is positive"):
+    with pytest.raises(InputError, match="temperature must be above 0"):
         LinearAttentionLayer(X, W, W, W_V, rand(gen, 4, 5), temperature=0.0)
     with pytest.raises(UnknownName, match="no parameter matches 'W_O'"):
         LinearAttentionLayer(X, W, W, W_V, rand(gen, 4, 5)).outer("W_O", "W_Q")
+
+
+def test_masks_are_named():
+    """A mask multiplies scores: -inf and integers are refused, with what to give instead; a query may see no key."""
+    gen = torch.Generator().manual_seed(1)
+    X, W, Y = rand(gen, 4, 3), rand(gen, 3, 2), rand(gen, 4, 2)
+    bias = torch.zeros(4, 4).masked_fill(~torch.ones(4, 4).tril().bool(), -math.inf)
+    with pytest.raises(InputError, match="multiplies the scores"):
+        LinearAttentionLayer(X, W, W, W, Y, mask=bias)
+    with pytest.raises(InputError, match="give a boolean one"):
+        LinearAttentionLayer(X, W, W, W, Y, mask=torch.ones(4, 4, dtype=torch.long))
+    with pytest.raises(InputError, match="mask has shape"):
+        LinearAttentionLayer(X, W, W, W, Y, mask=torch.ones(3, 4).bool())
+    blind = torch.ones(4, 4).bool()
+    blind[2] = False
+    assert not LinearAttentionLayer(X, W, W, W, Y, mask=blind).F[0, 2].any()
+
+
+def test_a_causal_token_sees_its_past_alone():
+    """Under a causal mask the Hessian of the first token's loss is that of a sequence of this token alone."""
+    gen = torch.Generator().manual_seed(2)
+    X, W, g = rand(gen, 4, 3), [rand(gen, 3, 2) for _ in range(3)], torch.zeros(4, 2, dtype=torch.float64)
+    Hl = torch.zeros(4, 2, 2, dtype=torch.float64)
+    g[0], Hl[0] = rand(gen, 2), torch.eye(2, dtype=torch.float64)
+    whole = LinearAttentionLayer(X, *W, mask="causal", loss=(g, Hl))
+    alone = LinearAttentionLayer(X[:1], *W, loss=(g[:1], Hl[:1]))
+    torch.testing.assert_close(whole.matrix(), alone.matrix(), rtol=1e-12, atol=1e-12)

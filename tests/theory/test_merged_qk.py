@@ -165,5 +165,5 @@ def test_input_errors():
     X, W_V, Y = rand(gen, 4, 3), rand(gen, 3, 2), rand(gen, 4, 2)
     with pytest.raises(InputError, match="W_QK has shape"):
         MergedLayer(X, rand(gen, 3, 2), W_V, Y, d_K=2)
-    with pytest.raises(InputError, match="d_K at least 1"):
+    with pytest.raises(InputError, match="d_K is at least 1"):
         MergedLayer(X, rand(gen, 3, 3), W_V, Y, d_K=0)

@@ -270,4 +270,11 @@ def test_input_errors():
         linear_mlp_ranks(3, 2, [4], loss="crossentropy")
     with pytest.raises(InputError, match="kernel for images of 2 axes"):
         convolution(rand(0, 1, 1, 2), (3, 3))
+    with pytest.raises(InputError, match="kernel for images of 1 axes"):
+        convolution(rand(0, 3), 3)
+    with pytest.raises(InputError, match=r"the kernel \(2, 6\) is larger than the image \(3, 3\) with padding 1"):
+        convolution(rand(0, 1, 1, 2, 6), (3, 3), padding=1)
+    for size, how in [(3, {"stride": 0}), (3, {"padding": -1}), (0, {"padding": 3})]:
+        with pytest.raises(InputError, match="sizes and stride are at least 1"):
+            convolution(rand(0, 1, 1, 2), size, **how)
     assert Structured(torch.ones(1), torch.ones(1, 2, 3)).matrix().shape == (2, 3)

@@ -215,7 +215,37 @@ def test_input_errors():
         ScalarTokenModel(one, one[:2], one, one, one[0])
     with pytest.raises(InputError, match="vectors of one length"):
         ScalarTokenModel(one, one, one, one[:2], one[0])
+    for bias, named in [(torch.zeros(2, 2), "bias has shape"), (one * math.nan, "one visible key")]:
+        with pytest.raises(InputError, match=named):
+            ScalarTokenModel(one, one, one, one, one[0], bias=bias)
     with pytest.raises(InputError, match="split"):
         ScalarTokenModel(one, one, one, one, one[0]).spectrum("ggn")
     with pytest.raises(InputError, match="different from zero"):
         ScalarTokenModel(one, one, 0 * one, one, one[0]).balanced()
+
+
+@pytest.mark.parametrize(
+    ("which", "fits", "leaves"), [("x", 80, 120), ("y", 150, 160), ("w_Q", 120, 160), ("w_V", 150, 160)]
+)
+def test_numbers_that_leave_floating_point_are_named(which, fits, leaves):
+    """Huge tokens, targets or weights: finite eigenvalues, or a refusal that does not speak of the bias."""
+    gen = torch.Generator().manual_seed(3)
+    drawn = {"x": (4,), "y": (4,), "w_Q": (2,), "w_K": (2,), "w_V": ()}
+    values = {n: torch.randn(s, generator=gen, dtype=torch.float64) for n, s in drawn.items()}
+    model = ScalarTokenModel(**values | {which: values[which] * 10.0**fits})
+    assert bool(model.spectrum().eigenvalues().isfinite().all())
+    assert bool(model.hessian().dense().isfinite().all())
+    for power in (leaves, 200, 300):
+        with pytest.raises(InputError, match=r"leaves? torch\.float64; make"):
+            ScalarTokenModel(**values | {which: values[which] * 10.0**power})
+
+
+def test_a_boolean_bias_is_a_mask():
+    """True = visible, as in every layer here; not the number 1."""
+    gen = torch.Generator().manual_seed(4)
+    rand = lambda *s: torch.randn(*s, generator=gen, dtype=torch.float64)  # noqa: E731
+    values = rand(4), rand(4), rand(2), rand(2), rand(())
+    seen = torch.ones(4, 4).tril().bool()
+    added = torch.zeros(4, 4, dtype=torch.float64).masked_fill(~seen, -math.inf)
+    got, want = (ScalarTokenModel(*values, bias=b).spectrum().eigenvalues() for b in (seen, added))
+    assert torch.equal(got, want)

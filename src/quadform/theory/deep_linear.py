@@ -123,8 +123,8 @@ class DeepLinearTransformer:
             )
         if any(len(triple) != 3 for triple in layers):
             raise InputError("a layer is (W_Q, W_K, W_V); got another number of weights.")
-        if not temperature > 0:
-            raise InputError(f"the temperature is positive; got {temperature}.")
+        if not 0 < temperature < math.inf:
+            raise InputError(f"the temperature is a positive number; got {temperature}.")
         named = {
             f"{n} of layer {l}": W for l, t in enumerate(layers) for n, W in zip(("W_Q", "W_K", "W_V"), t, strict=True)
         }
@@ -198,9 +198,9 @@ class DeepLinearTransformer:
         return {(a, b): block(a, b).log_norm() for i, a in enumerate(names) for b in names[: i + 1]}
 
     def gradients(self) -> dict[str, Tensor]:
-        """dL/dW for every weight, where they fit floating point."""
-        log = self.F.log + self.g.log
-        return {name: Ranged(t, log - self.log_weight[name]).value() for name, t in self._backward[1].items()}
+        """dL/dW for every weight in the order of the space, where they fit floating point."""
+        log, grads = self.F.log + self.g.log, self._backward[1]
+        return {name: Ranged(grads[name], log - self.log_weight[name]).value() for name in self.weights}
 
     def hessian(self) -> Operator:
         return _DeepOperator(self, "total")

@@ -14,12 +14,16 @@ Biases in queries or keys, rotary positions and QK normalisation shrink or remov
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
 from .attention import AttentionLayer
+from .linear_attention import LinearAttentionLayer
+from .merged_qk import MergedLayer
+from .mlp import LinearMLP
 from .multihead import MultiHeadAttentionLayer
 
 
@@ -136,17 +140,37 @@ class Gauge:
         return torch.linalg.eigvalsh((K + K.T) / 2)
 
 
-def gauges(layer: AttentionLayer | MultiHeadAttentionLayer) -> list[Gauge]:
-    """Every gauge pair of a layer: (W_Q, W_K) of each head and, with an output matrix, (W_V, W_O) of each head.
+def gauges(
+    layer: AttentionLayer | MultiHeadAttentionLayer | LinearAttentionLayer | MergedLayer | LinearMLP,
+) -> list[Gauge]:
+    """Every gauge pair of a layer: (W_Q, W_K) of each head and, with an output matrix, (W_V, W_O) of each head; of a
+    linear MLP, every two matrices that follow each other. One matrix W_QK leaves no pair: the list is empty.
 
     Names are those of the layer's space (`W_Q[2]` for a head), so `layer.hessian().block(pair.names) @
     pair.direction(B)` is `pair.action(B)`.
     """
-    p = layer.prefix
-    if isinstance(layer, AttentionLayer):
-        g = layer.head.gradients()
-        return [Gauge.qk(layer.head.W_Q, layer.head.W_K, g["W_Q"], g["W_K"], (p + "W_Q", p + "W_K"))]
-    pairs = []
+    if isinstance(layer, AttentionLayer | LinearAttentionLayer):
+        (Q, W_Q), (K, W_K), _ = ((layer.prefix + name, W) for name, W in layer.weights.items())
+        g = layer.gradients()
+        return [Gauge.qk(W_Q, W_K, g[Q], g[K], (Q, K))]
+    if isinstance(layer, MultiHeadAttentionLayer):
+        return _head_gauges(layer)
+    if isinstance(layer, MergedLayer):
+        return []
+    if isinstance(layer, LinearMLP):
+        g, W = layer.gradients(), {layer.prefix + name: W for name, W in layer.weights.items()}
+        follow = [
+            pair for pair, both in zip(pairwise(W), pairwise(layer.structure), strict=True) if both == (None, None)
+        ]
+        return [Gauge.vo(W[a], W[b], g[a], g[b], (a, b)) for a, b in follow]
+    raise InputError(
+        f"gauge pairs are known for AttentionLayer, MultiHeadAttentionLayer, LinearAttentionLayer, MergedLayer and"
+        f" LinearMLP; got {type(layer).__name__}. Any other pair: `Gauge.qk` or `Gauge.vo` with its gradients."
+    )
+
+
+def _head_gauges(layer: MultiHeadAttentionLayer) -> list[Gauge]:
+    p, pairs = layer.prefix, []
     for h, (head, W_O) in enumerate(zip(layer.heads, layer.W_O, strict=True)):
         g, (Q, K, V, O) = head.gradients(), (f"{p}{name}[{h}]" for name in layer.weights)
         pairs.append(Gauge.qk(head.W_Q, head.W_K, g["W_Q"], g["W_K"], (Q, K)))

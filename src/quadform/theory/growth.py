@@ -219,6 +219,18 @@ class _Builder:
         return Growth.symbol(name, order=order)
 
 
+def _known_stages(stages: Iterable[Any]) -> None:
+    """Refuse what is no stage, also inside residual branches."""
+    for stage in stages:
+        if isinstance(stage, type) or not callable(stage):
+            raise InputError(
+                f"{stage!r} is no stage; give SoftmaxAttention(), LinearAttention(), Dense(), LayerNorm(), Relu() or"
+                " Residual(stage, ...): objects, one argument each."
+            )
+        if isinstance(stage, Residual):
+            _known_stages(stage.branch)
+
+
 def _attentions(stages: Iterable[Any]) -> int:
     nested = sum(_attentions(s.branch) for s in stages if isinstance(s, Residual))
     return nested + sum(isinstance(s, SoftmaxAttention | LinearAttention) for s in stages)
@@ -237,6 +249,7 @@ class GrowthModel:
     """
 
     def __init__(self, *stages: Any) -> None:
+        _known_stages(stages)
         build = _Builder(_attentions(stages))
         self.output = reduce(lambda S, stage: stage(S, build), stages, Growth.symbol("X"))
         self.functions = build.functions

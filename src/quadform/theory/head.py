@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.space import Vector
-from .inputs import one_kind
+from .inputs import one_kind, score_scale
 from .loss import OutputLoss
 from .moments import second_and_contracted_third
 from .terms import Term
@@ -30,27 +30,31 @@ def as_batch(name: str, X: Tensor) -> Tensor:
     return X if X.dim() == 3 else X[None]
 
 
-def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) -> Tensor | None:
-    """What is added to the scores `(tokens, keys)`: 0 where a key may be seen, -inf where not, or a given bias."""
+def known_mask(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) -> Tensor | None:
+    """A mask as a boolean or floating tensor `(tokens, keys)` or `(batch, tokens, keys)`."""
     if mask is None:
         return None
     L, S = X.shape[1], Z.shape[1]
     if isinstance(mask, str):
         if mask != "causal":
-            raise InputError(
-                f"mask {mask!r} is not 'causal', a boolean tensor (True = visible) or a float tensor (added)."
-            )
+            raise InputError(f"mask {mask!r} is not 'causal', a boolean tensor (True = visible) or a float tensor.")
         if L != S:
             raise InputError(f"a causal mask needs as many keys as queries; got {S} and {L}.")
         mask = torch.ones((L, S), dtype=torch.bool, device=X.device).tril()
     if tuple(mask.shape[-2:]) != (L, S) or mask.dim() > 3 or (mask.dim() == 3 and mask.shape[0] not in (1, X.shape[0])):
         raise InputError(f"mask has shape {tuple(mask.shape)}; expected ({L}, {S}) or ({X.shape[0]}, {L}, {S}).")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise InputError(f"mask is {mask.dtype}; give a boolean one (True = visible), `mask.bool()`, or a float one.")
+    return mask
+
+
+def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) -> Tensor | None:
+    """What is added to the scores `(tokens, keys)`: 0 where a key may be seen, -inf where not, or a given bias."""
+    mask = known_mask(mask, X, Z)
+    if mask is None:
+        return None
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=X.dtype, device=X.device).masked_fill(~mask, -math.inf)
-    elif not mask.is_floating_point():
-        raise InputError(
-            f"mask is {mask.dtype}; give a boolean one (True = visible), `mask.bool()`, or a float one (added)."
-        )
     mask = mask.to(X.dtype)
     if bool(torch.isnan(mask).any() or (mask == math.inf).any() or (mask == -math.inf).all(-1).any()):
         raise InputError("a mask must leave every query one visible key, and hold no NaN or +inf.")
@@ -85,8 +89,6 @@ class Head:
     ) -> None:
         if Z.shape[0] != X.shape[0]:
             raise InputError(f"X has {X.shape[0]} sequences and context {Z.shape[0]}; give one context per sequence.")
-        if not temperature > 0:
-            raise InputError(f"temperature must be above 0; got {temperature}.")
         named = {"X": X, "context": Z, "W_Q": W_Q, "W_K": W_K, "W_V": W_V}
         one_kind(named)
         if any(w.dim() != 2 for w in (W_Q, W_K, W_V)):
@@ -102,9 +104,7 @@ class Head:
                 f"W_Q gives queries of width {W_Q.shape[1]}, W_K keys of width {W_K.shape[1]}; they must agree."
             )
         self.X, self.Z, self.W_Q, self.W_K, self.W_V, self.bias = X, Z, W_Q, W_K, W_V, bias
-        self.sc = 1.0 / (temperature * math.sqrt(W_Q.shape[1]))
-        if not self.sc * self.sc <= torch.finfo(X.dtype).max:
-            raise InputError(f"temperature {temperature} is too small: 1 / temperature^2 leaves {X.dtype}.")
+        self.sc = score_scale(temperature, W_Q.shape[1], X.dtype)
         self.Q, self.K, self.V = X @ W_Q, Z @ W_K, Z @ W_V
         self.A = self._attend(self.Q, self.K)
         self.F = (self.A @ self.V).flatten(0, 1)

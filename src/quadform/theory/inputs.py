@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 
 import torch
@@ -32,3 +33,13 @@ def finite(name: str, tensor: Tensor) -> None:
     if bool(bad.any()):
         where = tuple(int(i) for i in bad.nonzero()[0])
         raise InputError(f"{name} is not finite: {float(tensor[where])} at index {where}. Nothing was computed.")
+
+
+def score_scale(temperature: float, d_K: int, dtype: torch.dtype) -> float:
+    """`sc = 1 / (t sqrt(d_K))` of a positive temperature; its square, as second derivatives have it, fits the dtype."""
+    if not temperature > 0:
+        raise InputError(f"temperature must be above 0; got {temperature}.")
+    sc = 1.0 / (temperature * math.sqrt(d_K)) if temperature > 1 / sys.float_info.max else math.inf
+    if not sc * sc <= torch.finfo(dtype).max:
+        raise InputError(f"temperature {temperature} is too small: 1 / temperature^2 leaves {dtype}.")
+    return sc

@@ -1,39 +1,62 @@
 """Linear self-attention: the attention layer without its softmax, the comparison that shows what softmax does.
 
-`F = sc X W_Q W_K^T (Z^T Z) W_V`, sc = 1/(t sqrt(d_K)), Z = X (or the context of cross-attention). Every block of the
-Hessian is a product of Gram matrices and weights; no (L, L) matrix is ever formed. Source: [ODS25].
+`F = (M o sc X W_Q (Z W_K)^T) Z W_V`, sc = 1/(t sqrt(d_K)), Z = X (or the context of cross-attention), M the mask.
+Without a mask `F = sc X W_Q W_K^T (Z^T Z) W_V`: every block of the Hessian is a product of Gram matrices and weights,
+and no (L, L) matrix is ever formed. Source: [ODS25]; masks [own].
 """
 
 from __future__ import annotations
 
-import math
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.space import Vector
-from .head import Factor, as_batch
-from .inputs import one_kind
+from .factors import FactorLayer, Loss
+from .head import Factor, as_batch, known_mask
+from .inputs import one_kind, score_scale
 from .layer import Part
-from .mlp import FactorLayer, Loss
 from .terms import Term
+
+
+def mix(Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None) -> Tensor:
+    """`(mask o Q K^T) V`; without a mask the (L, L) matrix is not formed."""
+    return Q @ (K.mT @ V) if mask is None else (mask * (Q @ K.mT)) @ V
+
+
+def multiplier(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) -> Tensor | None:
+    """What scores without a softmax are multiplied with, `(1 or batch, tokens, keys)`: 1 where a key is seen, 0 where
+    not, or any given numbers (the decay of retention). A query may see no key: its output is 0."""
+    mask = known_mask(mask, X, Z)
+    if mask is None:
+        return None
+    if not bool(mask.isfinite().all()):
+        raise InputError("a mask of linear attention multiplies the scores; give finite numbers, or a boolean one.")
+    return as_batch("mask", mask.to(X.dtype))
 
 
 class LinearAttentionLayer(FactorLayer):
     """One linear attention head over sequences X (L, d) or (B, L, d): W_Q, W_K (d, d_K), W_V (d, d_V).
 
-    The token Jacobians are those of softmax attention with M2 replaced by G2 = Z^T Z of the sequence and M1 = A Z:
-    `J_Q = x^T kron sc W_V^T G2 W_K`, `J_K[o, (s, v)] = sc (W_V^T G2)[o,s] q_v`, `J_V = m^T kron I`. M3 has no
-    counterpart: with Gamma = X^T dl/dF,
-    `H_f(Q, K) = sc (Gamma W_V^T G2) kron I`, `H_f(V, Q)[(a,o),(b,v)] = sc (G2 W_K)[a,v] Gamma[b,o]`,
-    `H_f(V, K)[(a,o),(s,v)] = sc G2[a,s] (W_Q^T Gamma)[v,o]` and the diagonal blocks are exactly zero ("block-hollow": F
-    is linear in each weight): the diagonal blocks of H are positive semi-definite for convex losses, though H is not.
+    `mask` is "causal", a boolean tensor (True = may be seen) or a float tensor the scores are MULTIPLIED with (softmax
+    attention adds it), (L, keys) or (B, L, keys).
 
-    Powers of the sequence length, mean squared error, one sequence, Sigma = X^T X / L, Omega = X^T (F - Y) / L:
+    The token Jacobians are those of softmax attention with M2 replaced by `G2_n = sum_j M_nj z_j z_j^T` (Z^T Z of the
+    sequence where there is no mask) and M1 = A Z:
+    `J_Q = x^T kron sc W_V^T G2 W_K`, `J_K[o, (s, v)] = sc (W_V^T G2)[o,s] q_v`, `J_V = m^T kron I`. M3 has no
+    counterpart, and with g = dl/dF
+    `H_f(K, Q)[(s,w),(a,v)] = sc delta_vw sum (G2 W_V g)_s x_a`,
+    `H_f(V, Q)[(a,o),(b,v)] = sc sum (G2 W_K)[a,v] g_o x_b`, `H_f(V, K)[(a,o),(s,v)] = sc sum G2[a,s] g_o q_v` and the
+    diagonal blocks are exactly zero ("block-hollow": F is linear in each weight): the diagonal blocks of H are positive
+    semi-definite for convex losses, though H is not.
+
+    Powers of the length, mean squared error, one sequence, no mask, Sigma = X^T X / L, Omega = X^T (F - Y) / L:
     `H_o ~ (2 L^2 / (d_V d_K t^2)) Sigma^3`, `H_f ~ (2 L / (d_V sqrt(d_K) t)) Omega Sigma` (A is not normalised, so the
     prefactors grow with L; the paper's O(Sigma^3), O(Omega Sigma) leave them out). We differ from the source in
-    independent d, d_K, d_V, temperature, batches, cross-attention and any loss.
+    independent d, d_K, d_V, temperature, masks, batches, cross-attention and any loss.
     """
 
     def __init__(
@@ -44,6 +67,7 @@ class LinearAttentionLayer(FactorLayer):
         W_V: Tensor,
         Y: Tensor | None = None,
         *,
+        mask: Literal["causal"] | Tensor | None = None,
         temperature: float = 1.0,
         context: Tensor | None = None,
         loss: Loss = "mse",
@@ -64,64 +88,79 @@ class LinearAttentionLayer(FactorLayer):
                 f"keys and values {tuple(Z.shape)} do not fit X {tuple(X.shape)}, W_K {tuple(W_K.shape)} and W_V"
                 f" {tuple(W_V.shape)}."
             )
-        if not temperature > 0:
-            raise InputError(f"the temperature is positive; got {temperature}.")
-        self.sc = 1.0 / (temperature * math.sqrt(W_Q.shape[1]))
+        self.sc = score_scale(temperature, W_Q.shape[1], X.dtype)
         self.X, self.Z = as_batch("X", X), as_batch("context", Z)
-        self.G2 = self.Z.mT @ self.Z  # (B, d, d)
+        self.mask = multiplier(mask, self.X, self.Z)
         weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
         self._settle(weights, self.forward(weights).unflatten(0, self.X.shape[:2]), Y, loss, prefix)
         self.x, self.q = self.X.flatten(0, 1), (self.X @ W_Q).flatten(0, 1)
+        self._fits()
 
     def forward(self, weights: Vector) -> Tensor:
-        W_Q, W_K, W_V = (weights[name] for name in ("W_Q", "W_K", "W_V"))
-        return (self.X @ (self.sc * W_Q @ W_K.T @ self.G2 @ W_V)).flatten(0, 1)
+        p = self.sc * self.X @ (weights["W_Q"] @ weights["W_K"].mT)
+        return (self._gram(p) @ weights["W_V"]).flatten(0, 1)
 
     @property
     def A(self) -> Tensor:
-        """The attention (B, L, L), not normalised; nothing here needs it."""
-        return self.sc * (self.X @ self.weights["W_Q"]) @ (self.Z @ self.weights["W_K"]).mT
+        """The attention (B, L, L), not normalised; without a mask nothing here needs it."""
+        A = self.sc * (self.X @ self.weights["W_Q"]) @ (self.Z @ self.weights["W_K"]).mT
+        return A if self.mask is None else self.mask * A
 
     @property
     def Sigma(self) -> Tensor:
         """`X^T X / L` of every sequence, (B, d, d)."""
         return self.X.mT @ self.X / self.X.shape[1]
 
-    # --- blocks -----------------------------------------------------------------------------------------------------
-    def _per_token(self, M: Tensor) -> Tensor:
-        """A matrix per sequence (B, ., .) as one per token; one for all where there is one sequence."""
-        return M if len(M) == 1 else M.repeat_interleave(self.X.shape[1], 0)
+    @cached_property
+    def G2(self) -> Tensor:
+        """`sum_j M_nj z_j z_j^T`, one matrix for every token (N, d, d); (1, d, d) for one sequence without a mask."""
+        if self.mask is not None:
+            pairs = torch.einsum("bjs,bjt->bjst", self.Z, self.Z).flatten(2)
+            return (self.mask @ pairs).unflatten(2, (self.Z.shape[2], -1)).flatten(0, 1)
+        G2 = self.Z.mT @ self.Z
+        return G2 if len(G2) == 1 else G2.repeat_interleave(self.X.shape[1], 0)
 
+    @cached_property
+    def m(self) -> Tensor:
+        """M1 = A Z, (N, d)."""
+        return self._gram(self.sc * self.X @ (self.weights["W_Q"] @ self.weights["W_K"].T)).flatten(0, 1)
+
+    @cached_property
+    def u(self) -> Tensor:
+        """sc G2 W_V g, (N, d): dL/d(W_Q W_K^T) = sum_n x_n u_n^T."""
+        return self._gram(self.sc * self.g @ self.weights["W_V"].T).flatten(0, 1)
+
+    def _gram(self, v: Tensor) -> Tensor:
+        """`G2_n v_n` for vectors (..., B, L, d), from the tokens."""
+        return mix(v, self.Z, self.Z, self.mask)
+
+    # --- blocks -----------------------------------------------------------------------------------------------------
     def factor(self, name: str) -> Factor:
-        W_Q, W_K, W_V = self.weights.values()
+        W_K, W_V = self.weights["W_K"], self.weights["W_V"]
         if name == "W_Q":
-            return Factor(self.x, self._per_token(self.sc * W_V.T @ self.G2 @ W_K), True)
+            return Factor(self.x, self.sc * W_V.T @ self.G2 @ W_K, True)
         if name == "W_K":
-            return Factor(self.q, self._per_token(self.sc * W_V.T @ self.G2), False)
-        m = (self.X @ (self.sc * W_Q @ W_K.T @ self.G2)).flatten(0, 1)
-        return Factor(m, torch.eye(W_V.shape[1], dtype=m.dtype, device=m.device)[None], True)
+            return Factor(self.q, self.sc * W_V.T @ self.G2, False)
+        return Factor(self.m, torch.eye(W_V.shape[1], dtype=W_V.dtype, device=W_V.device)[None], True)
 
     def functional_terms(self, a: str, b: str) -> list[Term]:
-        W_K, W_V, g = self.weights["W_K"], self.weights["W_V"], self.output.g
+        W_K, g = self.weights["W_K"], self.output.g
         if a == b:
             return []
         if a == "W_K":
-            u = (self.g @ (self.sc * W_V.T @ self.G2)).flatten(0, 1)
-            return [Term(u, self.x, torch.eye(W_K.shape[1], dtype=u.dtype, device=u.device)[None])]
+            return [Term(self.u, self.x, torch.eye(W_K.shape[1], dtype=g.dtype, device=g.device)[None])]
         if b == "W_Q":
-            return [Term(g, self.x, self._per_token(self.sc * self.G2 @ W_K), rows_vector_first=False)]
-        E = self._per_token(self.sc * self.G2)
-        return [Term(g, self.q, E, rows_vector_first=False, cols_vector_first=False)]
+            return [Term(g, self.x, self.sc * self.G2 @ W_K, rows_vector_first=False)]
+        return [Term(g, self.q, self.sc * self.G2, rows_vector_first=False, cols_vector_first=False)]
 
     # --- products with vectors --------------------------------------------------------------------------------------
     def _pull(self, g: Tensor) -> dict[str, Tensor]:
-        """Weight gradients from dl/dF (..., B, L, d_V), summed over sequences."""
-        W_Q, W_K, W_V = self.weights.values()
-        Gamma = self.sc * (self.X.mT @ g)
+        """Weight gradients from dl/dF (..., B, L, d_V), summed over tokens."""
+        u = self._gram(self.sc * g @ self.weights["W_V"].T).flatten(-3, -2)
         return {
-            "W_Q": (Gamma @ (W_V.T @ self.G2 @ W_K)).sum(-3),
-            "W_K": (self.G2 @ W_V @ (Gamma.mT @ W_Q)).sum(-3),
-            "W_V": (self.G2 @ W_K @ (W_Q.T @ Gamma)).sum(-3),
+            "W_Q": self.x.T @ (u @ self.weights["W_K"]),
+            "W_K": u.mT @ self.q,
+            "W_V": self.m.T @ g.flatten(-3, -2),
         }
 
     @torch.no_grad()
@@ -131,18 +170,19 @@ class LinearAttentionLayer(FactorLayer):
 
     def products(self, V: Vector, part: Part) -> dict[str, Tensor]:
         W_Q, W_K, W_V = self.weights.values()
-        U_Q, U_K, U_V = (V[name][:, None] for name in self.weights)  # (k, 1, d, .)
+        U_Q, U_K, U_V = (V[name] for name in self.weights)  # (k, d, .)
         out = {name: torch.zeros_like(t) for name, t in V.items()}
-        dM = U_Q @ W_K.T + W_Q @ U_K.mT
+        dp = self.sc * self.X @ (U_Q @ W_K.T + W_Q @ U_K.mT)[:, None]
+        dm = self._gram(dp)  # (k, B, L, d)
         if part != "functional":
-            D = self.sc * (dM @ (self.G2 @ W_V) + W_Q @ W_K.T @ self.G2 @ U_V)  # (k, B, d, d_V)
-            out = self._pull(self.curved((self.X @ D).flatten(1, 2)).unflatten(1, self.X.shape[:2]))
+            dF = dm.flatten(1, 2) @ W_V + self.m @ U_V
+            out = self._pull(self.curved(dF).unflatten(1, self.X.shape[:2]))
         if part != "outer":
-            Gamma = self.sc * (self.X.mT @ self.g)
+            du = self._gram(self.sc * self.g @ U_V[:, None].mT).flatten(1, 2)
             curve = {
-                "W_Q": Gamma @ (U_V.mT @ (self.G2 @ W_K) + W_V.T @ self.G2 @ U_K),
-                "W_K": self.G2 @ (U_V @ (Gamma.mT @ W_Q) + W_V @ (Gamma.mT @ U_Q)),
-                "W_V": self.G2 @ (dM.mT @ Gamma),
+                "W_Q": self.x.T @ (du @ W_K + self.u @ U_K),
+                "W_K": du.mT @ self.q + self.u.T @ (self.x @ U_Q),
+                "W_V": dm.flatten(1, 2).mT @ self.output.g,
             }
-            out = {name: t + curve[name].sum(1) for name, t in out.items()}
+            out = {name: t + curve[name] for name, t in out.items()}
         return out

@@ -23,7 +23,7 @@ from ..core.operator import Operator
 from ..core.space import Space, Vector
 from .attention import AttentionLayer, outer_term
 from .head import Head, as_batch, score_bias
-from .inputs import one_kind
+from .inputs import one_kind, score_scale
 from .layer import Part, TokenLayer, known_part
 from .loss import OutputLoss, output_loss
 from .terms import Term
@@ -56,13 +56,14 @@ class MergedLayer(TokenLayer):
     ) -> None:
         X, Z = as_batch("X", X), as_batch("context", X if context is None else context)
         one_kind({"X": X, "context": Z, "W_QK": W_QK, "W_V": W_V})
-        if not temperature > 0 or d_K < 1:
-            raise InputError(f"temperature is above 0 and d_K at least 1; got {temperature} and {d_K}.")
+        if d_K < 1:
+            raise InputError(f"d_K is at least 1; got {d_K}.")
+        sc = score_scale(temperature, d_K, X.dtype)
         if W_QK.dim() != 2 or W_QK.shape != (X.shape[2], Z.shape[2]):
             raise InputError(f"W_QK has shape {tuple(W_QK.shape)}; these tokens need {(X.shape[2], Z.shape[2])}.")
         if W_V.dim() != 2 or W_V.shape[0] != Z.shape[2]:
             raise InputError(f"W_V has shape {tuple(W_V.shape)}; these keys need ({Z.shape[2]}, d_V).")
-        head = _merged_head(X, Z, W_QK, W_V, score_bias(mask, X, Z), 1.0 / (temperature * math.sqrt(d_K)))
+        head = _merged_head(X, Z, W_QK, W_V, score_bias(mask, X, Z), sc)
         self._settle(head, output_loss(loss, head.F, Y), prefix)
 
     @classmethod

@@ -7,7 +7,6 @@ The Hessian of a linear MLP depends on the data only through `Sigma = X^T X / N`
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,80 +14,13 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.operator import Operator
-from ..core.space import Space, Vector
+from ..core.space import Vector
 from ..core.spec import choose
-from .attention import outer_term
+from .factors import FactorLayer, Loss
 from .head import Factor
 from .inputs import one_kind
-from .layer import Part, TokenLayer, known_part
-from .loss import output_loss
+from .layer import Part
 from .terms import Term
-
-Loss = str | tuple[Tensor, Tensor | Operator]
-
-
-class FactorLayer(TokenLayer):
-    """A layer whose token Jacobians are `dF_n/dW = l_n (x) R_n`: the outer part follows from the factors alone."""
-
-    shape: tuple[int, ...]
-
-    @abstractmethod
-    def factor(self, name: str) -> Factor:
-        """The token Jacobian of the output with respect to one weight."""
-
-    @abstractmethod
-    def functional_terms(self, a: str, b: str) -> list[Term]:
-        """`H_f(a, b) = <g, d2F/da db>` as a sum over tokens, a not before b."""
-
-    def _settle(self, weights: dict[str, Tensor], F: Tensor, Y: Tensor | None, loss: Loss, prefix: str) -> None:
-        self.weights, self.prefix, self.shape = weights, prefix, tuple(F.shape[:-1])
-        self.space = Space.of(weights).rename(prefix)
-        self.F, self.output = F, output_loss(loss, F.reshape(-1, F.shape[-1]), Y)
-
-    @property
-    def g(self) -> Tensor:
-        """dl/dF, of the shape of F."""
-        return self.output.g.reshape(self.F.shape)
-
-    @property
-    def loss(self) -> Tensor | None:
-        """The value of the loss; None for a loss given by (g, Hl)."""
-        return self.output.value
-
-    def per_token(self, values: Tensor) -> Tensor:
-        return values.unflatten(0, self.shape)
-
-    def terms(self, part: Part, a: str, b: str) -> list[Term]:
-        out = [] if part == "functional" else [outer_term(self.factor(a), self.factor(b), self.output)]
-        return out if part == "outer" else out + self.functional_terms(a, b)
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """A weight as the matrix its terms speak of: (inputs, outputs), one row for biases and structured weights."""
-        factor = self.factor(name)
-        small, vector = factor.R.shape[2], factor.l.shape[1]
-        return (vector, small) if factor.vector_first else (small, vector)
-
-    @torch.no_grad()
-    def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
-        """The diagonal of the Hessian, shaped like the weights (which need not be matrices here)."""
-        part = known_part(part)
-        out = {}
-        for name, w in self.weights.items():
-            if part != "functional" and not self.output.token_wise:
-                flat = self.dense(part, name, name).diagonal()
-            else:
-                each = [term.diagonal() for term in self.terms(part, name, name)]
-                flat = torch.stack(each).sum(0) if each else torch.zeros_like(w)
-            out[self.prefix + name] = flat.reshape(w.shape)
-        return out
-
-    def jacobian(self, name: str) -> Tensor:
-        return self.factor(name).dense()
-
-    def curved(self, dF: Tensor) -> Tensor:
-        """`(d2l/dF2) dF` for k output perturbations (k, N, o)."""
-        return self.output.hessian_times(dF.permute(1, 2, 0)).permute(2, 0, 1)
 
 
 # --- linear MLP -----------------------------------------------------------------------------------------------------
@@ -108,13 +40,22 @@ def convolution(kernel: Tensor, size: int | Sequence[int], *, stride: int = 1, p
 
     `kernel` (c_out, c_in, *k); an image (c_in, *size) is the row vector of its entries, so `x @ W` is torch's `conv`.
     """
+    one_kind({"kernel": kernel})
     size = (size,) if isinstance(size, int) else tuple(size)
-    n, c_in, c_out, p = len(size), kernel.shape[1], kernel.shape[0], kernel.numel()
+    n = len(size)
     if kernel.dim() != n + 2 or n not in (1, 2, 3):
         raise InputError(
             f"a kernel for images of {n} axes has shape (c_out, c_in, *{n} widths), 1 to 3 widths; got"
             f" {tuple(kernel.shape)}."
         )
+    if stride < 1 or padding < 0 or min(size) < 1:
+        raise InputError(f"sizes and stride are at least 1 and padding at least 0; got {size}, {stride} and {padding}.")
+    if any(k > m + 2 * padding for k, m in zip(kernel.shape[2:], size, strict=True)):
+        raise InputError(
+            f"the kernel {tuple(kernel.shape[2:])} is larger than the image {size} with padding {padding} on each"
+            " side; take a smaller kernel or more padding."
+        )
+    c_in, c_out, p = kernel.shape[1], kernel.shape[0], kernel.numel()
     conv = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[n - 1]
     units = torch.eye(p, dtype=kernel.dtype, device=kernel.device).reshape(p * c_out, *kernel.shape[1:])
     m = c_in * math.prod(size)
@@ -162,6 +103,7 @@ class LinearMLP(FactorLayer):
         self.x = X.reshape(-1, X.shape[-1])
         self.one = self.x.new_ones(self.x.shape[0], 1)
         self.inputs = [self.x @ A for A in self.A]
+        self._fits()
 
     @property
     def Sigma(self) -> Tensor:
@@ -331,6 +273,7 @@ class HiddenLayerMLP(FactorLayer):
         one = self.x.new_ones(self.x.shape[0], 1)
         self.inputs = {"W_1": self.x, "b_1": one, "W_2": self.phi, "b_2": one}
         self.gamma = self.output.g @ W_2.T
+        self._fits()
 
     def _pre(self, weights: Vector) -> Tensor:
         return self.x @ weights["W_1"] + weights.get("b_1", 0)

@@ -17,7 +17,8 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.operator import Dense
 from ..core.space import Space
-from .inputs import one_kind
+from .head import score_bias
+from .inputs import one_kind, score_scale
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Spectrum:
 class ScalarTokenModel:
     """Attention on tokens `x` (L,) or (B, L) with targets `y` of the same shape, `w_Q, w_K` (d_K,) and `w_V` ().
 
-    `bias` is added to the scores (a sink logit, a mask of `-inf`); the formulas do not change with it. `m, mu2, mu3`
-    are mean and central moments of the attention rows, `r = w_V m - y`.
+    `bias` is added to the scores (a sink logit, a mask of `-inf` or a boolean one, True = visible), in any shape that
+    expands to theirs; the formulas do not change with it. `m, mu2, mu3` are mean and central moments of the attention
+    rows, `r = w_V m - y`.
     """
 
     x: Tensor
@@ -83,10 +85,11 @@ class ScalarTokenModel:
                 "w_Q and w_K are vectors of one length d_K and w_V is a number; got shapes"
                 f" {tuple(self.w_Q.shape)}, {tuple(self.w_K.shape)} and {tuple(self.w_V.shape)}."
             )
-        if not self.temperature > 0:
-            raise InputError(f"the temperature is positive; got {self.temperature}.")
-        if not bool(self.A.isfinite().all()):
-            raise InputError("bias must leave every token one visible token, and hold no NaN or +inf.")
+        self._score_bias()
+        if not bool(self.scores.isfinite().all()):  # `scale` refuses the temperature
+            raise InputError(f"the scores s x x^T leave {self.x.dtype}; make x, w_Q or w_K smaller.")
+        if not bool(self._small("hessian")[1].isfinite().all() and self.loss_value().isfinite()):
+            raise InputError(f"the loss or its Hessian leaves {self.x.dtype}; make tokens, targets or weights smaller.")
 
     # --- forward ----------------------------------------------------------------------------------------------------
     @property
@@ -96,17 +99,34 @@ class ScalarTokenModel:
     @property
     def scale(self) -> float:
         """`ds / d<w_Q, w_K>` = 1 / (t sqrt(d_K))."""
-        return 1.0 / (self.temperature * math.sqrt(self.d_K))
+        return score_scale(self.temperature, self.d_K, self.x.dtype)
 
     @property
     def s(self) -> Tensor:
         return self.scale * (self.w_Q @ self.w_K)
 
     @property
+    def scores(self) -> Tensor:
+        """`s x x^T` (..., L, L), before the bias."""
+        return self.s * self.x[..., :, None] * self.x[..., None, :]
+
+    @property
     def A(self) -> Tensor:
         """Attention (..., L, L)."""
-        T = self.s * self.x[..., :, None] * self.x[..., None, :]
-        return torch.softmax(T if self.bias is None else T + self.bias, dim=-1)
+        bias = self._score_bias()
+        return torch.softmax(self.scores if bias is None else self.scores + bias, dim=-1)
+
+    def _score_bias(self) -> Tensor | None:
+        """The bias as numbers that are added to the scores."""
+        shape = (*self.x.shape, self.x.shape[-1])
+        if self.bias is None:
+            return None
+        if self.bias.dim() > len(shape) or any(
+            b not in (1, n) for b, n in zip(self.bias.shape[::-1], shape[::-1], strict=False)
+        ):
+            raise InputError(f"bias has shape {tuple(self.bias.shape)}; it is added to scores of shape {shape}.")
+        tokens = self.x.reshape(-1, self.x.shape[-1], 1)
+        return score_bias(self.bias.expand(shape), tokens, tokens)
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """`m, mu2, mu3`, each of the shape of x: mean, second and third central moment of every attention row."""
@@ -167,6 +187,11 @@ class ScalarTokenModel:
         `[[c + L_ss a^2, L_ss a b, L_sV a], [., -c + L_ss b^2, L_sV b], [., ., L_VV]]`,
         `a = e |q + k| / sqrt 2`, `b = e |k - q| / sqrt 2`. Source: [SOH25]; for the Gauss-Newton part c = 0.
         """
+        c, small = self._small(split)
+        return Spectrum(c, self.d_K - 1, torch.linalg.eigvalsh(small))
+
+    def _small(self, split: str) -> tuple[Tensor, Tensor]:
+        """c and the 3 x 3 matrix of the outliers."""
         co, e = self.coefficients(split), self.scale
         a = e * (self.w_Q + self.w_K).norm() / math.sqrt(2)
         b = e * (self.w_K - self.w_Q).norm() / math.sqrt(2)
@@ -174,8 +199,7 @@ class ScalarTokenModel:
         p = torch.stack([a, b, zero])
         z = torch.stack([zero, zero, torch.ones_like(a)])
         small = torch.diag(torch.stack([c, -c, co.L_VV])) + co.L_ss * torch.outer(p, p)
-        small = small + co.L_sV * (torch.outer(p, z) + torch.outer(z, p))
-        return Spectrum(c, self.d_K - 1, torch.linalg.eigvalsh(small))
+        return c, small + co.L_sV * (torch.outer(p, z) + torch.outer(z, p))
 
     # --- balance ----------------------------------------------------------------------------------------------------
     def rescaled(self, alpha: float) -> ScalarTokenModel:
