@@ -1,0 +1,167 @@
+"""Question: what can be asked, one frozen value for Python, command line, report and live page. Torch-free.
+
+@dataclass(frozen=True, kw_only=True)
+class SpectrumQuestion(Question):
+    top: int = option(5, "Largest eigenvalues.", least=0)
+
+A field holds its default, its help text and its check; there is no second list of them. The command line reads its
+flags from here. A field that takes text on the command line and another value in Python names how to `parse` the text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from .errors import InputError, UnknownName, did_you_mean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of a field besides its type and default."""
+
+    help: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    parse: Callable[[str], Any] | None = None
+    metavar: str = ""
+    shown: str = ""
+    positional: bool = False
+    command_line: bool = True
+
+
+def option(
+    default: T,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    parse: Callable[[str], Any] | None = None,
+    metavar: str = "",
+    shown: str = "",
+    positional: bool = False,
+    command_line: bool = True,
+) -> T:
+    """A field with its default and help.
+
+    `choices`, `least` (value >= least), `above` (value > above) and `below` (value < below) are checked when the
+    question is made; None passes. `shown` stands in the help in place of the default. A field with
+    `command_line=False` is for Python alone.
+    """
+    known = Option(help, tuple(choices), least, above, below, parse, metavar, shown, positional, command_line)
+    return field(default=default, metadata={"option": known})
+
+
+def required(help: str, *, metavar: str) -> Any:
+    """A positional field without a default."""
+    return field(metadata={"option": Option(help, metavar=metavar, positional=True)})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the work on a question will take: Hessian products, seconds here, bytes beside the model, in words."""
+
+    text: str
+    products: int = 0
+    seconds: float = 0.0
+    bytes: float = 0.0
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"text": self.text, "products": self.products, "seconds": self.seconds, "bytes": self.bytes} | dict(
+            self.details
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A question that checks itself when it is made.
+
+    `again` names the fields that a resumed run may change: they say how the answer is found, not what it is.
+    """
+
+    verb: ClassVar[str] = ""
+    again: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            known: Option | None = f.metadata.get("option")
+            if known is None:
+                continue
+            value = getattr(self, f.name)
+            if known.parse is not None and isinstance(value, str):
+                value = known.parse(value)
+                object.__setattr__(self, f.name, value)
+            _check(f.name, value, known)
+        self.check()
+
+    def check(self) -> None:
+        """Checks of several fields together."""
+
+    def identity(self) -> dict[str, Any]:
+        """The question in plain values: what a resumed run must find again."""
+        own = {f.name: vars(self)[f.name] for f in dataclasses.fields(self) if f.name not in self.again}
+        return {"verb": self.verb} | {name: plain(value) for name, value in own.items()}
+
+
+def options(question: type) -> dict[str, Option]:
+    """The fields of a question, in order."""
+    return {f.name: f.metadata["option"] for f in dataclasses.fields(question) if "option" in f.metadata}
+
+
+def plain(value: Any) -> Any:
+    """A field as JSON has it: tuples are lists, dataclasses are mappings."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def _check(name: str, value: Any, known: Option) -> None:
+    if known.choices and isinstance(value, str) and value not in known.choices:
+        raise UnknownName(
+            f"{name}={value!r} is unknown; choose from {', '.join(known.choices)}.{did_you_mean(value, known.choices)}"
+        )
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{name}={value:g}: give a finite number.")
+    if known.least is not None and value < known.least:
+        raise InputError(f"{name}={value:g}: give at least {known.least:g}.")
+    if known.above is not None and value <= known.above:
+        raise InputError(f"{name}={value:g}: give a number above {known.above:g}.")
+    if known.below is not None and value >= known.below:
+        raise InputError(f"{name}={value:g}: give a number below {known.below:g}.")
+
+
+# --- fields that are text on the command line -------------------------------------------------------------------------
+def seconds_of(text: str) -> float:
+    """`90s`, `10m`, `2h` or a plain number of seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
+    if not match or float(match[1]) == 0:
+        raise InputError(f"{text!r} is not a length of time. Write 90s, 10m or 2h.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """`a,b` as ("a", "b"); each once."""
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """`0,100,1000` as rising whole numbers."""
+    try:
+        return tuple(sorted({int(n) for n in text.split(",")}))
+    except ValueError as error:
+        raise InputError(f"{text!r}: give whole numbers with commas between, such as 0,100.") from error
