@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from ..applications.configs.shared import Output
 from ..core.errors import InputError, QuadformError, UnknownName, did_you_mean
+from ..core.question import options
 
 Config = TypeVar("Config")
 
@@ -51,7 +52,7 @@ def parse(verb: str, config: type[Config], words: Sequence[str]) -> tuple[Config
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise _our_error(stop) or InputError(f"{_one_line(said.getvalue())} See `quadform {verb} --help`.") from None
+        raise _our_error(stop) or InputError(f"{one_line(said.getvalue())} See `quadform {verb} --help`.") from None
     return _part(config, got), _part(Output, got)
 
 
@@ -96,7 +97,8 @@ def check_words(verb: str, config: type, words: Sequence[str]) -> None:
             _check_value(f"{flag} ", value, flags[flag], help_line)
     for name in list(named)[len(named) - len(places) :]:
         if _needed(config, name):
-            what = _docstring(config, name)
+            known = options(config).get(name)
+            what = _docstring(config, name) if known is None else known.help
             raise InputError(f"`quadform {verb}` needs a {name.upper()}: {what[0].lower()}{what[1:]} {help_line}")
 
 
@@ -180,7 +182,7 @@ def _our_error(stop: BaseException) -> QuadformError | None:
     return error
 
 
-def _one_line(box: str) -> str:
+def one_line(box: str) -> str:
     """tyro's boxed text without frame, rulers and help footer."""
     lines = (re.sub(r"[\u2500-\u257f]+", " ", line).strip() for line in box.splitlines())
     kept = [line for line in lines if line and not line.startswith("For full helptext")]

@@ -1,0 +1,110 @@
+"""From words to questions: the flags of a verb are the fields of its questions.
+
+tyro builds the values; `check_words` has refused what tyro would explain in a box of many lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import typing
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from ..core.errors import InputError
+from ..core.question import Option, Question, option, options, seconds_of
+from .parse import check_words, one_line
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output(Question):
+    """Where the answer goes."""
+
+    out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
+    json: bool = option(False, "Print strict JSON and nothing else on stdout.")
+    quiet: bool = option(False, "No progress on stderr.")
+    lang: str = option("en", "Language of the answer.", choices=("en", "ko"))
+    debug: bool = option(False, "Show the whole traceback of an error.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits(Question):
+    """How long the work may take, and whether an earlier run is resumed."""
+
+    resume: bool = option(False, "Resume the unfinished run in `--out`.")
+    max_time: float | None = option(
+        None,
+        "Stop after this long (`90s`, `10m`, `2h`); the answer so far is kept and marked partial.",
+        parse=seconds_of,
+        metavar="TIME",
+        above=0,
+    )
+    dry_run: bool = option(False, "Print the plan and its cost, and stop.")
+
+
+def read(verb: str, parts: Sequence[type], words: Sequence[str]) -> list[Any]:
+    """The parts of a command (question, opening, limits, output) from its words; `--help` prints and leaves with 0."""
+    import tyro
+
+    call = call_of(verb, parts)
+    check_words(verb, call, words)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            got: Any = tyro.cli(
+                call,
+                prog=f"quadform {verb}",
+                description=inspect.getdoc(parts[0]),
+                args=list(words),
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(f"{one_line(said.getvalue())} See `quadform {verb} --help`.") from None
+    return [_part(part, got) for part in parts]
+
+
+def call_of(verb: str, parts: Sequence[type]) -> type:
+    """One dataclass of all fields, as tyro reads it; a field of several parts is one flag."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        hints = typing.get_type_hints(part)
+        defaults = {f.name: f.default for f in dataclasses.fields(part)}
+        for name, known in options(part).items():
+            if known.command_line and name not in found:
+                found[name] = _flag(name, hints[name], defaults[name], known)
+    return dataclasses.make_dataclass(verb, list(found.values()), frozen=True, kw_only=True)
+
+
+def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, Any]:
+    from tyro.conf import Positional, arg
+
+    shown: dict[str, Any] = {"help": known.help}
+    if known.metavar:
+        shown["metavar"] = known.metavar
+    if known.choices:
+        hint = Literal[known.choices]
+    if known.parse is not None:
+        shown["help_behavior_hint"] = known.shown or (f"(default: {_text(default)})" if default is not None else "")
+        hint, default = str | None, None
+    elif known.shown or default is None:
+        shown["help_behavior_hint"] = known.shown
+    hint = Annotated[Positional[hint] if known.positional else hint, arg(**shown)]
+    return (name, hint, dataclasses.field(default=default, metadata={"option": known}))
+
+
+def _text(default: Any) -> str:
+    return ",".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
+
+
+def _part(part: type, got: Any) -> Any:
+    """A part of the command; text that was not given leaves its default."""
+    found = {}
+    for name, known in options(part).items():
+        value = getattr(got, name, None)
+        if known.command_line and not (known.parse is not None and value is None):
+            found[name] = value
+    return part(**found)
