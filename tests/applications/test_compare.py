@@ -27,7 +27,10 @@ from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
 from quadform.propagation.collapse import participation_ratio, token_cosine
-from quadform.train import dataset
+from quadform.report import compare as page
+from quadform.report.compare import LONG
+from quadform.report.texts import EN
+from quadform.train import Schedule, dataset
 
 
 @pytest.fixture(scope="module")
@@ -169,10 +172,46 @@ def test_adam_sees_each_batch_once(data, monkeypatch):
         torch.testing.assert_close(found.second[n], expected.second[n], rtol=1e-9, atol=1e-18)
 
 
-def test_the_lowest_loss_is_named_with_its_ties():
-    told = verdict(fake(a={"loss": (1.0, 0.1)}, b={"loss": (1.2, 0.1)}, c={"loss": (2.0, 0.1)}))
-    assert told[0] == "lowest loss in equal time: a x 1 (1); within its error: b x 1"
-    assert "no design collapses" in told[-1]
+def raced(steps: int, **losses: tuple[float, float]) -> Compare:
+    return fake(**{n: {"loss": loss, "steps": (steps, 0)} for n, loss in losses.items()})
+
+
+def test_a_winner_is_named_beyond_its_error_alone():
+    """The lowest loss wins where every other lies two standard errors of the difference above it."""
+    near, far = {"a": (1.0, 0.1), "b": (1.2, 0.1)}, {"a": (1.0, 0.1), "b": (1.3, 0.1)}
+    assert (
+        verdict(raced(LONG, **near))[0] == "no winner: within two standard errors of the lowest loss, a x 1 (1): b x 1"
+    )
+    assert verdict(raced(LONG, **far))[0].startswith("lowest loss in equal time")
+    assert verdict(raced(LONG, **far))[0].endswith("a x 1 (1)")
+    assert "no design collapses" in verdict(raced(LONG, **far))[-1]
+    for losses, shown in ((near, "no winner"), (far, "a × 1")):
+        record = raced(LONG, **losses).record
+        record.scalars["a/1/cosine"] = Estimate(0.1)
+        assert page.cards(record, EN)[0].value == shown
+
+
+def test_a_short_race_has_no_winner():
+    """After 1 to 10 steps nothing is ranked, however far apart the losses are; it is said why and what to do."""
+    far = {"a": (1.0, 0.001), "b": (9.0, 0.001)}
+    for steps in (1, 10, LONG - 1):
+        told = verdict(raced(steps, **far))[0]
+        assert told.startswith(f"no winner: the shortest training had {steps} steps")
+        assert "larger budget" in told
+        assert f"{steps} steps" in page.summary(raced(steps, **far).record, EN)
+    assert "nothing to compare" in verdict(raced(5, a=(1.0, 0.1)))[0]
+
+
+def test_the_first_step_and_the_peak_are_held_against_the_ceiling_apart():
+    """Warm-up begins below the peak: a ceiling between the two is above the first rate."""
+    first = 1e-3 * Schedule().factor(0, 400)
+    cells = {
+        n: {"loss": (1, 0), "steps": (400, 0), "lr_ceiling": (v, 0)}
+        for n, v in (("a", 0.9 * first), ("b", 1.1 * first), ("c", 1.1e-3))
+    }
+    told = " | ".join(verdict(fake(**cells)))
+    assert "first step is above the ceiling at initialisation of: a x 1 |" in told
+    assert "the peak rate 0.001, which warm-up reaches later, is above the ceiling at initialisation of: b x 1" in told
 
 
 def test_collapse_lost_gradients_and_low_ceilings_are_named_by_their_limits():
@@ -186,7 +225,7 @@ def test_collapse_lost_gradients_and_low_ceilings_are_named_by_their_limits():
     )
     assert "(cosine above 0.99): a x 1" in told
     assert "more than 100x between input and last block: b x 1" in told
-    assert "above the first ceiling of: b x 1" in told
+    assert "above the ceiling at initialisation of: b x 1" in told
     assert "no design collapses" not in told
 
 
@@ -242,7 +281,7 @@ def test_the_verb(capsys, tmp_path):
     flags += ["--data", "add:digits=1", "--budget", "1s"]
     assert main(["compare", *flags, "--out", str(tmp_path / "c"), "--quiet"]) == 0
     out = capsys.readouterr().out
-    assert "lowest loss in equal time" in out
+    assert "lowest loss in equal time" in out or "no winner" in out
     assert "Adam has seen no gradient" in out, "sas starts with W_Q = 0"
     again = Compare.load(tmp_path / "c")
     assert json.loads(again.json())["kind"] == "compare"

@@ -21,7 +21,15 @@ def record(kind: str, inputs: dict, scalars: dict, tensors: dict | None = None) 
 
 def rate(ceiling: float = 0.01, lr: float | None = 0.001, measured=(0.9, 1.0, 3.0), **more) -> Record:
     rows = [["sgd", "SGD", "2 / lambda_max(H)"], ["yours", "AdamW, b1 0.9", "38 / lambda_max(P^-1 H)"]]
-    inputs = {"source": {"model": "m"}, "rule": "AdamW, b1 0.9", "rows": rows, "lr": lr, "P": "state", "batches": 2}
+    inputs = {
+        "source": {"model": "m"},
+        "rule": "AdamW, b1 0.9",
+        "rows": rows,
+        "lr": lr,
+        "P": "state",
+        "batches": 2,
+        "lr_is": "in force",
+    }
     inputs |= {"probe": [8, 6], "coverage": "3 of 3 tensors", "formula": rows[1][2], "partial": False}
     scalars = {
         "loss": 1.0,
@@ -51,6 +59,7 @@ def ablation(ratio: float = 40.0, norm: float = 30.0) -> Record:
 def contest(cosine: float = 0.5, loss: float = 1.0) -> Record:
     inputs = {"cells": [["pre-ln", 2], ["no-skip", 2]], "about": "data", "lr": 1e-3}
     scalars = {"pre-ln/2/loss": loss, "no-skip/2/loss": 2.0, "pre-ln/2/cosine": 0.2, "no-skip/2/cosine": cosine}
+    scalars |= {"pre-ln/2/steps": Estimate(compare.LONG), "no-skip/2/steps": Estimate(compare.LONG)}
     ranks = {"pre-ln/2/rank": torch.tensor([5.0, 4.0, 3.0]), "no-skip/2/rank": torch.tensor([5.0, 2.0, 1.0])}
     return record("compare", inputs, scalars, ranks)
 

@@ -535,7 +535,7 @@ def test_the_words_follow_their_limits(data, batches):
     found = lr(make(data), batches, None, "sgd", progress=False)
     told = {}
     for share in (2.0, 0.7, 0.1):
-        found.record.inputs["lr"] = share * found.ceiling
+        found.record.inputs.update(lr=share * found.ceiling, lr_is="yours")
         told[share] = next(line for line in lines(found) if line.startswith("your learning rate"))
     assert told[2.0].endswith("above the ceiling")
     assert told[0.7].endswith(": below it")
@@ -588,7 +588,7 @@ def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
     assert main(["lr", str(tmp_path / "run"), *words]) == 0
     first = capsys.readouterr().out
     assert "P from the optimizer state at step 5" in first
-    assert "your learning rate 0.001" in first
+    assert "learning rate in force at step 5: 0.0002" in first  # the last of five, decayed from 0.001
     assert (
         main(
             ["lr", str(tmp_path / "run" / "model"), *words, "--state", str(tmp_path / "run"), "--data", "add:digits=1"]

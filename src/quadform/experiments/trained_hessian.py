@@ -117,7 +117,7 @@ def outer_dense(risk: Risk) -> Tensor:
 
 CLAIMS = (
     at_least(
-        "a trained Transformer still sits on a saddle: a tenth of the eigenvalues are negative",
+        "the loss of a trained Transformer still curves down: a tenth of the eigenvalues are negative",
         "negative/trained",
         0.1,
         "[own]",

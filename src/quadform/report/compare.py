@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ..core.record import Estimate, Record
 from .card import Card, card, grade
@@ -16,6 +17,8 @@ from .texts import EN, Texts
 
 #: Worst mean token cosine after the last block: green up to the first; above the second tokens have collapsed.
 COSINE = (0.9, 0.99)
+#: Training steps from which losses are ranked; fewer say how a design starts, not where it goes.
+LONG = 100
 _NUMBERS = ("parameters", "flops", "memory", "cosine", "rank", "gradient", "lambda_max", "lr_ceiling", "loss", "speed")
 #: Least distance of two labels, as a share of the axis.
 LABEL = 0.06
@@ -40,14 +43,46 @@ def best(record: Record) -> tuple[tuple[str, int], Estimate] | None:
     return min(found, key=lambda pair: pair[1].value, default=None)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What the losses say. `kind`: `winner`, `tie` (with `ties`), `short` (the fewest steps) or `alone`."""
+
+    kind: Literal["winner", "tie", "short", "alone"]
+    best: tuple[str, int]
+    loss: Estimate
+    ties: tuple[tuple[str, int], ...] = ()
+    steps: int = 0
+
+
+def outcome(record: Record) -> Outcome | None:
+    """A winner only where every model was trained for `LONG` steps and all others lie two standard errors above."""
+    found = best(record)
+    if found is None:
+        return None
+    cell, loss = found
+    trained = [c for c in cells(record) if get(record, c, "loss") is not None]
+    steps = int(min(0.0 if (e := get(record, c, "steps")) is None else e.value for c in trained))
+    others = [(c, e) for c in trained if c != cell and (e := get(record, c, "loss")) is not None]
+    ties = tuple(c for c, e in others if e.value - loss.value <= 2 * math.hypot(loss.stderr or 0.0, e.stderr or 0.0))
+    kind: Any = "alone" if not others else "short" if steps < LONG else "tie" if ties else "winner"
+    return Outcome(kind, cell, loss, ties, steps)
+
+
 def title(record: Record, texts: Texts) -> str:
     return texts("record_compare", count=len(cells(record)))
 
 
 def summary(record: Record, texts: Texts) -> str:
-    said, winner = [], best(record)
-    if winner is not None:
-        said.append(texts("compare_head", name=name(winner[0]), loss=number(winner[1].value)))
+    said, found = [], outcome(record)
+    if found is not None:
+        key = {
+            "winner": "compare_head",
+            "alone": "compare_head_alone",
+            "tie": "compare_head_tie",
+            "short": "compare_head_short",
+        }[found.kind]
+        told = {"name": name(found.best), "loss": number(found.loss.value), "steps": found.steps, "limit": LONG}
+        said.append(texts(key, ties=", ".join(map(name, found.ties)), **told))
     gone = [name(c) for c in cells(record) if (e := get(record, c, "cosine")) is not None and e.value > COSINE[1]]
     if gone:
         said.append(texts("compare_head_collapse", names=", ".join(gone)))
@@ -55,13 +90,14 @@ def summary(record: Record, texts: Texts) -> str:
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
-    winner = best(record)
+    found = outcome(record)
     cosines = [e.value for c in cells(record) if (e := get(record, c, "cosine")) is not None]
-    if winner is None or not cosines:
+    if found is None or not cosines:
         return ()
     limits = [number(v) for v in COSINE]
     status = grade(max(cosines), COSINE)
-    return (card("compare", name(winner[0]), winner[1], status, summary(record, texts), texts, *limits),)
+    value = name(found.best) if found.kind == "winner" else texts("compare_none")
+    return (card("compare", value, found.loss, status, summary(record, texts), texts, *limits),)
 
 
 def rows(record: Record, texts: Texts) -> tuple[Row, ...]:

@@ -12,6 +12,7 @@ from .card import Card, card, grade
 from .figure import Figure, Rows, Table, redraw
 from .numbers import number, percent, power, short_name, times
 from .page import Draw, Page
+from .point import sentence
 from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts, language
@@ -289,9 +290,10 @@ def summary(record: Record, texts: Texts) -> str:
     if "heterogeneity" in s:
         ratio = s["heterogeneity"].value
         out.append(texts("spectral_even" if ratio <= UNEVEN[0] else "spectral_split", ratio=times(ratio)))
+    out.append(sentence(record, texts))
     if record.inputs["partial"]:
         out.append(texts("spectral_partial"))
-    return " ".join(out)
+    return " ".join(filter(None, out))
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:

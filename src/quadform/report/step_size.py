@@ -40,6 +40,11 @@ def agrees(record: Record) -> bool | None:
     return all(EXPECTED.get(f, w) == w for f, _, w in found) if found else None
 
 
+def rate_of(record: Record) -> float | None:
+    """The rate that is held against the ceiling; None in records that do not say which one they hold."""
+    return record.inputs.get("lr") if "lr_is" in record.inputs else None
+
+
 def _yours(record: Record) -> Estimate:
     return record.scalars["ceiling/yours"]
 
@@ -58,15 +63,20 @@ def summary(record: Record, texts: Texts) -> str:
         head = texts("rate_head_one", **said)
     else:
         head = texts("rate_head", low=number(float(each.min())), high=number(float(each.max())), **said)
-    rate = given.get("lr")
+    rate = rate_of(record)
     if not rate:
         return head
-    told = {"rate": number(rate), "share": number(rate / e.value, 2)}
-    return head + " " + texts("rate_head_above" if rate > e.value else "rate_head_below", **told)
+    own, above = given["lr_is"] == "yours", rate > e.value
+    key = (
+        ("rate_head_above" if above else "rate_head_below") if own else "rate_now_above" if above else "rate_now_below"
+    )
+    told = [head, texts(key, rate=number(rate), share=number(rate / e.value, 2))]
+    told += [texts("rate_head_peak", peak=number(given["peak_lr"]))] if given.get("peak_lr") else []
+    return " ".join(told)
 
 
 def status(record: Record) -> Status:
-    e, rate = _yours(record), record.inputs.get("lr")
+    e, rate = _yours(record), rate_of(record)
     tried = agrees(record)
     if tried is False or not math.isfinite(e.value) or (rate and rate > e.value):
         return "poor"
@@ -112,7 +122,7 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     found = [(key, name, rule, record.scalars[f"ceiling/{key}"]) for key, name, rule in given["rows"]]
     finite = [e.value for *_, e in found if math.isfinite(e.value)]
     each = record.tensors.get("ceilings")
-    rate, mine = given.get("lr"), _yours(record).value
+    rate, mine = rate_of(record), _yours(record).value
     marks = [f * mine for f, _, _ in trials(record) if math.isfinite(mine)]
     spots = [*finite, *marks, *([rate] if rate else []), *(each.tolist() if each is not None else [])]
     spots = [v for v in spots if math.isfinite(v) and v > 0] or [1.0]
@@ -153,7 +163,8 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             last.mark_text(align="left", dx=12, dy=22, fontSize=11).encode(x=x, y=y, text="said:N"),
         ]
     if rate:
-        line = over([{"x": rate, "said": texts("rate_yours") + f" {number(rate)}"}])
+        label = texts("rate_yours" if given["lr_is"] == "yours" else "rate_now")
+        line = over([{"x": rate, "said": f"{label} {number(rate)}"}])
         layers.append(line.mark_rule(strokeDash=[5, 4], strokeWidth=1.6, color=style.ink).encode(x=x))
         layers.append(line.mark_text(align="left", dx=5, baseline="top").encode(x=x, y=alt.value(2), text="said:N"))
     chart = alt.layer(*layers).properties(name="fluid", width=560, height=alt.Step(78))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,8 @@ from torch import Tensor
 from ...core.parameters import count_parameters
 from ...core.record import Estimate
 from ...nn.transformer import Transformer
-from ...report.compare import COSINE
+from ...report.compare import COSINE, LONG, Outcome, outcome
+from ...train.schedule import Schedule
 
 if TYPE_CHECKING:
     from .answer import Compare
@@ -55,14 +55,11 @@ def size(model: Transformer, batch: dict[str, Tensor]) -> dict[str, Estimate]:
 
 
 def verdict(answer: Compare) -> list[str]:
-    """Lowest loss (all within two standard errors of it), collapsed tokens, lost gradients, lowest ceiling."""
+    """Lowest loss where there is a winner, collapsed tokens, lost gradients, lowest ceiling."""
     said = []
-    losses = {c: e for c in answer.cells if (e := answer.get(*c, "loss")) is not None and math.isfinite(e.value)}
-    if losses:
-        best = min(losses, key=lambda c: losses[c].value)
-        ties = [c for c in losses if c != best and _within(losses[best], losses[c])]
-        beside = f"; within its error: {_names(ties)}" if ties else ""
-        said.append(f"lowest loss in equal time: {_names([best])} ({losses[best].value:.3g}){beside}")
+    found = outcome(answer.record)
+    if found is not None:
+        said.append(_ranked(found))
     collapsed = [c for c in answer.cells if (e := answer.get(*c, "cosine")) is not None and e.value > COLLAPSED]
     if collapsed:
         said.append(f"tokens collapse at initialisation (cosine above {COLLAPSED:g}): {_names(collapsed)}")
@@ -71,17 +68,45 @@ def verdict(answer: Compare) -> list[str]:
     ]
     if lost:
         said.append(f"gradients change more than {LOST:g}x between input and last block: {_names(lost)}")
-    ceilings = {c: e.value for c in answer.cells if (e := answer.get(*c, "lr_ceiling")) is not None}
-    above = [c for c, v in ceilings.items() if v < answer.record.inputs["lr"]]
-    if above:
-        said.append(f"the learning rate {answer.record.inputs['lr']:g} is above the first ceiling of: {_names(above)}")
-    if losses and not collapsed and not lost:
+    said += _rates(answer)
+    if found is not None and not collapsed and not lost:
         said.append("no design collapses or loses its gradient at these depths")
     return said
 
 
-def _within(best: Estimate, other: Estimate) -> bool:
-    return other.value - best.value <= 2 * math.hypot(best.stderr or 0.0, other.stderr or 0.0)
+def _ranked(found: Outcome) -> str:
+    """The winner, or why there is none."""
+    lowest = f"{_names([found.best])} ({found.loss.value:.3g})"
+    if found.kind == "short":
+        return (
+            f"no winner: the shortest training had {found.steps} steps; losses are ranked from {LONG} steps on. Give a"
+            " larger budget, or fewer or smaller models"
+        )
+    if found.kind == "tie":
+        return f"no winner: within two standard errors of the lowest loss, {lowest}: {_names(list(found.ties))}"
+    if found.kind == "alone":
+        return f"loss after training: {lowest}; there is nothing to compare it with"
+    return f"lowest loss in equal time, beyond two standard errors of the held-out loss (one seed): {lowest}"
+
+
+def _rates(answer: Compare) -> list[str]:
+    """The rate of the first step against the ceiling there; the peak by itself, since it comes at a later step."""
+    peak, at_once, later = float(answer.record.inputs["lr"]), [], []
+    for c in answer.cells:
+        e, steps = answer.get(*c, "lr_ceiling"), answer.get(*c, "steps")
+        if e is None or e.value >= peak:
+            continue
+        first = peak * (1.0 if steps is None else Schedule().factor(0, int(steps.value)))
+        (at_once if first > e.value else later).append(c)
+    said = (
+        [f"the rate of the first step is above the ceiling at initialisation of: {_names(at_once)}"] if at_once else []
+    )
+    if later:
+        said.append(
+            f"the peak rate {peak:g}, which warm-up reaches later, is above the ceiling at initialisation of:"
+            f" {_names(later)}"
+        )
+    return said
 
 
 def _names(cells: list[tuple[str, int]]) -> str:

@@ -20,6 +20,7 @@ from ...core.progress import clock
 from ...core.record import Estimate, Record
 from ...core.space import LABELS, paper_name
 from ...curvature.groups import layer_of, part_of
+from ...report import point
 from ..answers import Answer, Grid, cell
 from ..probes import probe_words
 
@@ -180,6 +181,7 @@ class Spectrum(Answer):
         kinds = {s[n].kind for n in ("top/0", "bottom/0", "trace") if n in s}
         tag = "exact" if kinds == {"exact"} else "estimate"
         out.append(f"{'   '.join(first):<84} [{tag}]")
+        out += [said] if (said := self._point()) else []
         rest = [cell(e.value) for e in self.top[1:]]
         if rest:
             out.append(f"next: {', '.join(rest)}")
@@ -188,6 +190,13 @@ class Spectrum(Answer):
         if self.partial:
             out.append("stopped before everything was measured: partial")
         return out
+
+    def _point(self) -> str:
+        """Whether the point is stationary, and how many eigenvalues are negative where that was measured."""
+        said, e = point.sentence(self.record), self.record.scalars.get("negative_share")
+        if not said or e is None:
+            return said
+        return f"{said} {100 * e.value:.0f} +-{100 * (e.stderr or 0):.0f} % of the eigenvalues are negative."
 
     def _block_lines(self) -> list[str]:
         """The layer whose blocks differ most, and what that says."""

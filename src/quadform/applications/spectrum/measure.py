@@ -29,6 +29,7 @@ from ...curvature.routes import Route, fastest
 from ...distributed import current, group_of, shard
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
+from ...report.point import descent
 from ..configs.spectrum import SpectrumConfig
 from ..journal import Deadline, Journal, TimeUp
 from ..machine import vector_seconds
@@ -219,8 +220,7 @@ def _in_time(
                 if not found.pairs:  # what the products so far say, without new ones
                     pairs = eigenpairs(A, **_eigen(wish, state, clock.last))
                     found.take_pairs(pairs)
-    with torch.no_grad():
-        found.scalars["loss"] = Estimate(float(risk.value()))
+    found.scalars |= _point(risk, wish, found.scalars.get("top/0"))
     if wish.blocks and not found.partial:
         for path, norms in functional_norms(risk.whole).items():
             found.scalars |= {f"functional/{path}/{a},{b}": e for (a, b), e in norms.items()}
@@ -243,6 +243,19 @@ def _in_time(
     made = Provenance.collect(seed=wish.seed, dtype=risk.dtype, device=risk.device)
     record = Record(KIND, inputs, found.scalars, found.tensors, made)
     return Spectrum(record, vectors=found.pairs.vectors if found.pairs else None)
+
+
+def _point(risk: Risk, wish: Wish, top: Estimate | None) -> dict[str, Estimate]:
+    """Loss and slope, and what a step of gradient descent takes off at least: whether the point is stationary."""
+    with torch.no_grad():
+        out = {"loss": Estimate(float(risk.value()))}
+    slope = sum(float(g.double().square().sum()) for g in risk.gradient().values()) ** 0.5
+    out["gradient_norm"] = Estimate(slope)
+    known = top is not None and top.converged and wish.curvature == "hessian"
+    drop = descent(slope, top.value + (top.stderr or 0.0)) if top is not None and known else None
+    if drop is not None:
+        out["descent"] = Estimate(drop, kind="bound", note="to second order, one step at 1 / lambda_max, at least")
+    return out
 
 
 class _Found:

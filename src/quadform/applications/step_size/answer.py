@@ -28,7 +28,7 @@ from ..threads import fitting_threads
 from .measure import KIND, measure, plan_of
 from .rules import Stepper, read_optimizer, stepper_by_name
 from .start import first_model
-from .state import stepper_of_file
+from .state import rates_of_run, stepper_of_file
 from .trial import Trial
 
 
@@ -209,7 +209,7 @@ def choose_stepper(config: LrConfig, subject: Subject, risk: Risk) -> Stepper:
         if len(parts) > 1:
             raise InputError("no ceiling is known for Muon. Choose `--optimizer adamw` or `sgd`.")
         stepper = read_optimizer(parts[0], own.model)
-        return dataclasses.replace(stepper, lr=own.config.lr)
+        return dataclasses.replace(stepper, **rates_of_run(own))
     return named(config, subject.model, tuple(risk.params))
 
 

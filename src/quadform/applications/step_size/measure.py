@@ -94,7 +94,7 @@ def measure(
         **question,
         **told,
         **probe_of(risk.whole.batches),
-        "lr": learning_rate or stepper.lr,
+        **_rates(stepper, learning_rate),
         "notes": risk.notes,
     }
     inputs |= {"no_step_0": unknown} if unknown else {}
@@ -105,6 +105,14 @@ def measure(
         tensors=tensors,
         made=Provenance.collect(seed=seed, dtype=risk.dtype, device=risk.device),
     )
+
+
+def _rates(stepper: Stepper, given: float | None) -> dict[str, Any]:
+    """The rate that is held against the ceiling, what it is (`yours`, `in force`), and the peak of the schedule."""
+    if given is not None:
+        return {"lr": given, "lr_is": "yours"}
+    peak = {"peak_lr": stepper.peak} if stepper.peak and stepper.peak != stepper.lr else {}
+    return {"lr": stepper.lr, "lr_is": "in force", **peak}
 
 
 def _hash(risk: Risk) -> str:

@@ -101,13 +101,15 @@ def _share(name: str, value: float) -> None:
 class Stepper:
     """An optimiser at one moment: its rule, and for each tensor it trains what the recurrence needs.
 
-    `rates` are learning rates over the largest one, `lr` that one. `coupled` is decay inside the gradient, `decoupled`
+    `rates` are learning rates over the largest one, `lr` that one: what the next step takes. `peak` is the largest of
+    its schedule, where that is known. `coupled` is decay inside the gradient, `decoupled`
     decay of the weights themselves. `second` and `steps` are Adam's second moments and how often each was updated.
     """
 
     rule: Rule
     names: tuple[str, ...]
     lr: float | None = None
+    peak: float | None = None
     rates: Mapping[str, float] = field(default_factory=dict)
     coupled: Mapping[str, float] = field(default_factory=dict)
     decoupled: Mapping[str, float] = field(default_factory=dict)
@@ -238,7 +240,8 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Steppe
     apart = kind == "AdamW" or bool(first.get("decoupled_weight_decay"))
     common: dict[str, Any] = {
         "names": tuple(rates),
-        "lr": base,
+        "lr": base or None,
+        "peak": max((_number(g["initial_lr"]) for g, _ in groups if "initial_lr" in g), default=None),
         "rates": {n: r / most for n, r in rates.items()},
         "decoupled": decays if apart else {},
         "coupled": {} if apart else decays,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import FileError, InputError
-from ...train.runs import is_run, open_run
+from ...train.runs import Run, is_run, open_run
 from ..configs.lr import LrConfig
 from .rules import Stepper, adam, read_optimizer
 
@@ -21,7 +21,7 @@ def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) 
     if is_run(path):
         run = open_run(path)
         part = run.optimiser().parts[0]
-        stepper = dataclasses.replace(read_optimizer(part, run.model), lr=run.config.lr)
+        stepper = dataclasses.replace(read_optimizer(part, run.model), **rates_of_run(run))
         shapes = {n: p.shape for n, p in model.named_parameters()}
         fits = [n for n, p in run.model.named_parameters() if shapes.get(n) == p.shape]
         if set(stepper.names) - set(fits):
@@ -47,6 +47,13 @@ def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) 
     return _adam(groups, states, labels, names, path)
 
 
+def rates_of_run(run: Run) -> dict[str, float]:
+    """`lr`: what the next step takes, or the last one took where the run is over; `peak`: the largest of all."""
+    c, factor = run.config, run.config.schedule.factor
+    now = c.lr * factor(min(run.step, c.steps - 1), c.steps)
+    return {"lr": now, "peak": c.lr * max(factor(step, c.steps) for step in range(c.steps))}
+
+
 def _adam(groups: Any, states: Any, labels: dict[int, str], names: tuple[str, ...], path: Path) -> Stepper:
     (beta1, beta2), eps = groups[0]["betas"], float(groups[0]["eps"])
     apart = bool(groups[0].get("decoupled_weight_decay", True))
@@ -60,6 +67,7 @@ def _adam(groups: Any, states: Any, labels: dict[int, str], names: tuple[str, ..
         adam(float(beta1), "AdamW" if apart else "Adam"),
         kept,
         lr=max(float(g["lr"]) for g in groups) or None,
+        peak=max((float(g["initial_lr"]) for g in groups if "initial_lr" in g), default=None),
         rates={n: rates[n] / most for n in kept},
         decoupled={n: d for n, d in decay.items() if n in kept} if apart else {},
         coupled={} if apart else {n: d for n, d in decay.items() if n in kept},

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
+from ...report.step_size import rate_of
 from ...report.why import CHANGED
 from ..probes import probe_words
 from .rules import FLOOR
@@ -105,11 +106,18 @@ def loss_word(trial: Trial, steps: int) -> str:
 
 
 def _yours(answer: StepSize) -> Iterator[str]:
-    rate = answer.record.inputs["lr"]
+    given = answer.record.inputs
+    rate, step = rate_of(answer.record), given.get("source", {}).get("step")
     if rate and math.isfinite(answer.ceiling):
         share = rate / answer.ceiling
         place = "above the ceiling" if share > 1 else "below it" if share > WELL_BELOW else "well below it"
-        yield f"your learning rate {rate:.3g} is {share:.2g} of the ceiling: {place}"
+        if given["lr_is"] == "yours":
+            yield f"your learning rate {rate:.3g} is {share:.2g} of the ceiling: {place}"
+        else:
+            when = "" if step is None else f" at step {step}"
+            yield f"learning rate in force{when}: {rate:.3g}, {share:.2g} of the ceiling: {place}"
+    if given.get("peak_lr"):
+        yield f"peak rate of the schedule: {given['peak_lr']:.3g}; the ceiling at its own step was not measured"
 
 
 def _limits(answer: StepSize) -> Iterator[str]:

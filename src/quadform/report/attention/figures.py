@@ -131,11 +131,11 @@ def _spectrum_headline(read: Reading, texts: Texts) -> str:
     low = 0.0 if abs(low) <= read.zero_tolerance("total") else low
     said = {"count": f"{len(lam):,}", "high": number(high), "low": number(low), "share": percent(share)}
     if share == 0:
-        return texts("spectrum_head_bowl", **said)
+        return texts("spectrum_head_up", **said)
     if high <= 0:
-        return texts("spectrum_head_dome", **said)
+        return texts("spectrum_head_down", **said)
     return texts(
-        "spectrum_head_saddle", ratio=percent(-low / high) if -low <= high else times(-low / high) + "×", **said
+        "spectrum_head_mixed", ratio=percent(-low / high) if -low <= high else times(-low / high) + "×", **said
     )
 
 

@@ -38,7 +38,7 @@ def summary(record: Record, texts: Texts = EN) -> str:
     read = Reading(record)
     share = read.scalar("negative_share").value
     sharpest, flattest, ratio = extremes(read)
-    shape = {"good": "summary_bowl", "fair": "summary_mixed", "poor": "summary_saddle"}[grade(share, NEGATIVE)]
+    shape = {"good": "summary_few", "fair": "summary_some", "poor": "summary_many"}[grade(share, NEGATIVE)]
     even = {"good": "summary_even", "fair": "summary_uneven", "poor": "summary_split"}[grade(ratio, UNEVEN)]
     shape, even = "summary_none" if share == 0 else shape, "summary_flat" if ratio == math.inf else even
     said = {"sharp": texts.block(sharpest), "flat": texts.block(flattest), "ratio": times(ratio)}

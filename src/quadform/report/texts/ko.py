@@ -47,10 +47,10 @@ SENTENCES = {
     "entry_size": "성분의 크기",
     # spectrum
     "spectrum_title": "모든 방향을 한눈에: 고유값",
-    "spectrum_head_saddle": "전체 {count}개 방향 중 {share}에서 손실이 아래로 휩니다. 가장 가파른 골짜기의 곡률은"
+    "spectrum_head_mixed": "전체 {count}개 방향 중 {share}에서 손실이 아래로 휩니다. 가장 가파른 골짜기의 곡률은"
     " {high}, 가장 가파른 능선의 곡률은 {low}입니다 (골짜기 대비 {ratio}).",
-    "spectrum_head_bowl": "전체 {count}개 방향 중 아래로 휘는 방향은 없습니다. 곡률의 범위: {low} ~ {high}.",
-    "spectrum_head_dome": "위로 휘는 방향이 없습니다. 전체 {count}개 방향 중 {share}에서 아래로 휘며, 가장 날카로운"
+    "spectrum_head_up": "전체 {count}개 방향 중 아래로 휘는 방향은 없습니다. 곡률의 범위: {low} ~ {high}.",
+    "spectrum_head_down": "위로 휘는 방향이 없습니다. 전체 {count}개 방향 중 {share}에서 아래로 휘며, 가장 날카로운"
     " 곡률은 {low}입니다.",
     "spectrum_left": "음수 {count}개",
     "spectrum_middle": "0이 {count}개",
@@ -133,10 +133,10 @@ SENTENCES = {
     "col_check": "점검",
     # verdict
     "verdict": "판정",
-    "summary_bowl": "이 점 주변의 손실은 거의 그릇 모양입니다 (아래로 휘는 방향 {share}).",
+    "summary_few": "이 점 주변의 손실은 거의 모든 방향에서 위로 휩니다 (아래로 휘는 방향 {share}).",
     "summary_none": "이 점 주변에는 아래로 휘는 방향이 없습니다.",
-    "summary_mixed": "이 점 주변의 손실은 대체로 그릇 모양이지만 아래로 휘는 방향도 있습니다 ({share}).",
-    "summary_saddle": "이 점 주변의 손실은 안장 모양입니다. 아래로 휘는 방향: {share}.",
+    "summary_some": "이 점 주변의 손실은 대부분의 방향에서 위로 휘지만 아래로 휘는 방향도 있습니다 ({share}).",
+    "summary_many": "이 점 주변에서 손실이 아래로 휘는 방향: {share}.",
     "summary_even": "{sharp} 블록은 {flat} 블록보다 {ratio}배 날카로울 뿐이어서 하나의 학습률이 모든 가중치에 맞을 수"
     " 있습니다.",
     "summary_uneven": "{sharp} 블록은 {flat} 블록보다 {ratio}배 날카로워 하나의 학습률로는 잘 맞지 않습니다.",
@@ -144,9 +144,9 @@ SENTENCES = {
     "summary_flat": "{flat} 블록은 정확히 0이고 {sharp} 블록은 0이 아니어서 하나의 학습률이 둘 다에 맞을 수 없습니다.",
     "card_negative_title": "음의 곡률",
     "card_negative": "고유값 {all}개 중 {count}개가 0보다 작습니다.",
-    "card_negative_good": "그릇",
-    "card_negative_fair": "섞임",
-    "card_negative_poor": "안장",
+    "card_negative_good": "적음",
+    "card_negative_fair": "일부",
+    "card_negative_poor": "많음",
     "card_negative_rule": "{limit0} 이하 초록, {limit1} 초과 빨강",
     "card_uneven_title": "가장 날카로운 블록 : 가장 평평한 블록",
     "card_uneven": "{sharp} 대 {flat}, 대각 블록의 노름.",

@@ -7,16 +7,21 @@ EN = {
     "rate_head_none": "No direction of this loss curves up, so curvature sets no ceiling.",
     "rate_head_above": "Your learning rate {rate} is above it.",
     "rate_head_below": "Your learning rate {rate} is {share} of it.",
+    "rate_now_above": "The learning rate in force at this step, {rate}, is above it ({share} of it).",
+    "rate_now_below": "The learning rate in force at this step, {rate}, is {share} of it.",
+    "rate_head_peak": "The peak rate of the schedule, {peak}, belongs to another step, whose ceiling was not measured.",
     "rate_title": "How large a step this loss bears",
     "rate_reading": "Each bar ends at the largest learning rate at which steps along the sharpest direction do not"
-    " grow. The dark stretch is the range over single probe batches, the dashed line your own rate: it should end"
-    " left of your bar. Marks show what was tried on a copy: triangle down shrinks, disc holds, triangle up grows.",
+    " grow. The dark stretch is the range over single probe batches, the dashed line the rate in force at this"
+    " step, or your own: it should stand left of the end of your bar."
+    " Marks show what was tried on a copy: triangle down shrinks, disc holds, triangle up grows.",
     "rate_not": "A ceiling is no recommendation. It belongs to this probe at this step with the preconditioner"
     " frozen; batch noise and later sharpening lower it, and above it networks often move to flatter ground instead"
     " of diverging.",
     "rate_caption": "Logarithmic axis. Yours is the filled bar.",
     "rate_axis": "learning rate",
     "rate_yours": "your rate",
+    "rate_now": "rate in force",
     "rate_optimizer": "optimizer",
     "rate_ceiling": "ceiling",
     "rate_rule": "rule",
@@ -34,8 +39,8 @@ EN = {
     "card_rate_good": "firm",
     "card_rate_fair": "not tried",
     "card_rate_poor": "beware",
-    "card_rate_rule": "Green: found to its tolerance, tried on a copy as theory says, your rate below it. Amber: not"
-    " tried. Red: your rate above it, or the trial disagrees.",
+    "card_rate_rule": "Green: found to its tolerance, tried on a copy as theory says, the rate in force (or yours)"
+    " below it. Amber: not tried. Red: that rate above it, or the trial disagrees.",
     "record_why": "What each part does: {name}",
     "why_title": "One part at a time taken out",
     "why_head": "Taking out {part} changes the sharpest curvature most: {factor} times.",
@@ -74,7 +79,11 @@ EN = {
     "card_why_rule": "Ratio of norms, either way: green up to {limit0}, red above {limit1}.",
     "record_compare": "{count} models side by side",
     "compare_title": "Loss after equal time",
-    "compare_head": "Lowest loss in equal time: {name} ({loss}).",
+    "compare_head": "Lowest loss in equal time, beyond two standard errors of the held-out loss: {name} ({loss}).",
+    "compare_head_alone": "{name}: loss {loss}. There is nothing to compare it with.",
+    "compare_head_tie": "No winner: {ties} within two standard errors of {name} ({loss}).",
+    "compare_head_short": "No winner: the shortest training had {steps} steps, and losses are ranked from {limit} on.",
+    "compare_none": "no winner",
     "compare_head_collapse": "Tokens collapse at initialisation in {names}.",
     "compare_reading": "The shorter the bar, the lower the loss on held-out data after the same training time.",
     "compare_rank_reading": "How many directions the tokens of a sequence still span after each block, before any"
@@ -100,17 +109,22 @@ KO = {
     "rate_head": "{rule}의 상한: {ceiling}. 탐침 배치 하나씩으로는 {low}부터 {high}까지입니다.",
     "rate_head_one": "{rule}의 상한: {ceiling}.",
     "rate_head_none": "이 손실에는 위로 휘는 방향이 없어 곡률이 상한을 정하지 않습니다.",
-    "rate_head_above": "지금 학습률 {rate}: 상한보다 큽니다.",
-    "rate_head_below": "지금 학습률 {rate}: 상한의 {share}.",
+    "rate_head_above": "입력한 학습률 {rate}: 상한보다 큽니다.",
+    "rate_head_below": "입력한 학습률 {rate}: 상한의 {share}배.",
+    "rate_now_above": "이 단계에서 쓰이는 학습률 {rate}: 상한보다 큽니다 (상한의 {share}배).",
+    "rate_now_below": "이 단계에서 쓰이는 학습률 {rate}: 상한의 {share}배.",
+    "rate_head_peak": "스케줄의 최대 학습률 {peak}: 다른 단계의 값이며, 그 단계의 상한은 재지 않았습니다.",
     "rate_title": "이 손실이 견디는 걸음의 크기",
     "rate_reading": "막대의 끝은 가장 가파른 방향의 걸음이 커지지 않는 가장 큰 학습률입니다. 진한 부분은 탐침 배치"
-    " 하나씩의 범위, 점선은 지금의 학습률이며 자신의 막대 안쪽에 있어야 합니다. 표시는 복사본에서 시험한 결과입니다:"
+    " 하나씩의 범위, 점선은 이 단계의 학습률(또는 입력한 값)이며 자신의 막대 안쪽에 있어야 합니다."
+    " 표시는 복사본에서 시험한 결과입니다:"
     " 아래 세모는 줄어듦, 원은 유지, 위 세모는 커짐.",
     "rate_not": "상한은 권장값이 아닙니다. 이 탐침, 이 단계, 고정된 전처리에만 해당하며 배치 잡음과 이후의 가파름이"
     " 상한을 낮춥니다. 상한을 넘으면 발산하기보다 더 평평한 곳으로 옮겨 가는 일이 많습니다.",
     "rate_caption": "로그 축. 색을 채운 막대가 자신의 최적화기입니다.",
     "rate_axis": "학습률",
-    "rate_yours": "지금 학습률",
+    "rate_yours": "입력한 학습률",
+    "rate_now": "이 단계의 학습률",
     "rate_optimizer": "최적화기",
     "rate_ceiling": "상한",
     "rate_rule": "규칙",
@@ -128,8 +142,8 @@ KO = {
     "card_rate_good": "확실",
     "card_rate_fair": "시험 안 함",
     "card_rate_poor": "주의",
-    "card_rate_rule": "초록: 허용 오차 안에서 찾았고 복사본 시험이 이론과 같으며 지금 학습률이 그 아래. 노랑:"
-    " 시험하지 않음. 빨강: 지금 학습률이 더 크거나 시험이 이론과 다름.",
+    "card_rate_rule": "초록: 허용 오차 안에서 찾았고 복사본 시험이 이론과 같으며 이 단계의 학습률(또는 입력한"
+    " 값)이 그 아래. 노랑: 시험하지 않음. 빨강: 그 학습률이 더 크거나 시험이 이론과 다름.",
     "record_why": "각 부분이 하는 일: {name}",
     "why_title": "한 번에 한 부분씩 뺀 결과",
     "why_head": "가장 가파른 곡률을 가장 크게 바꾸는 부분: {part} ({factor}배).",
@@ -167,7 +181,11 @@ KO = {
     "card_why_rule": "노름의 비, 어느 쪽이든: {limit0}까지 초록, {limit1} 초과 빨강.",
     "record_compare": "나란히 놓은 모델 {count}개",
     "compare_title": "같은 시간 뒤의 손실",
-    "compare_head": "같은 시간에 가장 낮은 손실: {name} ({loss}).",
+    "compare_head": "같은 시간에 가장 낮은 손실 (검증 손실 표준 오차의 두 배를 넘는 차이): {name} ({loss}).",
+    "compare_head_alone": "{name}: 손실 {loss}. 비교할 모델이 없습니다.",
+    "compare_head_tie": "우열을 가릴 수 없습니다. 가장 낮은 손실: {name} ({loss}), 표준 오차의 두 배 안: {ties}.",
+    "compare_head_short": "우열을 가릴 수 없습니다. 가장 짧은 학습: {steps} 단계 (순위는 {limit} 단계부터 매깁니다).",
+    "compare_none": "우열 없음",
     "compare_head_collapse": "초기화에서 토큰이 무너지는 모델: {names}.",
     "compare_reading": "막대가 짧을수록 같은 시간 학습한 뒤의 검증 손실이 낮습니다.",
     "compare_rank_reading": "학습 전, 블록을 지날 때마다 한 문장의 토큰이 아직 펼치는 방향의 수입니다. 1까지"

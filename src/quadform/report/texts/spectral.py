@@ -6,6 +6,11 @@ EN = {
     "spectral_split": "The sharpest block is {ratio} times as curved as the flattest: one step size fits neither.",
     "spectral_even": "All blocks are curved alike within a factor of {ratio}.",
     "spectral_partial": "The time was up before everything was measured.",
+    "point_descends": "Not stationary: the gradient has norm {slope}, and one step at 1/λ_max lowers the loss of"
+    " {loss} by at least {drop} to second order.",
+    "point_saddle": "Stationary to {limit} of the loss, with λ_min {low} below 0: a saddle.",
+    "point_minimum": "Stationary to {limit} of the loss, and λ_min {low} is not below 0 beyond its error: a minimum to"
+    " second order.",
     "density_title": "The density of all eigenvalues",
     "density_head": "{share} of the curvature bends down; the largest of the {count} eigenvalues stands {ratio} times"
     " above the typical size of one.",
@@ -41,9 +46,9 @@ EN = {
     "spectral_downwards": "share of negative curvature (sum of |λ|)",
     "card_downwards_title": "Negative curvature",
     "card_downwards": "Share of all bending, the sum of |λ|, that is downwards: what Gauss-Newton cannot see.",
-    "card_downwards_good": "bowl",
-    "card_downwards_fair": "mixed",
-    "card_downwards_poor": "saddle",
+    "card_downwards_good": "little",
+    "card_downwards_fair": "some",
+    "card_downwards_poor": "much",
     "card_downwards_rule": "green up to {limit0}, red above {limit1}",
     "spectral_rms": "root mean square eigenvalue",
     "spectral_heterogeneity": "sharpest : flattest block (root mean square eigenvalue)",
@@ -66,6 +71,11 @@ KO = {
     "spectral_split": "가장 날카로운 블록의 곡률은 가장 평평한 블록의 {ratio}배라서 한 보폭이 둘 다에 맞지 않습니다.",
     "spectral_even": "모든 블록의 곡률이 {ratio}배 안에서 비슷합니다.",
     "spectral_partial": "모두 재기 전에 시간이 끝났습니다.",
+    "point_descends": "정지점이 아닙니다. 기울기의 노름은 {slope}, 보폭 1/λ_max 한 걸음에 이차 근사로 손실 {loss} 중"
+    " {drop} 이상 내려갑니다.",
+    "point_saddle": "정지점입니다 (손실의 {limit} 이내). λ_min {low}, 0보다 작으므로 안장점입니다.",
+    "point_minimum": "정지점입니다 (손실의 {limit} 이내). λ_min {low}, 오차를 넘어 0보다 작지 않으므로 이차 근사로는"
+    " 극소점입니다.",
     "density_title": "모든 고유값의 밀도",
     "density_head": "곡률 가운데 {share} 비율이 아래로 굽습니다. 고유값 {count}개 중 가장 큰 값은"
     " 보통 크기의 {ratio}배입니다.",
@@ -100,9 +110,9 @@ KO = {
     "spectral_downwards": "음의 곡률의 비율 (|λ|의 합)",
     "card_downwards_title": "음의 곡률",
     "card_downwards": "전체 굽음, 곧 |λ|의 합 가운데 아래로 굽은 비율입니다. 가우스-뉴턴 근사로는 볼 수 없습니다.",
-    "card_downwards_good": "그릇",
-    "card_downwards_fair": "섞임",
-    "card_downwards_poor": "안장",
+    "card_downwards_good": "적음",
+    "card_downwards_fair": "일부",
+    "card_downwards_poor": "많음",
     "card_downwards_rule": "{limit0}까지 초록, {limit1} 초과면 빨강",
     "spectral_rms": "고유값의 제곱평균제곱근",
     "spectral_heterogeneity": "가장 날카로운 블록 : 가장 평평한 블록 (고유값의 제곱평균제곱근)",
