@@ -100,9 +100,12 @@ def test_the_card_of_the_ceiling_follows_its_rule():
 
 
 def test_words_of_a_trial():
-    assert [step_size.word(f) for f in (0.99, 0.996, 1.004, 1.01)] == [
-        "rate_shrinks", "rate_holds", "rate_holds", "rate_grows"
-    ]  # fmt: skip
+    assert [step_size.word(f) for f in (0.99, 0.996, 1.004, 1.01)] == ["shrinks", "holds", "holds", "grows"]
+    assert [step_size.word(f, 0.02) for f in (0.97, 0.99, 1.01, 1.03)] == ["shrinks", "holds", "holds", "grows"]
+    coarse = rate(measured=(0.9, 0.98, 3.0))
+    assert step_size.agrees(coarse) is False
+    coarse.tensors["verify/tolerance"] = torch.tensor([0.005, 0.03, 0.005], dtype=torch.float64)
+    assert step_size.agrees(coarse) is True
 
 
 def test_the_card_of_the_blocks_follows_its_limits():

@@ -33,8 +33,16 @@ from quadform.applications.step_size.rules import (
     stepper_by_name,
 )
 from quadform.applications.step_size.start import first_model
-from quadform.applications.step_size.trial import Pair, double_copy, predicted, trial_gradients, try_out
-from quadform.applications.step_size.words import lines
+from quadform.applications.step_size.trial import (
+    HOLDS,
+    Pair,
+    double_copy,
+    predicted,
+    tolerance,
+    trial_gradients,
+    try_out,
+)
+from quadform.applications.step_size.words import failed, lines
 from quadform.applications.subject import weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
@@ -287,6 +295,61 @@ def test_a_wrong_ceiling_is_found_out(data, batches):
     trials = try_out(pair, 2 / wrong, wrong, 5)
     assert trials[1].word == "grows"
     assert not trials[1].as_expected
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_model_that_rounds_inside_is_tried_within_its_resolution(seed):
+    """Llama's norms round to float32 whatever the weights: two displacements see curvatures 1e-3 apart, and Adam's
+    threshold multiplies that by 38. The trial allows what it can resolve, and still finds a ceiling 20 % off."""
+    transformers = pytest.importorskip("transformers")
+    small = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = transformers.LlamaConfig(**small, num_attention_heads=2, max_position_embeddings=16)
+    torch.manual_seed(seed)
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(3.0 if p.ndim > 1 else 1.0)
+    ids = torch.randint(0, 64, (2, 4, 8))
+    batches = [{"input_ids": rows, "labels": rows} for rows in ids]
+    found = lr(model, batches, None, "adamw", verify=8, progress=False)
+    assert [t.word for t in found.trials] == ["shrinks", "holds", "grows"], found.trials
+    assert found.ok
+    risk = Risk(model, None, batches, quiet=True)
+    stepper = stepper_by_name("adamw", tuple(risk.params)).after(
+        Risk(model, None, b, quiet=True).gradient() for b in batches
+    )
+    A = stepper.operator(hessian(risk), stepper.preconditioner(risk.gradient(), risk.params))
+    pairs = eigenpairs(A, top=1)
+    pair = Pair(double_copy(risk), stepper, A.S, {n: t[0] for n, t in pairs.vectors.items()})
+    for wrong in (0.8 * pairs.top[0].value, 1.25 * pairs.top[0].value):
+        trials = try_out(pair, 38 / wrong, wrong, 8)
+        assert not all(t.as_expected for t in trials), (wrong, trials)
+
+
+@given(rule=st.sampled_from(RULES), error=st.floats(1e-6, 3e-3))
+@settings(max_examples=30, deadline=None)
+def test_the_tolerance_is_what_the_error_of_lambda_makes_of_theory(rule, error):
+    """Every lambda within the error has its multiplier within the tolerance; momentum b takes (2 + 2b) / (1 - b)."""
+    lam = 3.0
+    allowed = tolerance(rule, rule.factor / lam, lam, 0.0, error)
+    for share in (-1, -0.5, 0.3, 1):
+        assert abs(rule.multiplier(rule.factor / lam, lam * (1 + share * error)) - 1) <= allowed
+    if rule.adaptive and rule.b == 0.9 and error < 1e-4:
+        assert allowed - HOLDS >= 0.9 * 38 * error
+
+
+def test_a_failed_check_says_which_one_why_and_what_to_do(data, batches):
+    """The trial that disagrees and the eigenvalue that did not converge are named; else nothing is said."""
+    found = lr(make(data), batches, None, "sgd", verify=4, progress=False)
+    assert list(failed(found)) == []
+    found.record.tensors["verify/measured"][1] = 1.3
+    [told] = failed(found)
+    assert "1x the ceiling" in told
+    assert "multiplies the perturbation by 1.3, theory says 1 +-" in told
+    assert "float64" in told
+    assert not found.ok
+    cut = lr(make(data), batches, None, "sgd", products=2, tol=1e-12, progress=False)
+    assert any("did not converge in" in line and "more products" in line for line in cut.lines())
 
 
 def test_the_displacement_is_clear_of_the_noise(data, batches):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 from ..core.record import Estimate, Record
 from .card import Card, Status, card
@@ -16,28 +16,36 @@ from .texts import EN, Texts
 
 #: A step multiplies the distance by less than 1 - HOLDS: shrinks; by more than 1 + HOLDS: grows; else it holds.
 HOLDS = 0.005
+Word = Literal["shrinks", "holds", "grows"]
 #: What theory says at these fractions of the ceiling.
-EXPECTED = {0.5: "rate_shrinks", 1.0: "rate_holds", 2.0: "rate_grows"}
+EXPECTED: dict[float, Word] = {0.5: "shrinks", 1.0: "holds", 2.0: "grows"}
+_KEYS = {"shrinks": "rate_shrinks", "holds": "rate_holds", "grows": "rate_grows"}
 _SHAPES = {"rate_shrinks": "triangle-down", "rate_holds": "circle", "rate_grows": "triangle-up"}
 
 
-def trials(record: Record) -> list[tuple[float, float, str]]:
-    """(fraction, factor a step, key of its word) of what was tried on a copy."""
-    if "verify/fractions" not in record.tensors:
+def word(factor: float, tolerance: float = HOLDS) -> Word:
+    """Whether a step makes a distance smaller, keeps it to the tolerance, or makes it larger."""
+    return "shrinks" if factor < 1 - tolerance else "holds" if factor <= 1 + tolerance else "grows"
+
+
+def trials(record: Record) -> list[tuple[float, float, str, bool]]:
+    """(fraction, factor a step, key of its word, whether theory says so) of what was tried on a copy."""
+    t = record.tensors
+    if "verify/fractions" not in t:
         return []
-    found = zip(record.tensors["verify/fractions"].tolist(), record.tensors["verify/measured"].tolist(), strict=True)
-    return [(f, m, word(m)) for f, m in found]
-
-
-def word(factor: float) -> str:
-    """The key of shrinks, holds or grows."""
-    return "rate_shrinks" if factor < 1 - HOLDS else "rate_holds" if factor <= 1 + HOLDS else "rate_grows"
+    factors = t["verify/measured"].tolist()
+    allowed = t["verify/tolerance"].tolist() if "verify/tolerance" in t else [HOLDS] * len(factors)
+    words = [word(m, a) for m, a in zip(factors, allowed, strict=True)]
+    fractions = t["verify/fractions"].tolist()
+    told = [EXPECTED.get(f, w) == w for f, w in zip(fractions, words, strict=True)]
+    fine = [bool(b) for b in t["verify/fine"].tolist()] if "verify/fine" in t else told
+    return [(f, m, _KEYS[w], b) for f, m, w, b in zip(fractions, factors, words, fine, strict=True)]
 
 
 def agrees(record: Record) -> bool | None:
     """Whether the trial went as theory says; None without one."""
     found = trials(record)
-    return all(EXPECTED.get(f, w) == w for f, _, w in found) if found else None
+    return all(fine for *_, fine in found) if found else None
 
 
 def rate_of(record: Record) -> float | None:
@@ -107,8 +115,8 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     if "first_ceiling" in s:
         e = s["first_ceiling"]
         out.append(Row(numbers, texts("rate_first"), estimate("ceiling", e), tag(e), note=given["rule"]))
-    for fraction, factor, key in trials(record):
-        fine: Status = "good" if EXPECTED.get(fraction, key) == key else "poor"
+    for fraction, factor, key, agreed in trials(record):
+        fine: Status = "good" if agreed else "poor"
         said = texts(key, factor=number(factor)) if key == "rate_grows" else texts(key)
         out.append(Row(texts("group_checks"), texts("rate_tried", fraction=f"{fraction:g}"), said, "estimate", fine))
     return tuple(out)
@@ -123,7 +131,7 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     finite = [e.value for *_, e in found if math.isfinite(e.value)]
     each = record.tensors.get("ceilings")
     rate, mine = rate_of(record), _yours(record).value
-    marks = [f * mine for f, _, _ in trials(record) if math.isfinite(mine)]
+    marks = [f * mine for f, *_ in trials(record) if math.isfinite(mine)]
     spots = [*finite, *marks, *([rate] if rate else []), *(each.tolist() if each is not None else [])]
     spots = [v for v in spots if math.isfinite(v) and v > 0] or [1.0]
     domain = [10.0 ** math.floor(math.log10(min(spots)) - 0.3), 10.0 ** math.ceil(math.log10(max(spots)) + 0.05)]
@@ -153,7 +161,8 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         layers.append(span.mark_bar(height=8, color=style.ink).encode(x=x, x2="x2:Q", y=y))
     if marks:
         tried = [
-            {"name": own, "x": f * mine, "shape": _SHAPES[w], "said": _said(w, m, texts)} for f, m, w in trials(record)
+            {"name": own, "x": f * mine, "shape": _SHAPES[w], "said": _said(w, m, texts)}
+            for f, m, w, _ in trials(record)
         ]
         last = over([{"name": own, "x": max(marks), "said": " · ".join(t["said"] for t in tried)}])
         layers += [

@@ -29,7 +29,7 @@ from .measure import KIND, measure, plan_of
 from .rules import Stepper, read_optimizer, stepper_by_name
 from .start import first_model
 from .state import rates_of_run, stepper_of_file
-from .trial import Trial
+from .trial import HOLDS, Trial
 
 
 class StepSize(Answer):
@@ -62,8 +62,10 @@ class StepSize(Answer):
         t = self.record.tensors
         if "verify/fractions" not in t:
             return ()
-        rows = zip(*(t[f"verify/{n}"].tolist() for n in ("fractions", "measured", "predicted", "losses")), strict=True)
-        return tuple(Trial(f, m, p, tuple(x for x in losses if not math.isnan(x))) for f, m, p, losses in rows)
+        allowed = t.get("verify/tolerance", torch.full_like(t["verify/measured"], HOLDS))
+        columns = [t[f"verify/{n}"].tolist() for n in ("fractions", "measured", "predicted", "losses")]
+        rows = zip(*columns, allowed.tolist(), strict=True)
+        return tuple(Trial(f, m, p, tuple(x for x in losses if not math.isnan(x)), a) for f, m, p, losses, a in rows)
 
     @property
     def ok(self) -> bool:

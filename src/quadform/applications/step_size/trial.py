@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from ...core.errors import QuadformError
 from ...core.space import Vector
 from ...curvature.risk import Risk
 from ...distributed.processes import group_of
-from ...report.step_size import HOLDS
+from ...report.step_size import HOLDS, Word
+from ...report.step_size import word as trial_word
 from .rules import Rule, Stepper
 
 #: Fractions of the ceiling that are tried.
@@ -40,32 +41,40 @@ _MET = 1e-6
 #: A loss this many times above where it began is given up.
 _DIVERGED = 1e3
 
-Word = Literal["shrinks", "holds", "grows"]
 #: What theory says of each fraction.
 EXPECTED: dict[float, Word] = {0.5: "shrinks", 1.0: "holds", 2.0: "grows"}
+
+
+#: Growth above the ceiling may differ from theory by this share of it, and its tolerance.
+GROWTH = 0.1
 
 
 @dataclass(frozen=True)
 class Trial:
     """One learning rate tried: by how much a step multiplies the pair's distance, measured and predicted.
 
-    `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
+    `tolerance` is how far from theory it may lie: `HOLDS`, and what the errors of lambda and of the pair's gradients
+    make of it. `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
     """
 
     fraction: float
     measured: float
     predicted: float
     losses: tuple[float, ...]
+    tolerance: float = HOLDS
 
     @property
     def word(self) -> Word:
         if not math.isfinite(self.measured):
             return "grows"
-        return "shrinks" if self.measured < 1 - HOLDS else "grows" if self.measured > 1 + HOLDS else "holds"
+        return trial_word(self.measured, self.tolerance)
 
     @property
     def as_expected(self) -> bool:
-        return self.word == EXPECTED.get(self.fraction, self.word)
+        if self.word != EXPECTED.get(self.fraction, self.word):
+            return False
+        off = abs(self.measured - self.predicted)
+        return self.word != "grows" or not math.isfinite(off) or off <= GROWTH * self.predicted + self.tolerance
 
 
 def double_copy(risk: Risk) -> Risk:
@@ -125,17 +134,19 @@ class Pair:
         self.w = flat({n: t * stepper.rates.get(n, 1.0) * stepper.decoupled.get(n, 0.0) for n, t in ones.items()})
         self.coupled = flat({n: t * stepper.coupled.get(n, 0.0) for n, t in ones.items()})
         self.slope = self.gradient(self.theta)
-        self.size = self._clear_of_noise() if size is None else size
+        self.size, self.resolution = self._clear_of_noise() if size is None else (size, 0.0)
         self.decay = float((self.w * self.u.square()).sum())
 
-    def _clear_of_noise(self) -> float:
-        """The longest displacement at which ten times its length sees the same curvature; else the steadiest."""
+    def _clear_of_noise(self) -> tuple[float, float]:
+        """The longest displacement at which ten times its length sees the same curvature, else the steadiest; and by
+        how much, of itself, the curvature differs between the two: the resolution of the trial."""
         v = self.S * self.u
         v = v / v.norm()
         seen = [float(v @ (self.gradient(self.theta + d * v) - self.slope)) / d for d in DISPLACEMENTS]
         gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in itertools.pairwise(seen)]
         steady = [i for i, gap in enumerate(gaps) if gap <= AGREE]
-        return DISPLACEMENTS[steady[-1] if steady else gaps.index(min(gaps))]
+        chosen = steady[-1] if steady else gaps.index(min(gaps))
+        return DISPLACEMENTS[chosen], gaps[chosen]
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.space.flatten(self.risk.gradient(self.space.unflatten(x))) + self.coupled * x
@@ -229,11 +240,29 @@ def trial_gradients(steps: int) -> int:
     return len(DISPLACEMENTS) + 1 + math.ceil(len(FRACTIONS) * steps * 7 / 3) if steps else 0
 
 
+def tolerance(rule: Rule, eta: float, lam: float, decay: float, error: float) -> float:
+    """How far the multiplier may lie from theory where lambda is known to the relative error `error`.
+
+    At its ceiling momentum b multiplies an error of lambda by (2 + 2b) / (1 - b), 38 for Adam; just below it the
+    slowest mode falls as a square root. So a lambda known to 1e-3 says 1 +- 0.05 there.
+    """
+    here = rule.multiplier(eta, lam, decay)
+    return HOLDS + max(abs(rule.multiplier(eta, lam * (1 + s * error), decay) - here) for s in (-1, 1))
+
+
 def try_out(
-    pair: Pair, ceiling: float, lam: float, steps: int, told: Callable[[int, str], None] = lambda n, text: None
+    pair: Pair,
+    ceiling: float,
+    lam: float,
+    steps: int,
+    told: Callable[[int, str], None] = lambda n, text: None,
+    error: float = 0.0,
 ) -> tuple[Trial, ...]:
-    """All fractions of the ceiling, `steps` steps each; `told(gradients, text)` after each."""
-    trials = []
+    """All fractions of the ceiling, `steps` steps each; `told(gradients, text)` after each.
+
+    `error` is the relative error of lambda. The trial sees curvature to its own resolution beside.
+    """
+    trials, known = [], error + pair.resolution
     for fraction in FRACTIONS:
         eta = fraction * ceiling
         measured = pair.factor(eta, lam, steps)
@@ -241,5 +270,6 @@ def try_out(
         losses = pair.plain(eta, steps)
         told(steps, f"{fraction:g}x: loss {losses[-1]:.4g}")
         expected = pair.rule.multiplier(eta, pair.curvature(lam), pair.decay)
-        trials.append(Trial(fraction, measured, expected, losses))
+        allowed = tolerance(pair.rule, eta, pair.curvature(lam), pair.decay, known)
+        trials.append(Trial(fraction, measured, expected, losses, allowed))
     return tuple(trials)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
-from ...report.step_size import rate_of
+from ...report.step_size import HOLDS, rate_of
 from ...report.why import CHANGED
 from ..probes import probe_words
 from .rules import FLOOR
@@ -18,13 +18,23 @@ if TYPE_CHECKING:
 
 #: Weight decay is told where it makes at least this share of lambda_max.
 DECAY_TOLD = 0.001
+#: A tolerance of the trial above this is told.
+COARSE = 2 * HOLDS
 #: A learning rate below this share of the ceiling is well below it.
 WELL_BELOW = 0.5
 
 
 def lines(answer: StepSize) -> list[str]:
     """What the verb prints."""
-    return [*_measured(answer), *_table(answer), *_interval(answer), *_trial(answer), *_yours(answer), *_limits(answer)]
+    return [
+        *_measured(answer),
+        *_table(answer),
+        *_interval(answer),
+        *_trial(answer),
+        *_yours(answer),
+        *_limits(answer),
+        *failed(answer),
+    ]
 
 
 def _measured(answer: StepSize) -> Iterator[str]:
@@ -83,10 +93,12 @@ def _interval(answer: StepSize) -> Iterator[str]:
 
 
 def said(trial: Trial) -> str:
-    """`2x grows 3.0x a step`."""
+    """`2x grows 3.0x a step`; where the trial is coarse, how coarse."""
     by = f" {trial.measured:.3g}x a step" if trial.word == "grows" else ""
-    wrong = "" if trial.as_expected else f" (theory: {trial.predicted:.3g}x)"
-    return f"{trial.fraction:g}x {trial.word}{by}{wrong}"
+    coarse = trial.word == "holds" and trial.tolerance > COARSE
+    how = f" ({trial.measured:.3g}x a step, within its tolerance of {trial.tolerance:.1g})" if coarse else ""
+    wrong = "" if trial.as_expected else " (NOT as theory says)"
+    return f"{trial.fraction:g}x {trial.word}{by}{how}{wrong}"
 
 
 def _trial(answer: StepSize) -> Iterator[str]:
@@ -97,6 +109,23 @@ def _trial(answer: StepSize) -> Iterator[str]:
     yield f"tried on a copy, along the top direction: {' | '.join(map(said, trials))}"
     ends = " | ".join(f"{t.fraction:g}x {loss_word(t, steps)}" for t in trials)
     yield f"loss of plain runs, {steps} steps (seen, not predicted): {trials[0].losses[0]:.4g} -> {ends}"
+
+
+def failed(answer: StepSize) -> Iterator[str]:
+    """Every check that failed: which one, what was found, what to do."""
+    for t in answer.trials:
+        if not t.as_expected:
+            yield (
+                f"CHECK FAILED: the trial at {t.fraction:g}x the ceiling. A step multiplies the perturbation by"
+                f" {t.measured:.4g}, theory says {t.predicted:.4g} +- {t.tolerance:.1g}: lambda_max is not the"
+                " curvature the copy sees along this direction. Measure in float64, with more products"
+                " or another seed; if it stays, do not trust this ceiling."
+            )
+    for name, e in answer.record.scalars.items():
+        if not e.converged:
+            yield (
+                f"CHECK FAILED: {name} did not converge in {e.matvecs} products, so it is a bound. Allow more products."
+            )
 
 
 def loss_word(trial: Trial, steps: int) -> str:
