@@ -347,6 +347,8 @@ def test_labels_and_prefixes_name_blocks() -> None:
         ({"Y": -torch.rand(3, 2), "loss": "cross-entropy"}, "class probabilities in Y are not negative"),
         ({"Y": None, "loss": (torch.full((3, 2), float("inf")), torch.ones(3, 2, 2))}, "g = dl/dF is not finite"),
         ({"W_K": None}, "W_K is a NoneType; give a tensor"),
+        ({"X": torch.zeros(3, 2).half()}, "X is torch.float16; closed forms work in float32 or float64"),
+        ({"X": torch.zeros(3, 2).bfloat16()}, "X is torch.bfloat16; closed forms work in float32 or float64"),
         ({"temperature": 0.0}, "above 0"),
         ({"loss": "hinge"}, "is not one of 'mse', 'cross-entropy'"),
         ({"loss": "cross-entropy", "Y": torch.tensor([0, 1, 2])}, "must lie in 0..1"),

@@ -253,18 +253,55 @@ def test_bulk_multiplicity_is_seen():
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(0, 999))
 def test_balance(m, n, r, seed):
-    """Balancing keeps W_Q W_K^T, makes the Gram matrices equal, and reaches |W_Q|^2 + |W_K|^2 = 2 ||W_Q W_K^T||_*."""
+    """Balancing keeps W_Q W_K^T, makes the Gram matrices equal, and reaches |W_Q|^2 + |W_K|^2 = 2 ||W_Q W_K^T||_*; all
+    of it but for the directions that the product does not see, which stay."""
     gen = torch.Generator().manual_seed(seed)
     W_Q, W_K = 3 * rand(gen, m, r), rand(gen, n, r)
+    stays = check_balanced(W_Q, W_K)
+    if r <= min(m, n) or m == n:  # generic weights that the product sees whole
+        assert stays == 0
+
+
+@pytest.mark.parametrize(("zero_Q", "zero_K"), [(3, 0), (0, 3), (1, 1), (2, 1), (3, 3)])
+def test_balance_keeps_what_the_product_does_not_see(zero_Q, zero_K):
+    """W_Q = 0, or some of its columns, as at many starts: W_K keeps its rank there and the loss its gradient."""
+    gen = torch.Generator().manual_seed(0)
+    W_Q, W_K = rand(gen, 4, 3), rand(gen, 5, 3)
+    W_Q[:, :zero_Q], W_K[:, 3 - zero_K :] = 0, 0
+    check_balanced(W_Q, W_K)
+    turn = torch.linalg.qr(rand(gen, 3, 3)).Q
+    check_balanced(W_Q @ turn, W_K @ turn)
+    if not W_Q.any():
+        assert torch.allclose(balance(W_Q, W_K)[1], W_K, rtol=0, atol=1e-14)
+
+
+def null_space(W):
+    _, s, Vh = torch.linalg.svd(W)
+    return Vh[int((s > 1e-10).sum()) :].T
+
+
+def check_balanced(W_Q, W_K):
+    """The theorem of `balance`; returns how many directions stay."""
     Q, K = balance(W_Q, W_K)
     M = W_Q @ W_K.T
     assert float((Q @ K.T - M).abs().max()) <= 10 * TOL * max(float(M.abs().max()), 1e-3)
-    assert torch.allclose(Q.T @ Q, K.T @ K, rtol=0, atol=1e-10)
-    least = 2 * float(torch.linalg.svdvals(M).sum())
+    for new, old in ((Q, W_Q), (K, W_K)):
+        assert torch.linalg.matrix_rank(new, tol=1e-10) == torch.linalg.matrix_rank(old, tol=1e-10)
+    # z in the null space of one, orthogonal to that of the other
+    z_Q = null_space(torch.cat([W_K, null_space(W_Q).T]))
+    z_K = null_space(torch.cat([W_Q, null_space(W_K).T]))
+    assert torch.allclose(Q @ z_Q, W_Q @ z_Q, rtol=0, atol=1e-12)
+    assert torch.allclose(K @ z_K, W_K @ z_K, rtol=0, atol=1e-12)
+    seen = null_space(torch.cat([z_Q, z_K], 1).T)
+    assert torch.allclose(seen.T @ Q.T @ Q @ seen, seen.T @ K.T @ K @ seen, rtol=0, atol=1e-10)
+    stays = float((W_Q @ z_Q).square().sum() + (W_K @ z_K).square().sum())
+    least = 2 * float(torch.linalg.svdvals(M).sum()) + stays
     assert float(Q.square().sum() + K.square().sum()) == pytest.approx(least, rel=1e-9)
     assert float(W_Q.square().sum() + W_K.square().sum()) >= least * (1 - 1e-12)
     again = balance(Q, K)
     assert torch.allclose(again[0], Q, atol=1e-8)  # a balanced pair is its own nearest balanced pair
+    assert torch.allclose(again[1], K, atol=1e-8)
+    return z_Q.shape[1] + z_K.shape[1]
 
 
 @settings(max_examples=40, deadline=None)
@@ -340,3 +377,17 @@ def test_input_errors():
         bulk(W, W, rand(gen, 2, 2))
     with pytest.raises(InputError, match="one inner width"):
         balance(W, rand(gen, 3, 2))
+    with pytest.raises(InputError, match="W_K is not finite: nan"):
+        balance(W, W * math.nan)
+    with pytest.raises(InputError, match=r"W_Q is torch\.float16; closed forms work in float32 or float64"):
+        balance(W.half(), W.half())
+
+
+def test_flattest_point_of_a_zero_product():
+    """W_Q = 0: no point of the orbit has less curvature than another in the limit; the weights stay."""
+    gen = torch.Generator().manual_seed(0)
+    W_K, W_V = rand(gen, 3, 2), rand(gen, 3, 2)
+    layer = AttentionLayer(rand(gen, 5, 3), torch.zeros(3, 2).double(), W_K, W_V, rand(gen, 5, 2))
+    Q, K = flattest(layer)
+    assert not Q.any()
+    assert torch.allclose(K, W_K, rtol=0, atol=1e-14)

@@ -96,6 +96,15 @@ def test_one_head_with_identity_output_is_the_single_head_layer() -> None:
     assert torch.allclose(many.matrix(names=("W_Q", "W_K", "W_V")), one.matrix(), atol=1e-15)
 
 
+def test_an_output_matrix_that_is_the_identity() -> None:
+    """A head's rows of W_O = I are one where row meets column, and still no identity."""
+    g = torch.Generator().manual_seed(0)
+    X, W, Y = randn(g, 5, 3), [weight(g, 3, 2) for _ in range(3)], randn(g, 5, 2)
+    layer = MultiHeadAttentionLayer(X, *W, torch.eye(2, dtype=X.dtype), Y, heads=2)
+    for part in PARTS:
+        layer.check(part, tolerance=1e-12)
+
+
 def test_a_network_behind_the_layer_that_couples_tokens() -> None:
     g = torch.Generator().manual_seed(0)
     X, W = randn(g, 4, 3), [weight(g, 3, 4) for _ in range(3)]

@@ -18,6 +18,7 @@ cross-attention, temperature and general losses are [own]. The Kronecker form is
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -67,7 +68,10 @@ class AttentionLayer(TokenLayer):
         self.space = Space.of(self.weights).rename(prefix)
         self.output: OutputLoss = output_loss(loss, self.head.F, Y)
         self.head.see(self.output.g)
-        self._curvatures: dict[Part, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def _curvatures(self) -> dict[Part, tuple[Tensor, Tensor]]:
+        return {}
 
     # --- what the layer computes ------------------------------------------------------------------------------------
     @property

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from .attention import AttentionLayer
+from .inputs import one_kind
 from .linear_attention import LinearAttentionLayer
 from .merged_qk import MergedLayer
 from .mlp import LinearMLP
@@ -232,6 +233,8 @@ def balancing_map(A: Tensor, B: Tensor) -> Tensor:
     With A = W_Q^T W_Q and B = W_K^T W_K, `W_Q -> W_Q S`, `W_K -> W_K S^{-T}` minimises |W_Q|^2 + |W_K|^2 on the orbit:
     the square of S is the geometric mean of A^-1 and B. Other positive A, B minimise tr(S^T A S) + tr(S^-1 B S^-T).
     """
+    if A.shape[0] == 0:
+        return A
     a, b = torch.linalg.eigvalsh(A), torch.linalg.eigvalsh(B)
     smallest = torch.finfo(A.dtype).eps * A.shape[0]
     if not (float(a[0]) > smallest * float(a[-1]) and float(b[0]) > smallest * float(b[-1])):
@@ -256,20 +259,69 @@ def balance(W_Q: Tensor, W_K: Tensor) -> tuple[Tensor, Tensor]:
 
     With W_Q W_K^T = U S V^T it is `U S^(1/2) R`, `V S^(1/2) R`, R with orthonormal rows (which leave the spectrum
     of H alone) chosen nearest to the given pair; the least value is twice the nuclear norm of W_Q W_K^T.
+
+    Directions z with W_Q z = 0 or W_K z = 0 alone are not seen by the product. They stay as they are: to shrink them to
+    0 would leave the orbit, and weights that start at W_Q = 0 would lose W_K and with it their gradient.
     """
-    left, right, R = _balanced(W_Q, W_K)
-    return left @ R, right @ R
+    pair = _Balanced.of(W_Q, W_K)
+    return pair.at(pair.left, pair.right)
 
 
-def _balanced(W_Q: Tensor, W_K: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if W_Q.shape[1] != W_K.shape[1]:
-        raise InputError(f"W_Q {tuple(W_Q.shape)} and W_K {tuple(W_K.shape)} have one inner width.")
-    (Q_Q, R_Q), (Q_K, R_K) = torch.linalg.qr(W_Q), torch.linalg.qr(W_K)
-    U, s, Vh = torch.linalg.svd(R_Q @ R_K.T, full_matrices=False)
-    keep = s > s[0] * torch.finfo(s.dtype).eps * max(W_Q.shape)
-    left, right = Q_Q @ U[:, keep] * s[keep].sqrt(), Q_K @ Vh[keep].T * s[keep].sqrt()
-    u, _, vh = torch.linalg.svd(left.T @ W_Q + right.T @ W_K, full_matrices=False)
-    return left, right, u @ vh
+@dataclass(frozen=True)
+class _Balanced:
+    """A balanced pair: `left R` and `right R`, and what the product does not see, in directions orthogonal to R."""
+
+    left: Tensor
+    right: Tensor
+    R: Tensor
+    unseen_Q: Tensor
+    unseen_K: Tensor
+
+    @classmethod
+    def of(cls, W_Q: Tensor, W_K: Tensor) -> _Balanced:
+        one_kind({"W_Q": W_Q, "W_K": W_K})
+        if W_Q.dim() != 2 or W_K.dim() != 2 or W_Q.shape[1] != W_K.shape[1]:
+            raise InputError(f"W_Q {tuple(W_Q.shape)} and W_K {tuple(W_K.shape)} are matrices of one inner width.")
+        meet = _Meeting.of(W_Q, W_K)
+        (Q_Q, R_Q), (Q_K, R_K) = (torch.linalg.qr(W @ S) for W, S in ((W_Q, meet.seen_Q), (W_K, meet.seen_K)))
+        U, s, Vh = torch.linalg.svd(R_Q * meet.cosines @ R_K.T, full_matrices=False)
+        keep = s > s[:1] * torch.finfo(s.dtype).eps * max(W_Q.shape)
+        left, right = Q_Q @ U[:, keep] * s[keep].sqrt(), Q_K @ Vh[keep].T * s[keep].sqrt()
+        aside = torch.linalg.qr(torch.cat([meet.unseen_Q, meet.unseen_K], 1)).Q
+        near = left.T @ W_Q + right.T @ W_K
+        u, _, vh = torch.linalg.svd(near - near @ aside @ aside.T, full_matrices=False)
+        unseen = (W @ z @ z.T for W, z in ((W_Q, meet.unseen_Q), (W_K, meet.unseen_K)))
+        return cls(left, right, u @ vh, *unseen)
+
+    def at(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """The pair with other balanced factors."""
+        return left @ self.R + self.unseen_Q, right @ self.R + self.unseen_K
+
+
+@dataclass(frozen=True)
+class _Meeting:
+    """Orthonormal bases `(r, .)` of the row spaces of W_Q and W_K, cut into the principal directions in which they
+    meet, `seen_Q^T seen_K = diag(cosines)`, and those in which one is orthogonal to all of the other."""
+
+    seen_Q: Tensor
+    seen_K: Tensor
+    cosines: Tensor
+    unseen_Q: Tensor
+    unseen_K: Tensor
+
+    @classmethod
+    def of(cls, W_Q: Tensor, W_K: Tensor) -> _Meeting:
+        eps = torch.finfo(W_Q.dtype).eps
+
+        def rows(W: Tensor) -> Tensor:
+            _, s, Vh = torch.linalg.svd(W, full_matrices=False)
+            return Vh[s > s[0] * eps * max(W.shape)].T
+
+        rows_Q, rows_K = rows(W_Q), rows(W_K)
+        U, cosines, Vh = torch.linalg.svd(rows_Q.T @ rows_K)
+        met = int((cosines > eps**0.5).sum())
+        Q, K = rows_Q @ U, rows_K @ Vh.T
+        return cls(Q[:, :met], K[:, :met], cosines[:met], Q[:, met:], K[:, met:])
 
 
 def flattest(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
@@ -285,6 +337,6 @@ def flattest(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
     E = factor.R.mT @ layer.output.hessian_times(factor.R)
     C_K = (x.square().sum(1)[:, None, None] * E).sum(0)
     C_Q = (x * E.diagonal(dim1=1, dim2=2).sum(1)[:, None]).T @ x
-    left, right, R = _balanced(layer.weights["W_Q"], layer.weights["W_K"])
-    S = balancing_map(left.T @ C_Q @ left, right.T @ C_K @ right)
-    return left @ S @ R, right @ torch.linalg.inv(S).T @ R
+    pair = _Balanced.of(layer.weights["W_Q"], layer.weights["W_K"])
+    S = balancing_map(pair.left.T @ C_Q @ pair.left, pair.right.T @ C_K @ pair.right)
+    return pair.at(pair.left @ S, pair.right @ torch.linalg.inv(S).T)

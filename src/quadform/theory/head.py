@@ -17,7 +17,7 @@ from ..core.errors import InputError
 from ..core.space import Vector
 from .inputs import one_kind, score_scale
 from .loss import OutputLoss
-from .moments import second_and_contracted_third
+from .moments import centre, less_top, second_and_contracted_third
 from .terms import Term
 
 
@@ -224,7 +224,7 @@ class Head:
 
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW_Q, dL/dW_K, dL/dW_V."""
-        D = self._centre(self.phi)
+        D = centre(self.A, self.phi)
         return {
             "W_Q": self.sc * _sum_over_tokens(self.X, D @ self.K),
             "W_K": self.sc * _sum_over_tokens(self.Z, D.transpose(-1, -2) @ self.Q),
@@ -235,10 +235,6 @@ class Head:
         """sum_n m_n g_n^T, `(d_Z, d_V)`."""
         return self.m.T @ g
 
-    def _centre(self, M: Tensor) -> Tensor:
-        """A o (M - rowsum(A o M)): the softmax Jacobian applied to rows of M, any leading axes."""
-        return self.A * (M - (self.A * M).sum(-1, keepdim=True))
-
     # --- products ---------------------------------------------------------------------------------------------------
     def tangents(self, V: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Directions of Q, K, V, A and F for k directions of the weights: the forward tangent, O(k L^2 (d_K + d_V))."""
@@ -246,13 +242,13 @@ class Head:
         dK = self.Z @ V["W_K"][:, None]
         dV = self.Z @ V["W_V"][:, None]
         dT = self.sc * (dQ @ self.K.transpose(-1, -2) + self.Q @ dK.transpose(-1, -2))
-        dA = self._centre(dT)
+        dA = centre(self.A, dT)
         dF = dA @ self.V + self.A @ dV
         return dQ, dK, dV, dA, dF
 
     def pull_back(self, dg: Tensor) -> dict[str, Tensor]:
         """J^T dg for k cotangents at the output, `(k, b, i, d_V)`."""
-        C = self._centre(dg @ self.V.transpose(-1, -2))
+        C = centre(self.A, dg @ self.V.transpose(-1, -2))
         return {
             "W_Q": self.sc * _sum_over_tokens(self.X, C @ self.K),
             "W_K": self.sc * _sum_over_tokens(self.Z, C.transpose(-1, -2) @ self.Q),
@@ -262,8 +258,8 @@ class Head:
     def curve(self, dQ: Tensor, dK: Tensor, dV: Tensor, dA: Tensor) -> dict[str, Tensor]:
         """H_f v from the forward tangents: the derivative of the gradient with g held fixed."""
         g = self.g.unflatten(0, self.A.shape[:2])
-        phi, D = self.phi, self._centre(self.phi)
-        dphi = g @ dV.transpose(-1, -2)
+        phi, D = less_top(self.A, self.phi), centre(self.A, self.phi)
+        dphi = less_top(self.A, g @ dV.transpose(-1, -2))
         mean = (self.A * phi).sum(-1, keepdim=True)
         dmean = (dA * phi + self.A * dphi).sum(-1, keepdim=True)
         dD = dA * (phi - mean) + self.A * (dphi - dmean)

@@ -13,12 +13,15 @@ from ..core.errors import InputError
 
 
 def one_kind(named: Mapping[str, Tensor]) -> None:
-    """Refuse what is no tensor, is empty, has another dtype or device than the first, or holds NaN or infinity."""
+    """Refuse what is no tensor, is empty, is half precision, is of another dtype or device than the first, or holds NaN
+    or infinity."""
     first = next(iter(named.values()))
     for name, t in named.items():
         finite(name, t)
         if t.numel() == 0:
             raise InputError(f"{name} has shape {tuple(t.shape)}; all sizes are at least 1.")
+        if t.dtype in (torch.float16, torch.bfloat16):
+            raise InputError(f"{name} is {t.dtype}; closed forms work in float32 or float64. Convert with `.float()`.")
         if not t.is_floating_point() or t.dtype != first.dtype or t.device != first.device:
             raise InputError(f"{name} is {t.dtype} on {t.device}; all inputs need one floating dtype and one device.")
 

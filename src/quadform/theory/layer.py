@@ -9,11 +9,10 @@ plain values: weights that are being trained may be given, no derivative is kept
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Literal, final
+from functools import cached_property, reduce
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -25,13 +24,12 @@ from ..core.record import Estimate
 from ..core.space import Space, Vector, paper_name
 from ..core.spec import choose
 from .loss import OutputLoss
-from .terms import Term, attribution, in_range, squared_norm
+from .norms import block_norm
+from .terms import Term, attribution, in_range
 from .writing import block
 
 Part = Literal["total", "outer", "functional"]
 PARTS: tuple[Part, ...] = ("total", "outer", "functional")
-#: The logarithm of the largest number.
-_LOG_MAX = math.log(sys.float_info.max)
 
 
 def known_part(part: str) -> Part:
@@ -158,12 +156,9 @@ class TokenLayer(ABC):
         """H v for one vector, or a stack of them, given by the names of the space."""
         return self.hessian() @ vector
 
-    # --- exact scalars, no block built ------------------------------------------------------------------------------
+    # --- exact scalars, no block kept -------------------------------------------------------------------------------
     def norms(self, part: Part = "total") -> dict[tuple[str, str], Estimate]:
-        """The Frobenius norm of every block (a not before b), exact, by token Gram sums.
-
-        `||sum_n r_n c_n^T (x) E_n||^2 = sum_{n,m} (r_n . r_m)(c_n . c_m) <E_n, E_m>`
-        """
+        """The Frobenius norm of every block (a not before b), exact; see `norms.py`."""
         names = [piece for name in self.weights for piece, _ in self.pieces(name)]
         return {(a, b): self.norm(a, b, part) for i, a in enumerate(names) for b in names[: i + 1]}
 
@@ -173,15 +168,14 @@ class TokenLayer(ABC):
         part = known_part(part)
         a, b = self._name(a), self._name(b)
         if part != "functional" and not self.output.token_wise:
-            return Estimate(float(self.dense(part, a, b).norm()), note="from the dense block: the loss couples tokens")
-        found = self._found(part, a, b)
-        square = sum(float(squared_norm(terms)) for terms in found)
-        if self._squares_fit(square):
-            return Estimate(math.sqrt(square))
-        found, log = in_range(found)
-        square = sum(float(squared_norm(terms)) for terms in found)
-        log += math.log(square) / 2 if square > 0 else -math.inf
-        return Estimate(math.exp(log) if log < _LOG_MAX else math.inf)
+            M = self.dense(part, a, b)
+            size = float(M.abs().max())
+            value = size * float((M / size).norm()) if size > 0 else 0.0  # squares may leave floating point
+            return Estimate(value, note="from the dense block: the loss couples tokens")
+        norm = block_norm(self._found(part, a, b))
+        if self.dtype != torch.float64 and norm.value < torch.finfo(self.dtype).tiny / torch.finfo(self.dtype).eps:
+            return block_norm(in_float64(self)._found(part, a, b))  # small matrices may have left float32
+        return norm
 
     @torch.no_grad()
     def diagonal(self, part: Part = "total") -> dict[str, Tensor]:
@@ -216,11 +210,8 @@ class TokenLayer(ABC):
         if part != "functional" and not self.output.token_wise:
             raise InputError("token shares need a token-wise loss; this one couples tokens. Ask for part='functional'.")
         found = self._found(part, a, b)
-        pieces = [attribution(terms) for terms in found]
+        pieces = [attribution(terms) for terms in in_range(found)[0]]
         total = sum(float(p.sum()) for p in pieces)
-        if not self._squares_fit(total):
-            pieces = [attribution(terms) for terms in in_range(found)[0]]
-            total = sum(float(p.sum()) for p in pieces)
         if total == 0.0:
             raise InputError(f"the {part} block ({a}, {b}) is 0 at this point; there is nothing to attribute.")
         return self.per_token(reduce(torch.add, pieces) / total)
@@ -284,15 +275,26 @@ class TokenLayer(ABC):
         """The terms of every block of pieces that has any."""
         return [t for x, _ in self.pieces(a) for y, _ in self.pieces(b) if (t := self._terms(part, x, y))]
 
-    def _squares_fit(self, square: float) -> bool:
-        """Whether a sum of squares is far from both ends of floating point."""
-        info = torch.finfo(self.dtype)
-        return info.tiny / info.eps < square < info.max * info.eps
-
 
 def _four(out: Tensor, rows: tuple[int, ...], cols: tuple[int, ...]) -> Tensor:
     """A `(rows, cols)` view with the axes of both weights."""
     return out.unflatten(1, cols).unflatten(0, rows)
+
+
+def in_float64(thing: Any) -> Any:
+    """A layer, and whatever of this room it is made of, with all tensors in float64; what is cached is left behind."""
+    if isinstance(thing, Tensor):
+        return thing.double() if thing.is_floating_point() else thing
+    if isinstance(thing, dict):
+        return {key: in_float64(value) for key, value in thing.items()}
+    if type(thing) in (list, tuple):
+        return type(thing)(in_float64(value) for value in thing)
+    if not type(thing).__module__.startswith(f"{__package__}."):
+        return thing
+    twin = object.__new__(type(thing))
+    cached = {name for kind in type(thing).__mro__ for name, v in vars(kind).items() if isinstance(v, cached_property)}
+    vars(twin).update({name: in_float64(value) for name, value in vars(thing).items() if name not in cached})
+    return twin
 
 
 def autodiff_hessian(scalar: Callable[[Vector], Tensor], weights: Vector) -> Tensor:

@@ -26,6 +26,7 @@ from .head import Head, as_batch, score_bias
 from .inputs import one_kind, score_scale
 from .layer import Part, TokenLayer, known_part
 from .loss import OutputLoss, output_loss
+from .moments import centre
 from .terms import Term
 
 #: What the merged layer calls its weights, and what the head underneath calls them.
@@ -123,8 +124,7 @@ def _merged_head(X: Tensor, Z: Tensor, W_QK: Tensor, W_V: Tensor, bias: Tensor |
 
 def score_gradient(head: Head) -> Tensor:
     """`G = dL/d(W_Q W_K^T)` (d, d_Z) of a head: `sc X^T (A o (phi - row mean)) Z`, O(L^2 d) and no second moments."""
-    D = head.A * (head.phi - (head.A * head.phi).sum(-1, keepdim=True))
-    return head.sc * (head.X.mT @ D @ head.Z).sum(0)
+    return head.sc * (head.X.mT @ centre(head.A, head.phi) @ head.Z).sum(0)
 
 
 class ScoreSplit:

@@ -56,6 +56,21 @@ def moment_norms(A: Float[Tensor, "i j"], Z: Float[Tensor, "j d"]) -> Float[Tens
     return torch.stack(rows).mean(1)
 
 
+def less_top(A: Tensor, M: Tensor) -> Tensor:
+    """Rows of M `(..., i, j)` less their entry at the key that row i of A sees most.
+
+    Where rows are centred afterwards this changes nothing, and nearly one-hot attention keeps its digits: the mean of M
+    would be M at the top key to the last digit, and their difference the rounding alone.
+    """
+    return M - M.gather(-1, A.argmax(-1, keepdim=True).expand(*M.shape[:-1], 1))
+
+
+def centre(A: Tensor, M: Tensor) -> Tensor:
+    """`A o (M - rowsum(A o M))`: the softmax Jacobian applied to rows of M, any leading axes."""
+    M = less_top(A, M)
+    return A * (M - (A * M).sum(-1, keepdim=True))
+
+
 @torch.no_grad()
 def second_and_contracted_third(
     A: Float[Tensor, "b i j"], Z: Float[Tensor, "b j d"], phi: Float[Tensor, "b i j"]
@@ -68,7 +83,7 @@ def second_and_contracted_third(
     batch, rows, keys = A.shape
     d = Z.shape[2]
     M1 = A @ Z
-    w = A * (phi - (A * phi).sum(-1, keepdim=True))
+    w = centre(A, phi)
     M2 = torch.empty((batch * rows, d, d), dtype=Z.dtype, device=Z.device)
     N = torch.empty_like(M2)
     for b, i in _chunks(batch, rows, keys * d * Z.element_size()):

@@ -27,6 +27,7 @@ from .head import as_batch
 from .inputs import one_kind
 from .layer import Part, autodiff_hessian, known_part
 from .loss import output_loss
+from .moments import centre, less_top
 
 Scores = Callable[[Vector], Tensor]
 
@@ -79,8 +80,8 @@ class ScoreAttentionLayer:
         """dT_ij/dtheta minus its mean under row i, `(b, i, j, P)`; masked scores have derivative 0."""
         flat = self._flat.flatten(self.theta)
         dT = torch.func.jacfwd(lambda w: self.scores(self._flat.unflatten(w)))(flat)
-        dT = torch.where(self.A[..., None] > 0, dT, torch.zeros_like(dT))
-        return dT - torch.einsum("bij,bijp->bip", self.A, dT)[:, :, None]
+        dT = less_top(self.A, torch.where(self.A[..., None] > 0, dT, torch.zeros_like(dT)).movedim(-1, 0))
+        return (dT - (self.A * dT).sum(-1, keepdim=True)).movedim(0, -1)
 
     def matrix(self, part: Part = "total") -> Tensor:
         """The Hessian, its outer-product or its functional part, over theta and W_V in the order of the space."""
@@ -99,7 +100,7 @@ class ScoreAttentionLayer:
             out += J.flatten(0, 1).T @ self.output.hessian_times(J).flatten(0, 1)
         if part != "outer":
             phi = self.g @ V.transpose(-1, -2)
-            D = self.A * (phi - (self.A * phi).sum(-1, keepdim=True))
+            D = centre(self.A, phi)
             third_cumulant = torch.einsum("bij,bijp,bijq->pq", D, c, c)
             seen = torch.where(self.A > 0, D, torch.zeros_like(D))
             score_curvature = autodiff_hessian(lambda w: _weighted(seen, self.scores(w)), self.theta)

@@ -74,7 +74,27 @@ class Term:
             and self.cols_vector_first == other.cols_vector_first
         )
 
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """The shape of the row weight."""
+        p, e = self.r.shape[1], self.E.shape[1]
+        return (p, e) if self.rows_vector_first else (e, p)
+
+    def rows(self, at: slice) -> Term:
+        """The rows of the block whose first index lies in `at`; the first axis of the row weight is cut."""
+        if self.rows_vector_first:
+            return replace(self, r=self.r[:, at], symmetric=False)
+        return replace(self, E=self.E[:, at], rows_span=None, symmetric=False)
+
     # --- scalars ----------------------------------------------------------------------------------------------------
+    def own_squares(self) -> Tensor:
+        """`||r_n c_n^T (x) E_n||_F^2` for every token, `(N,)`."""
+        return self.r.square().sum(1) * self.c.square().sum(1) * self.E.square().sum((1, 2))
+
+    def is_zero(self) -> bool:
+        """Whether one of the three factors is zero for all tokens."""
+        return not all(bool(t.any()) for t in (self.r, self.c, self.E))
+
     def diagonal(self) -> Tensor:
         """The diagonal of a square block, `(rows,)`."""
         along = self.r * self.c  # (N, p)
@@ -131,13 +151,19 @@ class Term:
                 total[n] = (left * right).sum(1)
         return total
 
+    def width(self) -> int:
+        """Multiplications of one inner product of two small matrices, in their spans where those are used."""
+        e, f = self.E.shape[1:]
+        if self.shared or self.cols_span is None:
+            return e * f
+        within = (e if self.rows_span is None else self.rows_span.shape[2]) * self.cols_span.shape[2]
+        return within if 3 * within <= e * f else e * f
+
     def _cores(self) -> _Cores | None:
         """The small matrices in the bases of their spans, where that is worth it: many short sequences."""
-        if self.shared or self.cols_span is None:
+        if self.shared or self.cols_span is None or self.width() == self.E.shape[1] * self.E.shape[2]:
             return None
         U, V, groups = self.rows_span, self.cols_span, self.cols_span.shape[0]
-        if 3 * (self.E.shape[1] if U is None else U.shape[2]) * V.shape[2] > self.E.shape[1] * self.E.shape[2]:
-            return None
         core = self.E.unflatten(0, (groups, -1)) @ V[:, None]
         core = core if U is None else U[:, None].mT @ core
         return _Cores(self.r.unflatten(0, (groups, -1)), self.c.unflatten(0, (groups, -1)), core, U, V)
@@ -184,7 +210,11 @@ class _Cores:
 
 def is_identity(E: Tensor) -> bool:
     """Whether the shared matrix `(1, e, f)` is the identity."""
-    return E.shape[0] == 1 and torch.equal(E[0], torch.eye(*E.shape[1:], dtype=E.dtype, device=E.device))
+    return (
+        E.shape[0] == 1
+        and E.shape[1] == E.shape[2]
+        and torch.equal(E[0], torch.eye(*E.shape[1:], dtype=E.dtype, device=E.device))
+    )
 
 
 def merged(terms: Sequence[Term]) -> list[Term]:
@@ -205,21 +235,27 @@ def attribution(terms: Sequence[Term]) -> Tensor:
     return torch.stack([a.inner(b) for a in terms for b in terms]).sum(0)
 
 
-def in_range(groups: Sequence[Sequence[Term]]) -> tuple[list[list[Term]], float]:
-    """The same sums, all divided by one number (its logarithm comes second) that brings their squares into floating
-    point; terms that are zero are left out."""
+def in_range(groups: Sequence[Sequence[Term]]) -> tuple[list[list[Term]], int]:
+    """The same sums, all divided by one power of two (its exponent comes second) that brings their squares into
+    floating point; nothing is rounded. Terms that are zero are left out."""
 
-    def tops(term: Term) -> list[float]:
-        return [float(t.abs().max()) for t in (term.r, term.c, term.E)]
+    def exponents(term: Term) -> list[int]:
+        return [math.frexp(float(t.abs().max()))[1] for t in (term.r, term.c, term.E)]
 
-    kept = [[(t, top) for t in merged(terms) if 0 not in (top := tops(t))] for terms in groups]
-    log = max((sum(map(math.log, top)) for group in kept for _, top in group), default=0.0)
+    kept = [[(t, exponents(t)) for t in merged(terms) if not t.is_zero()] for terms in groups]
+    top = max((sum(e) for group in kept for _, e in group), default=0)
 
-    def divided(t: Term, top: list[float]) -> Term:
-        r, c, E = (x / size for x, size in zip((t.r, t.c, t.E), top, strict=True))
-        return replace(t, r=r, c=c, E=E * math.exp(sum(map(math.log, top)) - log))
+    def divided(t: Term, e: list[int]) -> Term:
+        r, c, E = (_shifted(x, -size) for x, size in zip((t.r, t.c, t.E), e, strict=True))
+        return replace(t, r=r, c=c, E=_shifted(E, sum(e) - top))
 
-    return [[divided(t, top) for t, top in group] for group in kept if group], log
+    return [[divided(t, e) for t, e in group] for group in kept if group], top
+
+
+def _shifted(x: Tensor, exponent: int) -> Tensor:
+    """x 2^exponent, in two steps: the power itself may leave floating point."""
+    half = exponent // 2
+    return x * 2.0**half * 2.0 ** (exponent - half)
 
 
 def squared_norm(terms: Sequence[Term]) -> Tensor:
