@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+import quadform as qf
+from quadform.applications.configs import ModelQuestion
 from quadform.applications.step_size import StepSize, lr
 from quadform.applications.step_size.rules import read_optimizer
 from quadform.applications.step_size.state import rates_of_run
+from quadform.applications.subject import open_subject
+from quadform.applications.trainer_files import trainer_files
 from quadform.cli.main import main
+from quadform.core.errors import InputError
 from quadform.nn import Transformer
 from quadform.report import step_size
 from quadform.report.texts import EN, KO
@@ -119,3 +124,104 @@ def test_a_record_that_does_not_say_which_rate_it_holds_is_not_judged(folder, tm
     del found.record.inputs["lr_is"]
     assert not any("learning rate" in line for line in found.lines())
     assert step_size.status(found.record) == "fair"
+
+
+# --- checkpoints of a Hugging Face trainer ----------------------------------------------------------------------------
+STEPS, PEAK = 6, 0.02
+
+
+def checkpoint(out: Path, steps: int = STEPS) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """What `Trainer` leaves in a checkpoint after `steps` of 6: weights, optimizer.pt, scheduler.pt,
+    trainer_state.json; matrices and the rest in two groups, linear decay to 0."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16, n_positions=8)
+    model = transformers.GPT2LMHeadModel(config)
+    matrices, rest = ([p for p in model.parameters() if (p.ndim > 1) == wide] for wide in (True, False))
+    optimizer = torch.optim.AdamW([{"params": matrices}, {"params": rest, "weight_decay": 0.0}], lr=PEAK)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / STEPS)
+    history = []
+    for step in range(steps):
+        ids = torch.randint(0, 16, (4, 8))
+        model(input_ids=ids, labels=ids).loss.backward()
+        history.append({"step": step + 1, "learning_rate": optimizer.param_groups[0]["lr"], "loss": 1.0})
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    model.save_pretrained(out)
+    torch.save(optimizer.state_dict(), out / "optimizer.pt")
+    torch.save(schedule.state_dict(), out / "scheduler.pt")
+    (out / "trainer_state.json").write_text(json.dumps({"global_step": steps, "log_history": history}))
+    return model, optimizer
+
+
+def asked(out: Path, *more: str) -> StepSize:
+    keep = out.parent / f"{out.name}-lr"
+    assert main(["lr", str(out), *WORDS, "--length", "8", *more, "--out", str(keep)]) == 0
+    return StepSize.load(keep)
+
+
+def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
+    """optimizer.pt gives P and the rate of the next step, without a flag: the ceiling of the optimizer itself."""
+    model, optimizer = checkpoint(tmp_path / "c", steps=4)
+    found = asked(tmp_path / "c")
+    said = capsys.readouterr().out
+    assert "P from optimizer.pt at step 4" in said
+    assert "step 4, float32" in said
+    assert "learning rate in force at step 4: 0.00667" in said
+    assert "peak rate of the schedule: 0.02" in said
+    subject = open_subject(ModelQuestion(model=str(tmp_path / "c"), batch=4, length=8))
+    own = lr(model.eval(), subject.batches, None, optimizer, progress=False)
+    assert found.ceiling == pytest.approx(own.ceiling, rel=1e-3)
+    (tmp_path / "c" / "optimizer.pt").unlink()
+    without = asked(tmp_path / "c")
+    assert "no optimizer state" in capsys.readouterr().out
+    assert abs(without.ceiling / found.ceiling - 1) > 0.1
+    assert without.record.inputs["lr"] == pytest.approx(PEAK / 3)  # scheduler.pt still tells
+
+
+def test_at_the_end_of_a_schedule_the_log_tells_the_last_rate(tmp_path):
+    """After the last step optimizer and schedule hold 0; the last rate that moved the weights stands in the log."""
+    checkpoint(tmp_path / "c")
+    found = trainer_files(tmp_path / "c")
+    assert (found.step, found.peak) == (STEPS, PEAK)
+    assert found.lr == pytest.approx(PEAK / STEPS)
+    assert asked(tmp_path / "c").record.inputs["lr"] == pytest.approx(PEAK / STEPS)
+
+
+def test_a_state_that_cannot_be_used_is_told_and_left(tmp_path, capsys):
+    """Damaged, of another model, of another optimizer: the answer says why, and stands without it."""
+    checkpoint(tmp_path / "c", steps=2)
+    path = tmp_path / "c" / "optimizer.pt"
+    torch.save(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1).state_dict(), path)
+    asked(tmp_path / "c")
+    assert "optimizer.pt beside the weights is not used" in capsys.readouterr().out
+    path.write_bytes(b"no pickle at all")
+    asked(tmp_path / "c")
+    assert "optimizer.pt beside the weights is not used" in capsys.readouterr().out
+    asked(tmp_path / "c", "--optimizer", "sgd")
+    assert "beside the weights" not in capsys.readouterr().out
+    for name in ("trainer_state.json", "scheduler.pt"):
+        (tmp_path / "c" / name).write_bytes(b"\x00 broken")
+    assert trainer_files(tmp_path / "c").step is None
+
+
+def test_a_folder_without_a_trainer_has_no_step(tmp_path, capsys):
+    """Nothing tells how long such a model was trained: no step is made up."""
+    checkpoint(tmp_path / "c", steps=0)
+    for name in ("trainer_state.json", "scheduler.pt", "optimizer.pt"):
+        (tmp_path / "c" / name).unlink()
+    assert asked(tmp_path / "c").record.inputs["source"]["step"] is None
+    assert "step 0" not in capsys.readouterr().out
+
+
+def test_frozen_parameters_can_be_taken_in(data):
+    """`include_frozen=True`, which refusals recommend, is taken by `qf.lr` and `qf.spectrum`."""
+    model = make(data, dtype=torch.float64).requires_grad_(False)
+    batch = next(data.batches("train", 4, 0))
+    with pytest.raises(InputError, match="include_frozen=True"):
+        qf.lr(model, batch, optimizer="sgd", progress=False)
+    found = qf.lr(model, batch, optimizer="sgd", include_frozen=True, progress=False)
+    options = {"top": 1, "density": False, "blocks": "none", "progress": False}
+    other = qf.spectrum(model, batch, include_frozen=True, **options)
+    assert found.ceiling == pytest.approx(2 / other.top[0].value, rel=1e-3)

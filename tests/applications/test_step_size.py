@@ -664,7 +664,6 @@ def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
 
 def test_state_of_torch_is_read_without_names(tmp_path, data, batches):
     """optimizer.pt with groups (matrices, rest), as trainers save it: the shapes tell the order."""
-    from quadform.applications.configs.lr import LrConfig
     from quadform.applications.step_size.state import stepper_of_file
 
     model = make(data)
@@ -677,8 +676,7 @@ def test_state_of_torch_is_read_without_names(tmp_path, data, batches):
     optimizer.step()
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     names = tuple(n for n, _ in model.named_parameters())
-    config = LrConfig(model="x", state=str(tmp_path / "optimizer.pt"))
-    found, own = stepper_of_file(config, model, names), read_optimizer(optimizer, model)
+    found, own = stepper_of_file(tmp_path / "optimizer.pt", model, names), read_optimizer(optimizer, model)
     assert all(torch.equal(found.second[n], own.second[n]) for n in names)
     assert dict(found.decoupled) == dict(own.decoupled)
     assert found.rule == own.rule

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..core.errors import FileError, InputError, MissingExtra, QuadformError
 from ..core.rng import stream
+from ..report.rows import RANDOM
 from .configs.shared import ModelQuestion
 from .machine import widened
 from .probes import rows_of, text_of
@@ -73,10 +74,9 @@ def from_folder(question: ModelQuestion, device: torch.device, dtype: torch.dtyp
     length = question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
     if tokenizer is not None:
         with _quiet(transformers):
-            ids = tokenizer(text_of(question), add_special_tokens=False)["input_ids"]
-        rows, described = rows_of(ids, question, length), question.data
-        if question.data == "auto":
-            described = "source of Python's standard library"
+            text = text_of(question)
+            ids = tokenizer(text.text, add_special_tokens=False)["input_ids"]
+        rows, described = rows_of(ids, question, length), text.described
         unknown = float((torch.cat(rows) == tokenizer.unk_token_id).double().mean()) if tokenizer.unk_token else 0.0
         if unknown > 0.05:
             notes.append(f"{100 * unknown:.0f} % of the probe's tokens are unknown to its tokenizer")
@@ -88,7 +88,7 @@ def from_folder(question: ModelQuestion, device: torch.device, dtype: torch.dtyp
         generator = stream(question.seed, "probe")
         shape = (question.batches * question.batch, length)
         rows = list(torch.randint(config.vocab_size, shape, generator=generator).split(question.batch))
-        described = "random tokens"
+        described = RANDOM
         notes.append("this folder has no tokenizer: the probe is random tokens")
     batches = [_labelled(model, ids.to(device), tokenizer, question.seed) for ids in rows]
     if config.is_encoder_decoder and "labels" in batches[0]:

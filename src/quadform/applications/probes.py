@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.errors import FileError, InputError
+from ..core.errors import InputError
 from ..core.record import Record
 from ..curvature.risk import Risk
+from ..report.rows import LIBRARY
 from .configs.shared import ModelQuestion
+from .text_files import TextFile, read_text_file
 
 
 def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
@@ -50,19 +51,13 @@ def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:
     ]
 
 
-def text_of(question: ModelQuestion) -> str:
+def text_of(question: ModelQuestion) -> TextFile:
     """The text a question names, or source of Python's standard library."""
-    if question.data == "auto":
-        from ..train.corpus import library_files
+    if question.data != "auto":
+        return read_text_file(question.data)
+    from ..train.corpus import library_files
 
-        return "\n".join(text for _, text in itertools.islice(library_files(), 50))
-    path = Path(question.data)
-    if not path.is_file():
-        raise FileError(f"`--data {question.data}`: there is no such text file.")
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"`--data {question.data}` cannot be read as UTF-8 text: {error}.") from error
+    return TextFile("\n".join(text for _, text in itertools.islice(library_files(), 50)), LIBRARY)
 
 
 def rows_of(ids: list[int], question: ModelQuestion, length: int) -> list[Tensor]:

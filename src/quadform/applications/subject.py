@@ -22,6 +22,7 @@ from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
+from ..report.rows import OWN
 from ..train.corpora import is_corpus
 from ..train.datasets import DATASETS, Dataset, dataset
 from ..train.fetch.catalogue import CATALOGUE
@@ -30,6 +31,8 @@ from .configs.shared import ModelQuestion
 from .hugging_face import PICKLES, from_folder, from_hub
 from .machine import DTYPES, device_of, widened
 from .probes import rows_of, text_of, whole_tensors
+from .text_files import text_file
+from .trainer_files import TrainerFiles, trainer_files
 
 #: Data of a new model that names none.
 DEFAULT_DATA = "add"
@@ -39,7 +42,8 @@ TRAINED = tuple(name for name, item in CATALOGUE.items() if item.kind == "model"
 
 @dataclass(eq=False)
 class Subject:
-    """A model with its probe. `source` says, in plain JSON, what both are; `run` is there for training runs."""
+    """A model with its probe. `source` says, in plain JSON, what both are; `run` is there for training runs, `trainer`
+    for the checkpoints of a Hugging Face trainer."""
 
     name: str
     model: nn.Module
@@ -48,6 +52,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
     loss: Callable[[Any, Any], Tensor] | None = None
     run: Run | None = None
+    trainer: TrainerFiles | None = None
 
     def risk(self, question: ModelQuestion | None = None, **options: Any) -> Risk:
         """The loss of the model on its probe, over the parameters the question names."""
@@ -62,9 +67,11 @@ class Subject:
         return risk
 
     @property
-    def step(self) -> int:
-        """The training step the model stands at."""
-        return self.run.step if self.run else 0
+    def step(self) -> int | None:
+        """The training step the model stands at; None where nothing tells."""
+        if self.run is not None:
+            return self.run.step
+        return self.trainer.step if self.trainer is not None else 0 if self.name.startswith("new:") else None
 
     @property
     def parameters(self) -> int:
@@ -96,7 +103,7 @@ def open_subject(question: ModelQuestion) -> Subject:
         subject = _ours(question, question.model, model.to(dtype), None, None)
         subject.notes += widened(stored, dtype)
     elif (path / "config.json").exists():
-        subject = Subject(question.model, *from_folder(question, device, dtype))
+        subject = Subject(question.model, *from_folder(question, device, dtype), trainer=trainer_files(path))
     elif question.model.partition(":")[0] in TRAINED and not path.exists():
         subject = _trained(question, device, dtype)
     elif path.suffix in PICKLES and path.exists():
@@ -131,7 +138,7 @@ def _trained(question: ModelQuestion, device: torch.device, dtype: torch.dtype) 
         for i in range(question.batches)
     ]
     batches = [{k: v.to(device) for k, v in probe.items()} for probe in probes]
-    source = {"kind": "fetched", "architecture": type(found.model).__name__, "data": "the model's own probe"}
+    source = {"kind": "fetched", "architecture": type(found.model).__name__, "data": OWN}
     notes = [found.note] if found.note else []
     return Subject(question.model, found.model.to(device).eval(), batches, source, loss=found.loss, notes=notes)
 
@@ -191,23 +198,25 @@ def _data(question: ModelQuestion, otherwise: str) -> Dataset:
 def _ours(question: ModelQuestion, name: str, model: Transformer, data: Dataset | None, run: Run | None) -> Subject:
     """A model of ours: batches come from its data's validation split, or from the data the question names."""
     config: Any = model.config
-    if question.data != "auto" and Path(question.data).is_file():
+    if question.data != "auto" and text_file(question.data) is not None:
         tokenizer = getattr(data, "tokenizer", None)
         if tokenizer is None:
             raise InputError(f"`{name}` has no tokenizer to read `{question.data}` with. Name a data set instead.")
-        ids = tokenizer.encode(text_of(question))
+        text = text_of(question)
+        ids = tokenizer.encode(text.text)
         length = question.length or config.seq_len
         batches = [{"tokens": rows} for rows in rows_of(ids, question, length)]
-        described: Any = question.data
+        described: Any = text.described
+        split = {}
     else:
         if data is None or question.data != "auto":
             data = _data(question, DEFAULT_DATA)
         _fits(model, data, name)
         batches = list(itertools.islice(data.batches("valid", question.batch, question.seed), question.batches))
-        described = data.to_dict()
+        described, split = data.to_dict(), {"split": "valid"}
     device = next(model.parameters()).device
     batches = [{k: v.to(device) for k, v in b.items()} for b in batches]
-    source = {"kind": "quadform", "config": config.to_dict(), "data": described, "split": "valid"}
+    source = {"kind": "quadform", "config": config.to_dict(), "data": described, **split}
     return Subject(name, model.eval(), batches, source, run=run)
 
 

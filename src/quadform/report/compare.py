@@ -11,7 +11,7 @@ from .card import Card, card, grade
 from .figure import Figure, Rows, Table, redraw
 from .numbers import number
 from .page import Draw, Page
-from .rows import Row, estimate, tag
+from .rows import Row, data_words, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -102,6 +102,7 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
 
 def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     out = [Row(texts("group_setting"), texts("rate_probe"), str(record.inputs["about"]))]
+    out.append(Row(texts("group_setting"), texts("data_row"), data_words(record.inputs, texts)))
     for cell in cells(record):
         for measure in _NUMBERS:
             e = get(record, cell, measure)

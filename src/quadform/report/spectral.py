@@ -13,7 +13,7 @@ from .figure import Figure, Rows, Table, redraw
 from .numbers import number, percent, power, short_name, times
 from .page import Draw, Page
 from .point import sentence
-from .rows import Row, estimate, tag
+from .rows import Row, data_words, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts, language
 
@@ -339,6 +339,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         ),
         Row(setting, texts("spectral_operator"), inputs["curvature"]),
         Row(setting, texts("spectral_probe"), texts("spectral_batches", count=inputs["batches"])),
+        Row(setting, texts("data_row"), data_words(inputs["source"], texts)),
         Row(setting, texts("spectral_cost"), said),
     ]
     out += [Row(numbers, name, estimate(name, e), tag(e)) for name, e in _extremes(record)]

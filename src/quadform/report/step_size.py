@@ -10,7 +10,7 @@ from .card import Card, Status, card
 from .figure import Figure, Rows, Table, decades, redraw
 from .numbers import number, short_name
 from .page import Draw, Page
-from .rows import Row, estimate, tag
+from .rows import Row, data_words, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -105,6 +105,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         Row(setting, texts("rate_model"), str(given["source"].get("model", ""))),
         Row(setting, texts("rate_optimizer"), given["rule"], note=given["P"] if texts.lang == "en" else ""),
         Row(setting, texts("rate_probe"), probe),
+        Row(setting, texts("data_row"), data_words(given["source"], texts)),
         Row(texts("group_coverage"), texts("rate_model"), str(given["coverage"]), "exact"),
     ]
     for name, key in (("loss", "rate_loss"), ("lambda_max", "rate_lambda"), ("lambda_max_P", "rate_lambda_P")):

@@ -10,7 +10,7 @@ from .card import Card, card, grade
 from .figure import Figure, Rows, Table, decades, redraw
 from .numbers import number, times
 from .page import Draw, Page
-from .rows import Row, estimate, tag
+from .rows import Row, data_words, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -89,7 +89,9 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
 
 def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     given = record.inputs
-    out = [Row(texts("group_setting"), texts("rate_probe"), str(given["probe"]))]
+    setting = texts("group_setting")
+    out = [Row(setting, texts("rate_probe"), str(given["probe"]))]
+    out.append(Row(setting, texts("data_row"), data_words(given.get("source", given), texts)))
     for variant in given["variants"]:
         for step in given["steps"]:
             group = label(variant, texts) + ", " + texts("why_step") + f" {step}"

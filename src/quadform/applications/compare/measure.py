@@ -32,6 +32,7 @@ from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
 from ...propagation.observe import find_stacks
 from ...propagation.profiler import Profiler
+from ...report.rows import data_words
 from ...train.config import TrainConfig
 from ...train.datasets import Dataset
 from ...train.score import evaluate
@@ -238,7 +239,7 @@ class _Work:
         if not partial:
             journal.forget_state()
         shape = " x ".join(map(str, next(iter(self.probe.values())).shape))
-        about = f"{type(self.data).__name__}, batches of {shape} tokens, AdamW at {self.question['lr']:g}"
+        about = f"{data_words(self.question)}, batches of {shape} tokens, AdamW at {self.question['lr']:g}"
         told = {"notes": notes, "partial": partial, "sort": sort, "about": about, "budget": self.budget}
         kind = getattr(torch, self.question["dtype"])
         return Record(

@@ -32,6 +32,7 @@ from ...propagation.collapse import Moments, kernel_participation
 from ...propagation.observe import Stack, find_stacks, untouched
 from ...propagation.profile import predict
 from ...propagation.profiler import HEADS, TOKENS, Profiler
+from ...report.rows import data_words
 from ..configs.signal import SignalConfig
 from ..machine import DTYPES, device_of
 from ..subject import open_subject, weights_hash
@@ -131,7 +132,11 @@ def run(config: SignalConfig, out: Path | None = None) -> Signal:
                 loss=found.loss,
                 blocks=config.blocks,
                 fresh=drawn,
-                notes=[*found.notes, *([f"step {found.step}"] if found.run else [])],
+                notes=[
+                    f"data: {data_words(found.source)}",
+                    *found.notes,
+                    *([f"step {found.step}"] if found.step else []),
+                ],
             )
     measure.parts.finish(not measure.partial)
     asked = {k: v for k, v in asdict(config).items() if k not in ("resume", "max_time", "dry_run", "table")}

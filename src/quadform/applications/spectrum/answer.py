@@ -21,6 +21,7 @@ from ...core.record import Estimate, Record
 from ...core.space import LABELS, paper_name
 from ...curvature.groups import layer_of, part_of
 from ...report import point
+from ...report.rows import data_words
 from ..answers import Answer, Grid, cell
 from ..probes import probe_words
 
@@ -168,6 +169,7 @@ class Spectrum(Answer):
         spent = f"{cost['products']} products, {clock(cost['seconds'])}, {in_words(cost['bytes'])}"
         out = ["; ".join([inputs["coverage"], *inputs["notes"], spent])]
         out.append(f"{probe_words(self.record)}, loss {s['loss'].value:.4g}; model left untouched")
+        out.append(f"data: {data_words(inputs['source'])}")
         first = []
         if "top/0" in s:
             first.append(_said("lambda_max", s["top/0"]))

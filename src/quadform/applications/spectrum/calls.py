@@ -30,6 +30,7 @@ def spectrum(
     density: bool = True,
     blocks: str | Sequence[str] | Mapping[str, Sequence[str]] = "qkv",
     params: Any = "*",
+    include_frozen: bool = False,
     curvature: str = "hessian",
     products: int | None = None,
     probes: int = 4,
@@ -43,11 +44,12 @@ def spectrum(
 ) -> Spectrum:
     """The spectrum of `model` on `probe` (a batch, or batches); its own loss, or `loss(output, batch)`.
 
-    `blocks` is a kind (`curvature.groups.KINDS`), names or globs, `{label: globs}`, or "none". `resume` names a folder
+    `blocks` is a kind (`curvature.groups.KINDS`), names or globs, `{label: globs}`, or "none". `include_frozen` takes
+    parameters that are not trained as well. `resume` names a folder
     that keeps unfinished work: the same call goes on where it was. The model is left as it was. Inside
     `with quadform.distributed.group():` the probe is split over the processes.
     """
-    risk = shard(Risk(model, loss, probe, params, quiet=not progress), current())
+    risk = shard(Risk(model, loss, probe, params, include_frozen=include_frozen, quiet=not progress), current())
     wish = Wish(
         top=top,
         bottom=bottom,

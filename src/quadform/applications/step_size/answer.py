@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...core.errors import InputError
+from ...core.errors import InputError, QuadformError
 from ...core.progress import Report
 from ...core.record import Estimate, Record
 from ...curvature.risk import Risk
@@ -25,6 +25,7 @@ from ..configs.lr import LrConfig
 from ..configs.shared import seconds_of
 from ..subject import Subject, open_subject
 from ..threads import fitting_threads
+from ..trainer_files import TrainerFiles
 from .measure import KIND, measure, plan_of
 from .rules import Stepper, read_optimizer, stepper_by_name
 from .start import first_model
@@ -102,6 +103,7 @@ def lr(
     *,
     verify: int = 0,
     params: Any = "*",
+    include_frozen: bool = False,
     products: int = 60,
     tol: float = 1e-3,
     seed: int = 0,
@@ -112,16 +114,17 @@ def lr(
 ) -> StepSize:
     """The largest stable learning rate of `optimizer` (a torch optimiser, or its name) for `model` on `batches`.
 
-    `verify` steps on a copy try 0.5, 1 and 2 times the ceiling. `resume` names a folder that keeps unfinished work.
+    `verify` steps on a copy try 0.5, 1 and 2 times the ceiling. `include_frozen` takes parameters that are not trained
+    as well. `resume` names a folder that keeps unfinished work.
     Inside `with quadform.distributed.group():` the batches are split over the processes.
     """
-    risk = Risk(model, loss, batches, params, quiet=not progress)
+    risk = Risk(model, loss, batches, params, include_frozen=include_frozen, quiet=not progress)
     stepper = _stepper(optimizer, risk)
     if set(stepper.names) != set(risk.params):
         names = [n for n in stepper.names if n in risk.params]
         if not names:
             raise InputError("the optimizer trains none of the parameters that were chosen; choose others.")
-        risk = Risk(model, loss, risk.batches, names, quiet=True)
+        risk = Risk(model, loss, risk.batches, names, include_frozen=include_frozen, quiet=True)
         stepper = dataclasses.replace(stepper, names=tuple(names))
     seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
     source = {"model": type(model).__name__}
@@ -192,27 +195,47 @@ def plan(config: LrConfig) -> dict[str, Any]:
 def _open(config: LrConfig) -> tuple[Subject, Risk, Stepper]:
     subject = open_subject(config)
     risk = subject.risk(config, quiet=True)
-    stepper = choose_stepper(config, subject, risk)
+    stepper, note = choose_stepper(config, subject, risk)
     names = [n for n in stepper.names if n in risk.params]
     if not names:
         raise InputError(f"`--params {config.params}`: the optimizer trains none of these parameters.")
     if set(names) != set(risk.params):
         risk = subject.risk(config, params=names, quiet=True)
+    risk.notes += [note] if note else []
     return subject, risk, dataclasses.replace(stepper, names=tuple(names))
 
 
-def choose_stepper(config: LrConfig, subject: Subject, risk: Risk) -> Stepper:
-    """The optimiser of a question: that of the run, of a state file, or by its name."""
-    own = subject.run
+def choose_stepper(config: LrConfig, subject: Subject, risk: Risk) -> tuple[Stepper, str]:
+    """The optimiser of a question: of the run, of a state file or one beside the weights, or by its name; a note."""
+    own, names = subject.run, tuple(risk.params)
     if config.state is not None:
-        return stepper_of_file(config, subject.model, tuple(risk.params))
+        return stepper_of_file(config.state, subject.model, names), ""
     if own is not None and config.optimizer in ("auto", own.config.optimiser):
         parts = own.optimiser().parts
         if len(parts) > 1:
             raise InputError("no ceiling is known for Muon. Choose `--optimizer adamw` or `sgd`.")
         stepper = read_optimizer(parts[0], own.model)
-        return dataclasses.replace(stepper, **rates_of_run(own))
-    return named(config, subject.model, tuple(risk.params))
+        return dataclasses.replace(stepper, **rates_of_run(own)), ""
+    if subject.trainer is not None and config.optimizer in ("auto", "adam", "adamw"):
+        return beside_weights(config, subject.trainer, subject.model, names)
+    return named(config, subject.model, names), ""
+
+
+def beside_weights(
+    config: LrConfig, found: TrainerFiles, model: nn.Module, names: tuple[str, ...]
+) -> tuple[Stepper, str]:
+    """The optimiser whose state a trainer left beside the weights; else the one by name, and why."""
+    rates = {"lr": found.lr, "peak": found.peak} if config.optimizer == "auto" else {}
+    plain = dataclasses.replace(named(config, model, names), **rates)
+    if found.optimizer is None:
+        return plain, ""
+    try:
+        stepper = stepper_of_file(found.optimizer, model, names)
+    except QuadformError as error:
+        return plain, f"the state in {found.optimizer.name} beside the weights is not used: {error}"
+    if config.optimizer not in ("auto", stepper.rule.name.partition(",")[0].lower()):
+        return plain, f"{found.optimizer.name} beside the weights is of {stepper.rule.name} and is not used"
+    return dataclasses.replace(stepper, lr=stepper.lr or found.lr, peak=stepper.peak or found.peak), ""
 
 
 def named(config: LrConfig, model: nn.Module, names: tuple[str, ...]) -> Stepper:

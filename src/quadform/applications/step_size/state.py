@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from ...core.errors import FileError, InputError
 from ...train.runs import Run, is_run, open_run
-from ..configs.lr import LrConfig
 from .rules import Stepper, adam, read_optimizer
 
 
-def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) -> Stepper:
-    """The optimiser whose state lies at `config.state`, for the parameters `names` of `model`."""
-    path = Path(str(config.state))
+def stepper_of_file(where: str | Path, model: nn.Module, names: tuple[str, ...]) -> Stepper:
+    """The optimiser whose state lies at `where`, for the parameters `names` of `model`."""
+    path = Path(where)
     if is_run(path):
         run = open_run(path)
         part = run.optimiser().parts[0]
@@ -30,7 +29,7 @@ def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) 
     if path.is_dir():
         path = path / "optimizer.pt"
     if not path.is_file():
-        raise FileError(f"there is no optimizer state at `{config.state}`. Give a run folder or torch's optimizer.pt.")
+        raise FileError(f"there is no optimizer state at `{where}`. Give a run folder or torch's optimizer.pt.")
     try:
         body = torch.load(path, map_location="cpu", weights_only=True)  # tensors and numbers only; code is refused
         groups, states = body["param_groups"], body["state"]
@@ -43,7 +42,7 @@ def stepper_of_file(config: LrConfig, model: nn.Module, names: tuple[str, ...]) 
     except Exception as error:  # torch's restricted reader: its own classes of error, and odd bytes
         raise FileError(f"`{path}` cannot be read without running code in it ({_first(error)}).") from error
     if "betas" not in groups[0]:
-        raise InputError(f"`{path}` holds no Adam state (no betas). Name the optimizer with `--optimizer` instead.")
+        raise InputError(f"`{path}` holds no state of Adam (no betas); name the optimizer instead.")
     return _adam(groups, states, labels, names, path)
 
 

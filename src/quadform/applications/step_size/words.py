@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
+from ...report.rows import data_words
 from ...report.step_size import HOLDS, rate_of
 from ...report.why import CHANGED
 from ..probes import probe_words
@@ -40,6 +41,7 @@ def lines(answer: StepSize) -> list[str]:
 def _measured(answer: StepSize) -> Iterator[str]:
     s, given = answer.record.scalars, answer.record.inputs
     yield f"{probe_words(answer.record)}, loss {s['loss'].value:.4g}; model left untouched"
+    yield f"data: {data_words(given.get('source', {}))}"
     yield "; ".join([given["coverage"], *given.get("notes", ())])
     adaptive = "P^-1 H" in given["formula"]
     width = 19 if adaptive else 14

@@ -27,6 +27,7 @@ from ...estimate.blocks import block_norms, frobenius
 from ...estimate.lanczos import ROWS, eigenpairs
 from ...estimate.quadrature import density
 from ...nn.transformer import Transformer
+from ...report.rows import data_words
 from ...train.config import TrainConfig
 from ...train.datasets import Dataset
 from ..answers import Answer, Grid
@@ -112,7 +113,8 @@ class Why(Answer):
         notes = [f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]]
         cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
         tags = "losses exact; all other numbers are estimates (s.e. in --json)"
-        return [head, *str(self.table()).splitlines(), f"[{tags}]", *notes, *self.sentences(), *cut]
+        data = f"data: {data_words(given.get('source', given))}"
+        return [head, data, *str(self.table()).splitlines(), f"[{tags}]", *notes, *self.sentences(), *cut]
 
 
 # --- Python ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,12 @@
 """Sentences of the pages on learning rates, ablations and comparisons."""
 
 EN = {
+    "data_row": "data",
+    "data_library": "source of Python's standard library, as no data was named",
+    "data_random": "random tokens",
+    "data_own": "the model's own probe",
+    "data_given": "the batches given",
+    "data_split": "{data}, {split} split",
     "record_rate": "Learning-rate ceiling of {name}, {rule}",
     "rate_head": "The ceiling of {rule} is {ceiling}; on single probe batches it runs from {low} to {high}.",
     "rate_head_one": "The ceiling of {rule} is {ceiling}.",
@@ -105,6 +111,12 @@ EN = {
 }
 
 KO = {
+    "data_row": "데이터",
+    "data_library": "지정한 데이터가 없어 파이썬 표준 라이브러리의 소스 코드를 썼습니다",
+    "data_random": "무작위 토큰",
+    "data_own": "모델에 딸린 탐침",
+    "data_given": "입력한 배치",
+    "data_split": "{data}, {split} 분할",
     "record_rate": "{name}의 학습률 상한, {rule}",
     "rate_head": "{rule}의 상한: {ceiling}. 탐침 배치 하나씩으로는 {low}부터 {high}까지입니다.",
     "rate_head_one": "{rule}의 상한: {ceiling}.",
