@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quadform.core.errors import InputError, UnknownName
+from quadform.core.errors import CheckFailed, InputError, UnknownName
 from quadform.core.tat import leaky_cosine_map
 from quadform.propagation import activations as A
-from quadform.propagation.duals import dual, smooth_dual
+from quadform.propagation.duals import dual
 
 torch.set_num_threads(1)
 f64 = torch.float64
@@ -47,8 +47,21 @@ def test_local_maps_are_derivatives_of_the_kernel(name):
     first, second = (3 * C[3] - 4 * C[2] + C[1]) / (2 * h), (C[3] - 2 * C[2] + C[1]) / h**2
     assert float(first) == pytest.approx(maps.C_slope, rel=1e-4)
     assert float(second) == pytest.approx(maps.C_curvature, rel=2e-2)
-    up, down = (float(smooth_dual(phi, torch.full((1, 1), q, dtype=f64))) for q in (1 + h, 1 - h))
+    up, down = (float(dual(name, torch.full((1, 1), q, dtype=f64))) for q in (1 + h, 1 - h))
     assert (up - down) / (2 * h) == pytest.approx(maps.Q_slope, rel=1e-4)
+
+
+def test_cosine_map_knows_its_error():
+    """The C map of tanh(s x) against the dual of tanh at q = s^2: within 1e-6, and refused where the series is not."""
+    c = torch.tensor([-0.99, 0.5, 0.99], dtype=f64)
+    for s in (0.5, 1.0, 2.0):
+        Sigma = s**2 * torch.stack([torch.tensor([[1, x], [x, 1]], dtype=f64) for x in c.tolist()])
+        K = dual("tanh", Sigma)
+        torch.testing.assert_close(
+            A.cosine_map(lambda x, s=s: torch.tanh(s * x), c), K[:, 0, 1] / K[:, 0, 0], rtol=0, atol=1e-6
+        )
+    with pytest.raises(CheckFailed, match=r"too steep for 96 Hermite terms"):
+        A.cosine_map(lambda x: torch.tanh(5 * x), c)
 
 
 @given(st.integers(13, 150))

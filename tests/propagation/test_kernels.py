@@ -117,6 +117,16 @@ def test_softmax_participation(n, v):
     assert abs(float(R) - float(sample.mean())) <= 5 * float(sample.std()) / 200 + 1e-6
 
 
+@pytest.mark.parametrize("v", [1e-3, 1.0, 9.0, 25.0])
+def test_softmax_participation_of_two(v):
+    """R = 1 - 2 E[sigma(g) sigma(-g)], g ~ N(0, 2 v): to 1e-4 up to v = 25."""
+    z = torch.linspace(-12, 12, 4001, dtype=f64)
+    weight = torch.exp(-z * z / 2) * (z[1] - z[0]) / math.sqrt(2 * math.pi)
+    R = 1 - 2 * float((weight * torch.sigmoid(math.sqrt(2 * v) * z) * torch.sigmoid(-math.sqrt(2 * v) * z)).sum())
+    got = kernels.softmax_participation(torch.tensor([2.0], dtype=f64), torch.tensor([v], dtype=f64))
+    assert float(got) == pytest.approx(R, rel=1e-4)
+
+
 @given(st.integers(1, 6), st.integers(0, 99), st.booleans())
 def test_linear_attention(T, seed, causal):
     """E[A Sigma A^T] for A = Q K^T / sqrt(d_k): the fourth moment written out over all index pairs."""

@@ -102,9 +102,17 @@ def local_maps(phi: Activation) -> LocalMaps:
 
 
 def cosine_map(phi: Activation, c: Tensor) -> Tensor:
-    """C(c) = E[phi(u) phi(v)] / E[phi^2] for unit u, v of correlation c, any shape, smooth phi (Hermite series)."""
+    """C(c) = E[phi(u) phi(v)] / E[phi^2] for unit u, v of correlation c, any shape, smooth phi.
+
+    The Hermite series of 96 terms; the share of E[phi^2] it leaves out bounds the error, and more than 1e-6 is refused.
+    """
     a, second = hermite_coefficients(phi, torch.ones((), dtype=torch.float64))
     energy = torch.cat([a.square(), (second - a.square().sum()).clamp_min(0)[None]]) / second
+    if not float(energy[-1]) <= 1e-6:
+        raise CheckFailed(
+            f"the C map of this activation is known to {float(energy[-1]):.0e}: it is too steep for {len(a)} Hermite"
+            " terms. Scale its input down, or use `dual` for a named activation."
+        )
     out = torch.zeros_like(c, dtype=torch.float64)
     for coefficient in reversed(energy.tolist()):
         out = out * c + coefficient
