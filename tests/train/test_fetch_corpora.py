@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.nn.tokens import BOS, EOS, PAD
 from quadform.nn.transformer import Transformer
-from quadform.train import TrainConfig, datasets, train
-from quadform.train.corpora import ParallelText, Ragged, Text, split_of
+from quadform.train import TrainConfig, datasets, open_run, train
+from quadform.train.corpora import ParallelText, Ragged, Text, documents, split_of
 from quadform.train.datasets import Dataset, dataset
 from quadform.train.fetch import build, fetched
 from quadform.train.fetch.pairs import aligned, debian, family, read_pairs, split_sentences, typescript, write_pairs
@@ -208,6 +208,43 @@ def test_own_documents_keep_their_split_elsewhere(tmp_path):
     assert [n for n, _ in read_documents(made[0].path("documents.jsonl.gz"))] == [
         *("sub/0.txt", "sub/1.txt", "sub/2.txt", "top.txt"),
     ]
+
+
+def test_own_documents_on_several_drives(tmp_path, monkeypatch):
+    """Files without a folder above all of them (two drives of Windows) are named by their whole paths."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"text {name}")
+
+    def no_common_path(paths):
+        raise ValueError("Paths don't have the same drive")
+
+    monkeypatch.setattr("os.path.commonpath", no_common_path)
+    build([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+    assert [name for name, _ in documents(str(tmp_path / "out"))] == [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_own_text_needs_a_file(tmp_path, monkeypatch):
+    """A folder without files, a relative one too, is told so; nothing is made."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for folder in ("empty", tmp_path / "empty"):
+        with pytest.raises(InputError, match=f"there is no file in {folder};"):
+            build([folder], "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_that_no_file_can_have(tmp_path):
+    """300 characters, and a null character: no file, no data set, no run; each told in a sentence."""
+    for name in ("a" * 300, "a\0b"):
+        with pytest.raises(UnknownName, match="no data set"):
+            dataset(name)
+        with pytest.raises(FileError, match="there is no training run"):
+            open_run(name)
+        with pytest.raises(FileError, match="there is no file"):
+            build([name], tmp_path / "out")
+    (tmp_path / "text").write_text("x")
+    with pytest.raises(FileError, match="cannot be written"):
+        build([tmp_path / "text"], tmp_path / ("a" * 300))
 
 
 def test_own_pairs_refuse_what_is_no_pair(tmp_path):

@@ -128,6 +128,85 @@ def test_interrupted_reading_leaves_nothing_and_goes_on(monkeypatch):
     assert CALLS == ["toy"]
 
 
+def killed(work) -> None:
+    """Run `work` in a process of its own that dies inside it, as by kill -9: nothing is cleaned up."""
+    child = os.fork()
+    if not child:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def die(*words, **more):
+    os._exit(9)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("moment", ["asking", "reading", "removing"])
+def test_what_a_killed_fetch_leaves_is_removed(monkeypatch, moment):
+    """Killed while it downloads, packs, or removes the archive it has read: the next fetch leaves the data alone."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    with monkeypatch.context() as dying:
+        if moment == "asking":
+            dying.setattr(Made, "_ask", lambda self, folder, arrived: ((folder / "half").write_text("x"), die()))
+        elif moment == "reading":
+            dying.setattr("quadform.train.fetch.pairs.typescript", lambda files, folder: die())
+        else:
+            dying.setattr(Path, "unlink", die)
+        killed(lambda: fetch("toy", progress=False))
+    left = {p.relative_to(root()).as_posix() for p in root().rglob("*")}
+    assert any(".part-" in name for name in left) or (moment == "removing" and ".archives/toy-1.tsv" in left)
+    fetch("toy", progress=False)
+    assert {p.name for p in root().iterdir()} == {".archives", "toy"}
+    assert not list((root() / ".archives").iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_between_old_and_new(monkeypatch):
+    """Killed when the old folder has made way and the new one has not come: the old one is put back."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    before = fetch("toy", progress=False)
+    with monkeypatch.context() as dying:
+        replace_ = os.replace
+
+        def once(source, target):
+            replace_(source, target)
+            if ".old-" in str(target):
+                die()
+
+        dying.setattr(os, "replace", once)
+        killed(lambda: fetch("toy", again=True, progress=False))
+    assert not before.folder.exists()
+    store.tidy(root())
+    assert fetched("toy").digest == before.digest
+    assert {p.name for p in root().iterdir()} == {".archives", "toy"}
+
+
+def test_a_living_process_is_left_alone(monkeypatch):
+    """Tidying takes nothing from a fetch or a build that is under way, nor folders that are not ours."""
+    offer(monkeypatch, Made(package="toy", version="1", size=10))
+    root().mkdir(parents=True)
+    (root() / ".part-notes").mkdir()
+    seen = []
+
+    def reading(files, folder):
+        child = os.fork()  # locks are held by a process
+        if not child:
+            store.tidy(root())
+            store._sweep(root(), ".+")
+            os._exit(0)
+        os.waitpid(child, 0)
+        seen.append(folder.exists() and files[0].exists())
+        return read_toy(files, folder)
+
+    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", reading)
+    fetch("toy", progress=False)
+    assert seen == [True]
+    assert {p.name for p in root().iterdir()} == {".archives", ".part-notes", "toy"}
+
+
 def test_only_shared_archives_stay(monkeypatch):
     """An archive that serves one name goes once it is read; a shared one stays for the others."""
     for shared in (False, True):

@@ -106,6 +106,16 @@ def test_out_of_time_goes_on(tmp_path, capsys):
         (["--optimizer", "muon"], "Muon"),
         (["--precision", "bf16"], "bf16"),
         (["--steps", "0"], "steps is at least 1"),
+        (["--steps", "99999999999"], "steps is at most 1,000,000,000; got 99,999,999,999."),
+        (["--test", "99999999999"], "give at most 1,000,000"),
+        (["--depth", "99999999999"], "depth is at most 100,000 blocks"),
+        (["--batch", "99999999999"], "this training needs at least"),
+        (["--accumulate", "99999999999"], "this training needs at least"),
+        (["--dim", "99999999996"], "this training needs at least"),
+        (["--d-ff", "99999999999"], "this training needs at least"),
+        (["--data", "reverse:longest=99999999999"], "this training needs at least"),
+        (["--data", "a" * 300], "no data set"),
+        (["--start-from", "a" * 300], "there is no training run"),
         (["--test", "-1"], "give 0 or more"),
         (["--start-from", "nowhere"], "there is no training run at nowhere"),
     ],
@@ -182,6 +192,12 @@ def test_decoding_refusals(run, words, text, capsys):
     """Bad input: exit code 2 and one line that says what to do."""
     assert main(["decode", str(run), *words]) == 2
     assert text in capsys.readouterr().err
+
+
+def test_a_beam_that_does_not_fit(run, capsys):
+    """The memory of a search is looked at before it begins."""
+    assert main(["decode", str(run), "abc", "--beam", "99999999999"]) == 2
+    assert "with a beam of 99,999,999,999 and up to" in capsys.readouterr().err
 
 
 def test_no_run_to_decode(tmp_path, capsys):

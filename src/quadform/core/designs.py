@@ -221,6 +221,8 @@ CRAMMED_BERT: Mapping[str, Any] = MappingProxyType(
 )
 
 
+#: Blocks of a stack: each is an entry of its description.
+MOST_BLOCKS = 100_000
 #: Fields of `ModelConfig` that `design` fills in itself.
 _SET_BY_DESIGN = ("kind", "blocks", "encoder_blocks", "d_model", "heads", "d_ff", "vocab", "design")
 
@@ -292,6 +294,8 @@ def design(
     for what, number in (("depth", depth), ("encoder_depth", encoder_depth), ("dim", dim), ("d_ff", d_ff)):
         if not isinstance(number, int) or number < 1:
             raise InputError(f"{what} is a whole number of at least 1; got {number!r}.")
+        if "depth" in what and number > MOST_BLOCKS:
+            raise InputError(f"{what} is at most {MOST_BLOCKS:,} blocks; got {number:,}.")
     both = kind == "encoder-decoder"
     if name == "deepnorm" and both:
         raise InputError("deepnorm's constants here are those of one stack; use kind = encoder or decoder.")

@@ -1,4 +1,4 @@
-"""Folders that several processes write to. Torch-free."""
+"""Looking for files under names that people give, and folders that several processes write to. Torch-free."""
 
 from __future__ import annotations
 
@@ -6,6 +6,22 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file; a name that no file can have (too long, a null character) is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_dir(path: Path) -> bool:
+    """Whether there is a folder; a name that no folder can have is none."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 @contextlib.contextmanager
@@ -19,3 +35,18 @@ def alone(folder: Path) -> Iterator[None]:
             stack.callback(os.close, handle)
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
+
+
+@contextlib.contextmanager
+def unless_held(folder: Path) -> Iterator[bool]:
+    """Hold `folder` if nobody else does, without waiting: True then. False where it is held, or where no locks are."""
+    with contextlib.ExitStack() as stack:
+        free = False
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        yield free

@@ -29,8 +29,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quadform.core.errors import InputError
+from quadform.core.errors import InputError, TooLarge
+from quadform.core.memory import free_bytes, in_words
 from quadform.core.rng import stream
+from quadform.core.spec import ModelConfig
 
 from .attention import joined_weights
 from .beam import beam_search
@@ -274,10 +276,24 @@ class Run:
                 f"a prefix of {self.longest} and {how.max_length} new tokens exceed the {model.config.seq_len} learned "
                 f"positions of this model (seq_len). Lower max_length, or shorten the prefix."
             )
+        self._check_size(model.config)
         self.cache: list[LayerCache] | None = None
         if how.cache != "none":
             self.cache = model.caches(self.capacity, how.cache)
         self.static, self.started = static, False
+
+    def _check_size(self, config: ModelConfig) -> None:
+        """Refuse a beam, batch or length whose tokens, scores and caches do not fit the memory."""
+        beam = self.how.beam if isinstance(self.how, Search) else 1
+        kept = 0 if self.how.cache == "none" else config.depth * config.key_heads * config.head_width
+        each = self.capacity * (3 * self.given.element_size() + kept * self.model.embed.W_E.element_size())
+        scores = 2 * config.vocab * self.model.embed.W_E.element_size()
+        need, have = len(self.given) * beam * (each + scores), free_bytes(self.given.device)
+        if need > have:
+            raise TooLarge(
+                f"decoding {len(self.given)} texts with a beam of {beam:,} and up to {self.capacity:,} tokens needs at "
+                f"least {in_words(need)}; {in_words(have)} are free. Lower the beam, max_length or the batch size."
+            )
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of the next token, (rows, vocab), after `tokens` (rows, t); the cache may know all but the newest."""

@@ -19,6 +19,8 @@ from quadform.core.record import strict_json, write_atomically
 PAD, BOS, EOS, UNK, MASK = range(5)
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
 _FORMAT = "quadform-tokenizer"
+MOST_PIECES = 10_000_000
+"""Tokens of a sub-word vocabulary; the package makes room for all of them first."""
 
 
 class Tokenizer(Protocol):
@@ -109,6 +111,8 @@ class PieceTokenizer:
         least = len(SPECIALS) + 256
         if size < least:
             raise InputError(f"a byte-level vocabulary has at least {least} tokens; got {size}.")
+        if size > MOST_PIECES:
+            raise InputError(f"a byte-level vocabulary has at most {MOST_PIECES:,} tokens; got {size:,}.")
         try:
             from tokenizers import Tokenizer as Pieces
             from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from quadform.core.errors import FileError
+from quadform.core.files import is_file
 from quadform.core.record import JSON_NAME, Provenance, Record
 from quadform.nn.transformer import Transformer
 
@@ -32,7 +33,7 @@ def save_checkpoint(
 
 def load_checkpoint(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """(state, tensors) of the checkpoint in `folder`; None where there is none yet."""
-    if not (Path(folder) / JSON_NAME).exists():
+    if not is_file(Path(folder) / JSON_NAME):
         return None
     record = Record.load(folder)
     if record.kind != KIND:

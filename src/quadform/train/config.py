@@ -17,6 +17,8 @@ from .schedule import Schedule
 OPTIMISERS = ("adamw", "adam", "sgd", "muon")
 DECOUPLED = ("adamw", "muon")
 """Optimisers whose weight decay is no part of the gradient."""
+MOST = 10**9
+"""Steps of a run, or questions of a validation: more would take years."""
 PRECISIONS = ("full", "bf16")
 WHOLE = ("steps", "batch_size", "accumulate", "log_every", "valid_every", "valid_batches", "save_every", "bucket")
 
@@ -101,6 +103,8 @@ class TrainConfig:
         value = getattr(self, name)
         if not isinstance(value, int) or value < least:
             raise InputError(f"{name} is at least {least} and a whole number; got {value}.")
+        if name in ("steps", "questions") and value > MOST:
+            raise InputError(f"{name} is at most {MOST:,}; got {value:,}.")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, texts and lists."""

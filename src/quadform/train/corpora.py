@@ -36,7 +36,7 @@ from .datasets import POOL, SPLITS, Batch, Dataset, Question, pair_settings
 from .fetch.catalogue import is_item, item
 from .fetch.pairs import FILE as PAIRS
 from .fetch.pairs import read_pairs
-from .fetch.store import Fetched, fetched, licence, megabytes
+from .fetch.store import Fetched, fetched, is_folder, licence, megabytes
 from .fetch.text import FILE as DOCUMENTS
 from .fetch.text import read_documents
 
@@ -323,4 +323,4 @@ def _permutation(count: int, seed: int, name: str) -> Tensor:
 
 def is_corpus(name: str) -> bool:
     """Whether `name` can be fetched, or is a folder that was."""
-    return is_item(name) or (Path(name) / "item.json").is_file()
+    return is_item(name) or is_folder(name)

@@ -38,6 +38,7 @@ from .machinery import compiled, differences, plain
 from .objectives import accuracy
 from .optimiser import Optimiser
 from .score import evaluate, exact_match
+from .size import check_size
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
 
 LATE_ON = ("cuda",)
@@ -87,6 +88,7 @@ def train(
     device = model.embed.W_E.device
     if config.precision == "bf16" and device.type != "cuda":
         raise InputError("precision bf16 is for CUDA (many CPUs have no bfloat16 products); use precision = full.")
+    check_size(model.config, config, model.embed.W_E.dtype, device, made=True)
     next(iter(data.batches("valid", config.batch_size, config.seed)))  # what cannot be validated is not trained first
     training = model.training
     with Group(device) as group:

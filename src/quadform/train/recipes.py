@@ -31,6 +31,7 @@ from .loop import Trained, train
 from .objectives import Masked, Packages, started_from
 from .runs import Run, open_run
 from .schedule import Schedule
+from .size import check_size, optimiser_copies
 
 OBJECTIVES = ("auto", "causal", "masked", "seq2seq", "classify")
 _SMALL = {"depth": 2, "dim": 128, "heads": 4}
@@ -129,11 +130,10 @@ class Plan:
         train(model, self.data, quick, progress=lambda *a: marks.append(time.monotonic()), seconds=30)
         took = (marks[-1] - marks[0]) / max(len(marks) - 1, 1)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        states = {"sgd": 3}.get(c.optimiser, 4)  # weights, gradients, and one or two moments
         return {
             "parameters": parameters,
             "flops_per_step": float(flops.get_total_flops() * c.accumulate),
-            "weight_bytes": float(weights * states),
+            "weight_bytes": float(weights * optimiser_copies(c.optimiser)),
             "activation_bytes": float(sum(n for p, n in kept.items() if p not in own)),
             "seconds_per_step": took,
             "seconds": took * c.steps,
@@ -178,9 +178,9 @@ def prepare(
             raise InputError(f"the model of {start_from} is taken as it is; {', '.join(told)} cannot be changed.")
         model, fresh = started_from(open_run(start_from, device=device, dtype=dtype).model, data, seed=seed)
         return Plan(data, model, TrainConfig(**training), tuple(fresh))
+    config = TrainConfig(**training)
     try:
-        described = data.settings | dict(recipe.model) | told
-        model = Transformer(design, seed=seed, device=device, dtype=dtype, **described)
+        described = describe(design, **(data.settings | dict(recipe.model) | told))
     except UnknownName as error:
         known = {*names, *inspect.signature(describe).parameters, *(f.name for f in dataclasses.fields(ModelConfig))}
         for key in told:
@@ -188,7 +188,8 @@ def prepare(
             if near and f"{key!r}" in str(error):
                 raise UnknownName(f"neither a model nor its training has a setting {key!r}.{near}") from error
         raise
-    return Plan(data, model, TrainConfig(**training))
+    check_size(described, config, dtype, device)
+    return Plan(data, Transformer(described, seed=seed, device=device, dtype=dtype), config)
 
 
 def fit(

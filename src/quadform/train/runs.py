@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from quadform.core.errors import FileError, InputError
+from quadform.core.files import is_file
 from quadform.core.record import JSON_NAME
 from quadform.core.spec import ModelConfig
 from quadform.nn.decode import Sampling, Search, generate
@@ -35,7 +36,7 @@ CHECKPOINT = "checkpoint"
 
 def is_run(folder: str | Path) -> bool:
     """Whether `folder` holds a training run."""
-    return (Path(folder) / CHECKPOINT / JSON_NAME).exists()
+    return is_file(Path(folder) / CHECKPOINT / JSON_NAME)
 
 
 @dataclass(frozen=True)

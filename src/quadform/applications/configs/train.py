@@ -15,6 +15,8 @@ from .shared import LongWork, Numerics
 _RECIPE = arg(metavar="NUMBER", help_behavior_hint="(default: what fits the data)")
 _Int = Annotated[int | None, _RECIPE]
 _Float = Annotated[float | None, _RECIPE]
+#: Questions or sentences of a test: more say nothing new, and are drawn at once.
+MOST_TESTED = 1_000_000
 #: Flags whose name in Python is another.
 _OTHER_NAMES = {"batch": "batch_size", "optimizer": "optimiser"}
 
@@ -84,6 +86,8 @@ class TrainVerbConfig(LongWork, Numerics):
         choose_design(self.design)
         if self.test < 0:
             raise InputError(f"`--test {self.test}`: give 0 or more.")
+        if self.test > MOST_TESTED:
+            raise InputError(f"`--test {self.test}`: give at most {MOST_TESTED:,}.")
 
     def settings(self) -> dict[str, Any]:
         """What was said of the model and its training, by the names of the Python functions."""

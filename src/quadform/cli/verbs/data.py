@@ -17,9 +17,10 @@ def answer(config: DataConfig, output: Output) -> int:
 
 def _list(config: DataConfig, output: Output) -> int:
     from ...train.fetch import CATALOGUE, root
-    from ...train.fetch.store import megabytes
+    from ...train.fetch.store import megabytes, tidy
 
     base = Path(output.out) if output.out else root()
+    tidy(base)
     states = {name: state(name, output.out) for name in CATALOGUE}
     if output.json:
         items = [

@@ -63,7 +63,7 @@ def answer(config: TrainVerbConfig, output: Output) -> int:
 def default_folder(config: TrainVerbConfig) -> Path:
     """`runs/DATA-DESIGN` beside where the command runs."""
     name = re.sub(r"[^\w.-]+", "-", f"{Path(config.data).name}-{config.design}").strip("-.")
-    return Path("runs") / name
+    return Path("runs") / name[:100]  # of a long path its beginning tells enough
 
 
 def show_plan(made: Plan, cost: dict[str, float]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from quadform.core.errors import FileError, InputError
+from quadform.core.files import is_dir, is_file
 
 from .pairs import write_pairs
 from .store import Fetched, fetched, finish, packing
@@ -23,12 +24,14 @@ def build(files: Sequence[str | Path], out: str | Path, *, held: int = 20, piece
     """
     if held < 3:
         raise InputError(f"one group in `held` goes to each of valid and test, so held is at least 3; got {held}.")
+    out = Path(out)
     paths = sorted({path for file in files for path in _files(Path(file))})
+    if not paths:
+        raise InputError(f"there is no file in {', '.join(map(str, files)) or 'nothing'}; give text files or pairs.")
     pairs = [path for path in paths if path.suffix == ".tsv"]
     if pairs and len(pairs) < len(paths):
         odd = next(path for path in paths if path.suffix != ".tsv")
         raise InputError(f"pairs (.tsv) and running text do not go into one data set; got {pairs[0]} and {odd}.")
-    out = Path(out)
     described = {
         "name": out.resolve().name,
         "kind": "pairs" if pairs else "text",
@@ -43,19 +46,27 @@ def build(files: Sequence[str | Path], out: str | Path, *, held: int = 20, piece
         if pairs:
             told = write_pairs((row for path in pairs for row in _rows(path)), part)
         else:
-            above = Path(os.path.commonpath([path.resolve().parent for path in paths]))
-            named = ((path.resolve().relative_to(above).as_posix(), path) for path in paths)
-            told = write_documents(((name, _text(path)) for name, path in named), part)
+            told = write_documents(((name, _text(path)) for name, path in _named(paths)), part)
         finish(part, described, told)
     made = fetched(out)
     assert made is not None
     return made
 
 
+def _named(paths: Sequence[Path]) -> list[tuple[str, Path]]:
+    """(name, path) of every document: its path below the folder that holds all, or the whole one on several drives."""
+    whole = [path.resolve() for path in paths]
+    try:
+        above = os.path.commonpath([path.parent for path in whole])
+    except ValueError:
+        return [(full.as_posix(), path) for full, path in zip(whole, paths, strict=True)]
+    return [(full.relative_to(above).as_posix(), path) for full, path in zip(whole, paths, strict=True)]
+
+
 def _files(path: Path) -> list[Path]:
-    if path.is_dir():
+    if is_dir(path):
         return [p for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")]
-    if not path.is_file():
+    if not is_file(path):
         raise FileError(f"there is no file {path}.")
     return [path]
 

@@ -4,6 +4,8 @@
     ROOT/tsmsg-de/pairs.tsv.gz     what `item.json` names
     ROOT/.archives/                downloads: those that serve several names stay, the others go once they are read
 
+What a killed process leaves (`.part-...`, `.old-...`, an archive that was read) is removed by the next fetch or list.
+
 ROOT is the environment variable QUADFORM_DATA, or `quadform` in the user's cache folder. Torch-free.
 """
 
@@ -24,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quadform.core.errors import FileError
-from quadform.core.files import alone
+from quadform.core.errors import FileError, QuadformError
+from quadform.core.files import alone, is_dir, is_file, unless_held
 from quadform.core.progress import Progress, Report, say
 
 from .catalogue import Item, item
@@ -85,7 +87,7 @@ def fetched(name: str | Path, root_folder: str | Path | None = None) -> Fetched 
 
 
 def _verified(folder: Path) -> Fetched | None:
-    if not (folder / MANIFEST).exists():
+    if not is_file(folder / MANIFEST):
         return None
     manifest = _manifest(folder)
     for file, known in manifest["files"].items():
@@ -110,6 +112,7 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
     """
     wanted, base = item(name), _folder(out)
     folder = base / _file_name(name)
+    tidy(base)
     if not again and (found := _verified(folder)) is not None:
         return found
     say(f"{name}: {wanted.title}\n  licence: {licence(wanted)}\n  source: {wanted.source.title}, {megabytes(wanted)}")
@@ -160,21 +163,69 @@ def packing(folder: Path) -> Iterator[Path]:
 
     A folder with anything in it that was not made here is never replaced.
     """
-    _check_ours(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".part-{folder.name}-", dir=folder.parent))
     try:
+        _sweep(folder.parent, re.escape(folder.name))
+        _check_ours(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder} cannot be written ({error.strerror}). Choose another folder.") from error
+    with _held_folder(f".part-{folder.name}-", folder.parent) as part:
         yield part
         os.chmod(part, 0o755)
         if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=".old-", dir=folder.parent))
-            os.replace(folder, old)
-            os.replace(part, folder)
-            shutil.rmtree(old, ignore_errors=True)
+            with _held_folder(f".old-{folder.name}-", folder.parent) as old:
+                os.replace(folder, old)
+                os.replace(part, folder)
         else:
             os.replace(part, folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _held_folder(prefix: str, parent: Path) -> Iterator[Path]:
+    """A new folder that others leave alone while this process lives; what is still there at the end is removed."""
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with alone(made):
+            if not made.exists():  # swept by another process before it was held
+                continue
+            try:
+                yield made
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
+            return
+
+
+def tidy(base: Path) -> None:
+    """Remove what killed processes have left under a root folder; does nothing while another process fetches."""
+    archives = base / ".archives"
+    if not is_dir(archives):
+        return
+    with unless_held(archives) as free:
+        if not free:
+            return
+        for part in archives.glob(".part-*"):
+            shutil.rmtree(part, ignore_errors=True)
+        _sweep(base, ".+")
+        waiting = {path.name: path for path in archives.iterdir() if path.is_file()}
+        for path in base.glob(f"*/{MANIFEST}") if waiting else ():
+            with contextlib.suppress(QuadformError):
+                body = _manifest(path.parent)
+                if not item(body["name"]).source.shared:
+                    for name in waiting.keys() & set(body.get("archives", ())):
+                        waiting[name].unlink(missing_ok=True)
+
+
+def _sweep(parent: Path, name: str) -> None:
+    """Remove the unfinished folders that no living process holds; an old one whose new one never came is put back."""
+    for left in parent.glob(".*"):
+        match = re.fullmatch(rf"\.(part|old)-({name})-[a-z0-9_]{{8}}", left.name)
+        if match is None or not left.is_dir():
+            continue
+        with unless_held(left) as free:
+            if free and match[1] == "old" and (left / MANIFEST).is_file() and not (parent / match[2]).exists():
+                os.replace(left, parent / match[2])
+            elif free:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _check_ours(folder: Path) -> None:
@@ -210,7 +261,7 @@ def finish(part: Path, described: Mapping[str, Any], told: Mapping[str, Any]) ->
 
 def is_folder(name: str | Path) -> bool:
     """Whether this names a folder of packed data and no item: a path with a manifest in it."""
-    return (Path(name) / MANIFEST).is_file()
+    return is_file(Path(name) / MANIFEST)
 
 
 def _folder(out: str | Path | None) -> Path:
