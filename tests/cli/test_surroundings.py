@@ -139,3 +139,17 @@ def test_slopes_that_underflow_are_not_zeros(capsys: pytest.CaptureFixture[str])
 def test_rates_are_finite(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert "finite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", [{}, {"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}])
+def test_threads_sleep_while_they_wait(said):
+    """Before torch is loaded OpenMP is told to let its threads sleep, unless the user has said otherwise."""
+    code = (
+        "import os, sys; from quadform.cli.main import main; main(['ls', 'data', '--quiet']);"
+        "print(os.environ['OMP_WAIT_POLICY'], os.environ['OMP_NUM_THREADS'])"
+    )
+    own = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")}
+    done = subprocess.run([sys.executable, "-c", code], env=own | said, capture_output=True, text=True, timeout=60)
+    policy, threads = done.stdout.splitlines()[-1].split()
+    assert policy == said.get("OMP_WAIT_POLICY", "PASSIVE")
+    assert threads == said["OMP_NUM_THREADS"] if said else int(threads) >= 1

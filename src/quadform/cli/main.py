@@ -121,8 +121,15 @@ def _run(words: list[str]) -> int:
 
 
 def _share_the_machine() -> None:
-    """As many threads as cores are idle now, unless the user has said: threads that wait for busy cores are slower."""
-    if "torch" not in sys.modules and hasattr(os, "getloadavg"):
+    """As many threads as cores are idle now, and threads that sleep while they wait, unless the user has said.
+
+    A machine may grow busy later. Threads that spin until a busy core has done its share then burn twenty times the
+    processor time of the work (docs/decisions/0917). OpenMP reads both settings once, when torch is loaded.
+    """
+    if "torch" in sys.modules:
+        return
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if hasattr(os, "getloadavg"):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         idle = cores - round(os.getloadavg()[0])
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, idle)))
