@@ -21,14 +21,7 @@ class Retained:
 
     def __init__(self, scalar: Callable[[Vector], Tensor], theta: Vector, cols: Sequence[str]) -> None:
         held: dict[int, int] = {}
-
-        def count(t: Tensor) -> Tensor:
-            if t.layout is torch.strided:  # sparse ones, data as a rule, have no storage
-                storage = t.untyped_storage()
-                held[storage.data_ptr()] = storage.nbytes()
-            return t
-
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
+        with torch.enable_grad(), _counted(held):
             self.theta = {n: t.detach().requires_grad_() for n, t in theta.items()}
             value = scalar(self.theta)
             self.depends = value.requires_grad
@@ -49,6 +42,37 @@ class Retained:
         outs, weights = zip(*used, strict=True)
         image = torch.autograd.grad(outs, at, list(weights), retain_graph=True, allow_unused=True)
         return {n: torch.zeros_like(t) if h is None else h for n, t, h in zip(rows, at, image, strict=True)}
+
+
+def _counted(held: dict[int, int]) -> torch.autograd.graph.saved_tensors_hooks:
+    """A scope in which `held` learns what graphs keep: {address of a storage: its bytes}.
+
+    A tensor is handed over detached. With its graph, an operator that saves its own result (softmax) would hold itself,
+    by a reference that Python's collector cannot see, and nothing would ever be freed. Torch checks no versions of
+    tensors that hooks keep, so writes in place are looked for here.
+    """
+
+    def pack(t: Tensor) -> tuple[Tensor, int]:
+        if t.layout is torch.strided:  # sparse ones, data as a rule, have no storage
+            storage = t.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+        return t.detach(), _written(t)
+
+    def unpack(kept: tuple[Tensor, int]) -> Tensor:
+        t, written = kept
+        if _written(t) != written:
+            raise InputError(
+                f"a tensor of shape {tuple(t.shape)} that the derivative needs was overwritten by an inplace operation."
+                " Nothing was measured. Write that step of the model without writing in place."
+            )
+        return t
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _written(t: Tensor) -> int:
+    """How often a tensor was written in place; those made in inference mode do not tell."""
+    return 0 if t.is_inference() else t._version
 
 
 def gradients(value: Tensor, at: Vector, weight: Tensor | None = None) -> dict[str, Tensor]:

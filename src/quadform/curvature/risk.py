@@ -181,9 +181,12 @@ class Risk:
             )
         return F
 
-    def buffers(self) -> list[Tensor]:
-        """Tensors of the model that the loss may read beside the parameters that are measured."""
-        return [*self.model.parameters(), *self.model.buffers()] if isinstance(self.model, nn.Module) else []
+    def constants(self) -> dict[str, Tensor]:
+        """Tensors of the model beside the parameters that are measured: frozen weights and buffers, by name."""
+        if not isinstance(self.model, nn.Module):
+            return {}
+        held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return {n: t.detach() for n, t in held.items() if n not in self.params}
 
     # --- split over processes ---------------------------------------------------------------------------------------
     @property

@@ -249,7 +249,7 @@ class Products:
         leaves, spec = tree_flatten(self.risk.batches[i])
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (str(spec), tuple((tuple(t.shape), t.dtype) if isinstance(t, Tensor) else _constant(t) for t in leaves))
-        primal = (dict(self.risk.params), tensors)
+        primal = (self.risk.params | self.risk.constants(), tensors)
         V = {n: t.contiguous() for n, t in V.items()}
         if key not in self.programs:
             from .linear import Linearised  # loads torch's tracer
@@ -274,7 +274,7 @@ class Products:
 
         None where it is of a `size` that does not fit; what has to be made to know its size is given all the same.
         """
-        state = [_version(t) for t in (*tree_flatten(primal)[0], *self.risk.buffers())]
+        state = [_version(t) for t in (*tree_flatten(primal)[0], *self.risk.constants().values())]
         if i in self.kept and self.kept[i][0] == state:
             return self.kept[i][1]
         self.kept.pop(i, None)

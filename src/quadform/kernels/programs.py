@@ -8,12 +8,23 @@ from typing import Any
 import torch
 from torch._functorch.compile_utils import fx_graph_cse
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quadform.core.errors import InputError
 
 from .products import in_halves
 from .replay import Replay
+
+
+class _PlainZeros(TorchDispatchMode):
+    """Tangents that are zero as filled tensors. Torch's own kind of zero has device meta while tracing, at which layer
+    norm with a weight that has no tangent stops."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._efficientzerotensor.default:
+            func = torch.ops.aten.zeros.default
+        return func(*args, **(kwargs or {}))
 
 
 def _free_constants(graph: torch.fx.Graph) -> None:
@@ -72,7 +83,8 @@ def program(
     shape = []
 
     def flat(*leaves):
-        out, out_spec = tree_flatten(function(*tree_unflatten(leaves, spec)))
+        with _PlainZeros():
+            out, out_spec = tree_flatten(function(*tree_unflatten(leaves, spec)))
         shape[:] = [out_spec]
         return out
 
