@@ -290,3 +290,63 @@ def test_hugging_face_attention_is_switched_and_restored() -> None:
     model.config._attn_implementation = "flex_attention"
     assert gap(hessian(Risk(model, data=batch)) @ v, want) <= 1e-6
     assert model.config._attn_implementation == "flex_attention"
+
+
+class Otherwise(nn.Module):
+    """Another function while it is traced, as models with shortcuts of their own may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y.tanh() if torch.compiler.is_compiling() else y.sigmoid()
+
+
+@pytest.mark.parametrize("make", [hessian, gauss_newton, functional])
+def test_a_program_that_differs_from_the_model_is_not_used(make: Any, capsys: Any) -> None:
+    """The first product of a program is compared with the model's own before it is given."""
+    batch = (torch.randn(5, 3, dtype=F64), torch.randn(5, 2, dtype=F64))
+    risk = Risk(Otherwise(), mse, batch, quiet=True)
+    v = risk.space.random(dtype=F64)
+    A = make(risk, route="traced")
+    assert gap(A @ v, make(risk) @ v) <= 1e-13
+    assert A.route == "eager"
+    assert "differs from that of the model's own code" in capsys.readouterr().err
+
+
+class Scattered(nn.Module):
+    """Two equal tensors of zeros, one of which is written into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).tanh()
+        chosen, other = torch.zeros_like(y), torch.zeros_like(y)
+        chosen.scatter_(1, y.argmax(1, keepdim=True), 1)
+        return y * chosen + y.square() * (1 - other)
+
+
+def test_equal_values_are_merged_only_where_none_is_written(capsys: Any) -> None:
+    batch = (torch.randn(5, 3, dtype=F64), torch.randn(5, 2, dtype=F64))
+    risk = Risk(Scattered(), mse, batch, quiet=True)
+    v = risk.space.random(dtype=F64)
+    A = hessian(risk, route="traced")
+    assert gap(A @ v, hessian(risk) @ v) <= 1e-13
+    assert A.route == "traced"
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("make", [hessian, gauss_newton, functional])
+def test_layer_norms_that_are_not_measured_are_traced(net: Any, make: Any, capsys: Any) -> None:
+    """Weights outside `params` have no tangent; they are read where they lie, not kept as constants."""
+    model, batch = net
+    risk = Risk(model, mse, batch, params="0.*", quiet=True)
+    v = risk.space.random(dtype=F64)
+    A = make(risk, route="traced")
+    assert gap(A @ v, make(risk) @ v) <= 1e-13
+    assert A.route == "traced"
+    assert capsys.readouterr().err == ""

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._functorch.compile_utils import fx_graph_cse
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..kernels.products import in_halves
@@ -113,7 +112,7 @@ class Linearised:
             return out
 
         called: Any = program(flat, primal, V, compile=False)
-        graph = plain(called.graph, tree_flatten((primal, V))[0])
+        graph = plain(called.graph)
         if products == "halves":
             in_halves(graph)
             graph.eliminate_dead_code()
@@ -152,14 +151,9 @@ class Linearised:
             return tree_unflatten(self._anew(*tree_flatten((primal, V))[0]), self._shape)
 
 
-def plain(graph: fx.Graph, leaves: Sequence[Any]) -> fx.Graph:
-    """The graph without mutations, copies and twice computed values."""
+def plain(graph: fx.Graph) -> fx.Graph:
+    """The graph, which has no mutations, without copies and twice computed values."""
     module: Any = graph.owning_module
-    if any(_mutates(n) for n in graph.nodes):
-        module = make_fx(
-            torch.func.functionalize(module, remove="mutations"), tracing_mode="fake", _allow_non_fake_inputs=True
-        )(*leaves)
-    graph = module.graph
     for node in list(graph.nodes):
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
@@ -247,11 +241,6 @@ def _whole(node: fx.Node) -> fx.Node:
 def _of_several(node: fx.Node) -> bool:
     """An entry of the results of an operator that is no view (`native_layer_norm` gives three)."""
     return node.target is operator.getitem and node.args[0].target not in _VIEWS  # type: ignore[union-attr]
-
-
-def _mutates(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _same_kind(node: fx.Node, argument: Any = None) -> bool:

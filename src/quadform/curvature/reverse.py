@@ -26,10 +26,10 @@ from ..core.space import Vector
 from .retained import Retained, gradients
 from .risk import Risk
 
-#: How much both slopes along one direction may differ, relative to the gradient; many models compute their loss in
+#: How much derivatives by two ways may differ, relative to their size; many models compute their loss in
 #: float32 whatever they are given, and TF32 products err by 1e-3.
-_SAME = {torch.float64: 1e-5, torch.float32: 1e-2}
-_SAME_HALF = 0.2
+ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-2}
+ROUNDING_HALF = 0.2
 #: Where that is measured: what share of the weights is kept, and how far they are moved, relative to their size.
 _PLACES = ((1.0, 0.1), (1.0, 1.0), (0.1, 0.1), (0.01, 0.01))
 
@@ -74,7 +74,7 @@ def _slopes(risk: Risk, batch: Any, near: dict[str, Tensor]) -> tuple[float, flo
     with torch.enable_grad():
         at = {n: t.requires_grad_() for n, t in near.items()}
         g = gradients(risk.run(at, batch)[0], at)
-    return float(slope.detach()) - _inner(g, v), _size(g)
+    return float(slope.detach()) - _inner(g, v), length(g)
 
 
 def require_symmetric(risk: Risk, batch: Any) -> None:
@@ -97,7 +97,7 @@ def _symmetry(risk: Risk, batch: Any, near: Vector) -> tuple[float, float]:
     H = Retained(lambda p: risk.run(p, batch)[0], near, risk.space.names)
     HV = [H(v, risk.space.names) for v in V]
     gaps = [_inner(V[i], HV[j]) - _inner(V[j], HV[i]) for i, j in ((0, 1), (0, 2), (1, 2))]
-    return max(gaps, key=abs), max(map(_size, HV))
+    return max(gaps, key=abs), max(map(length, HV))
 
 
 def _differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, float]]) -> bool:
@@ -106,7 +106,7 @@ def _differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, flo
     Where nothing bends (a saturated softmax) both are rounding. What differs near the weights is therefore looked at
     where most of several places bends most, and has to stay as it is when the weights move by rounding.
     """
-    allowed = _SAME.get(risk.dtype, _SAME_HALF)
+    allowed = ROUNDING.get(risk.dtype, ROUNDING_HALF)
     try:
         gap, size = measured(_near(risk, _PLACES[0]))
         if not abs(gap) > allowed * size:  # so where it is not finite
@@ -142,7 +142,7 @@ def say_other_ways(risk: Risk) -> None:
         whole = torch.autograd.grad(value, list(at.values()), retain_graph=True, allow_unused=True)
         part = gradients(F, at, g)
     off = {n: part[n] - (0 if w is None else w) for n, w in zip(at, whole, strict=True)}
-    if _size(off) > _SAME.get(risk.dtype, _SAME_HALF) * _size(part):
+    if length(off) > ROUNDING.get(risk.dtype, ROUNDING_HALF) * length(part):
         say(
             "the loss sees the parameters not only through the network's output (another head, a penalty on weights):"
             " H_o and H_f are those of the output and do not add up to H"
@@ -167,5 +167,5 @@ def _inner(u: Vector, v: Vector) -> float:
     return math.fsum(float((u[n].double() * t.double()).sum()) for n, t in v.items())
 
 
-def _size(vector: Vector) -> float:
+def length(vector: Vector) -> float:
     return math.sqrt(_inner(vector, vector))

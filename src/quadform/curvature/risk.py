@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -22,12 +22,12 @@ from ..core.errors import InputError, UnknownName, closest
 from ..core.progress import say
 from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
+from .batches import IGNORED, batches_of, targets
 from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, Loss, ModuleRunner, Runner, own_loss
+from .settings import stock_settings, watched_attention
 from .views import attention_views
-
-IGNORED = -100  # the label torch's cross-entropy leaves out
 
 
 class Risk:
@@ -68,7 +68,7 @@ class Risk:
         model = getattr(model, "_orig_mod", model)  # torch.compile'd: its parts can be differentiated once only
         self.model: nn.Module | Callable[..., Any] = model
         self.loss, self.train_mode, self.count = loss, train_mode, count
-        self.batches = _batches(data)
+        self.batches = batches_of(data)
         self._whole: Risk | None = None
         self.notes: list[str] = []
         self.writes = False
@@ -100,6 +100,7 @@ class Risk:
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
         on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
         self.fused = attention == "fused" or (attention == "auto" and on_gpu)
+        self.shifted = count is None and self._shifts()
         counts = [self.terms(b) for b in self.batches]
         for i, c in enumerate(counts):
             if not 0 < c < math.inf:
@@ -218,7 +219,7 @@ class Risk:
                 from ..kernels.sdpa import second_order_sdpa  # loads torch's compiler
 
                 stack.enter_context(second_order_sdpa())
-            stack.enter_context(_stock_attention(model))
+            stack.enter_context(stock_settings(model))
             stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             # nn.MultiheadAttention's fused step has no derivative at all
             torch.backends.mha.set_fastpath_enabled(False)
@@ -235,7 +236,7 @@ class Risk:
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
                 with self.context():
-                    with _watched_attention() as calls:
+                    with watched_attention() as calls:
                         a = self.run(self.params, batch)[0]
                     b = self.run(self.params, batch)[0]
                 if calls and not i:
@@ -271,10 +272,22 @@ class Risk:
                 with torch.no_grad(), self.context():
                     total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
                 counted = float(total / mean) if float(mean) else math.nan
-                return counted if math.isfinite(counted) else _targets(batch, shifted=False)
-            family = getattr(getattr(self.model, "loss_function", None), "__name__", "")
-            return _targets(batch, shifted=family == "ForCausalLMLoss")
-        return _targets(batch, shifted=False)
+                return counted if math.isfinite(counted) else targets(batch, shifted=False)
+        return targets(batch, shifted=self.shifted)
+
+    def _shifts(self) -> bool:
+        """Whether the loss leaves out the first label of every row, as that of the next token does."""
+        for batch in self.batches:
+            labels = batch.get("labels") if isinstance(batch, Mapping) else None
+            if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
+                return False
+            if bool((labels[..., 0] != IGNORED).any()) and bool((labels[..., 1:] != IGNORED).any()):
+                without = labels.clone()
+                without[..., 0] = IGNORED
+                with torch.no_grad(), self.context():
+                    a, b = (self.run(self.params, {**batch, "labels": t})[0] for t in (labels, without))
+                return isinstance(a, Tensor) and torch.equal(a, b)
+        return False
 
     def _choose(self, model: nn.Module, params: Any, include_frozen: bool) -> tuple[dict[str, Tensor], str, list[Any]]:
         if isinstance(params, Mapping):
@@ -311,71 +324,6 @@ class Risk:
             text += f"; {', '.join(stored)} split into query/key/value"
         self.notes += mode_notes(model, self.train_mode)
         return dict(chosen), text, [v for v in views if v.of in chosen]
-
-
-#: Attention of Hugging Face models that goes through torch alone; what else there is has no second derivative.
-_TWICE = (None, "eager", "sdpa", "quadform")
-
-
-@contextlib.contextmanager
-def _stock_attention(model: nn.Module | None) -> Iterator[None]:
-    """Hugging Face models with flash or flex attention go through torch's, which the scope around this can replace."""
-    configs = {id(c): c for m in (model.modules() if model is not None else ()) if (c := getattr(m, "config", None))}
-    changed = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
-    changed = [(c, how) for c, how in changed if how not in _TWICE]
-    try:
-        for config, _ in changed:
-            config._attn_implementation = "sdpa"
-        yield
-    finally:
-        for config, how in changed:
-            config._attn_implementation = how
-
-
-@contextlib.contextmanager
-def _watched_attention() -> Iterator[list[int]]:
-    """A list that is not empty once torch's fused attention was called."""
-    calls: list[int] = []
-    F = nn.functional
-    before = F.scaled_dot_product_attention
-
-    def watched(*args: Any, **options: Any) -> Tensor:
-        calls.append(1)
-        return before(*args, **options)
-
-    F.scaled_dot_product_attention = watched
-    try:
-        yield calls
-    finally:
-        F.scaled_dot_product_attention = before
-
-
-def _batches(data: Any) -> list[Any]:
-    """One batch or an iterable of batches, as a list."""
-    if isinstance(data, Tensor | Mapping) or (
-        isinstance(data, tuple) and all(isinstance(t, Tensor | Mapping) for t in data)
-    ):
-        data = [data]
-    if not isinstance(data, Iterable) or isinstance(data, str):
-        raise InputError(f"data is one batch or an iterable of batches; got {type(data).__name__}.")
-    batches = [dict(b) if isinstance(b, Mapping) else b for b in data]
-    if not batches:
-        raise InputError("data holds no batches.")
-    return batches
-
-
-def _targets(batch: Any, shifted: bool) -> float:
-    """How many targets a batch holds: labels that count (all but the first of a row if `shifted`), or entries of y."""
-    named = ("labels", "target", "targets", "start_positions", "tokens", "input_ids")
-    if isinstance(batch, Mapping):
-        target = next((batch[name] for name in named if name in batch), next(iter(batch.values()), None))
-    else:
-        target = batch[min(1, len(batch) - 1)] if isinstance(batch, tuple | list) else batch
-    if not isinstance(target, Tensor) or not target.dim():
-        return 1.0
-    if target.is_floating_point():
-        return float(target.numel())
-    return float(((target[..., 1:] if shifted else target) != IGNORED).sum())
 
 
 def _owner(space: Space, name: str) -> str:

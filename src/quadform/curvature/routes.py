@@ -29,8 +29,9 @@ from ..distributed.processes import group_of
 from ..kernels.choice import default_precision
 from ..kernels.replay import Shared
 from .retained import Retained
-from .reverse import forward_agrees, require_symmetric
+from .reverse import ROUNDING, ROUNDING_HALF, forward_agrees, length, require_symmetric
 from .risk import Risk
+from .settings import traceable_experts
 
 if TYPE_CHECKING:
     from .linear import Linearised
@@ -98,6 +99,7 @@ class Products:
         self.recomputes = False  # said that it does not fit
         self.shared = Shared()  # memory of the programs' graphs
         self.scalar, self.by_reverse = scalar, by_reverse
+        self.copies = False  # whether programs copy the weights of experts
         self.forward = True  # whether forward derivatives may be used
         self.group = group_of(risk.space)
 
@@ -202,8 +204,8 @@ class Products:
         if self.forward and not forward_agrees(self.risk):
             self.forward = False
             say(
-                f"{self.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad`;"
-                " reverse passes alone, which see what training sees."
+                f"{self.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad` or an"
+                " embedding leaves out its padding token; reverse passes alone (eager), which see what training sees."
             )
         return self.forward
 
@@ -237,7 +239,7 @@ class Products:
         assert scalar is not None
         graph = self._kept(
             i,
-            (dict(self.risk.params), tree_flatten(batch)[0]),
+            (self.risk.params | self.risk.constants(), tree_flatten(batch)[0]),
             lambda: Retained(lambda p: scalar(p, batch), self.risk.params, tuple(V)),
         )
         images = [graph({n: t[j] for n, t in V.items()}, self.rows) for j in range(k)]
@@ -257,7 +259,9 @@ class Products:
             def whole(primal: Any, V: Vector) -> dict[str, Tensor]:
                 left = iter(primal[1])
                 again = tree_unflatten([next(left) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-                return self._stack(primal[0], again, V)
+                with traceable_experts(self.risk.model) as experts:
+                    self.copies = experts
+                    return self._stack(primal[0], again, V)
 
             compiled = self.route == "compiled"
             ten_bits = self.risk.device.type == "cuda" and default_precision() == "tf32"  # torch may take TF32 then
@@ -265,16 +269,50 @@ class Products:
                 whole, primal, V, compile=compiled, products="halves" if ten_bits and compiled else "torch",
                 moving=len(tensors), shared=self.shared,
             )  # fmt: skip
+            kept = self.programs[key].bytes
+            if self.copies and kept > _MAY_KEEP * self.group.free_here(self.risk.device):
+                raise RuntimeError(f"a copy of its experts for each token takes {in_words(kept)}")
+            self._compare(self._run(key, i, primal, V), self.risk.batches[i], V)
+        return self._run(key, i, primal, V)
+
+    def _run(self, key: Any, i: int, primal: Any, V: Vector) -> dict[str, Tensor]:
         program = self.programs[key]
         kept = self._kept(i, primal, lambda: program.at(primal), program.bytes)
         return program.anew(primal, V) if kept is None else program(primal, kept, V)
+
+    def _compare(self, found: Vector, batch: Any, V: Vector) -> None:
+        """Refuse a program whose first product is not that of the model's own code, up to rounding.
+
+        A model may do something else while it is traced: leave out a branch, take values of the trace for constants.
+        """
+        v = {n: t[0] for n, t in V.items()}
+        try:
+            want = self._own(self.risk.params, batch, v)
+            gap = length({n: found[n][0] - t for n, t in want.items()})
+            if gap <= ROUNDING.get(self.risk.dtype, ROUNDING_HALF) * length(want):
+                return
+            near = {n: t * (1 + 1e3 * torch.finfo(t.dtype).eps) for n, t in self.risk.params.items()}
+            rounding = length({n: self._own(near, batch, v)[n] - t for n, t in want.items()})
+        except torch.OutOfMemoryError:
+            say(f"{self.what}: the {self.route} product is not compared: an eager one does not fit the memory.")
+            return
+        if not gap <= rounding:
+            raise RuntimeError(f"its product differs from that of the model's own code by {gap / length(want):.1%}")
+
+    def _own(self, theta: Vector, batch: Any, v: Vector) -> dict[str, Tensor]:
+        """The product by the model's own code."""
+        scalar = self.scalar
+        if scalar is not None:
+            with contextlib.suppress(NotImplementedError):
+                return Retained(lambda p: scalar(p, batch), theta, tuple(v))(v, self.rows)
+        return {n: t[0] for n, t in self._stack(theta, batch, {n: t[None] for n, t in v.items()}).items()}
 
     def _kept(self, i: int, primal: Any, make: Callable[[], Any], size: int | None = None) -> Any:
         """What the products of batch i share; made anew when weights or data have changed since.
 
         None where it is of a `size` that does not fit; what has to be made to know its size is given all the same.
         """
-        state = [_version(t) for t in (*tree_flatten(primal)[0], *self.risk.constants().values())]
+        state = [_version(t) for t in tree_flatten(primal)[0]]
         if i in self.kept and self.kept[i][0] == state:
             return self.kept[i][1]
         self.kept.pop(i, None)

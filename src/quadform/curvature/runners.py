@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..core.errors import InputError, closest
 from ..core.space import Vector
+from .output import AtModule, Place, find, head_of
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -73,38 +75,45 @@ class ModuleRunner(Runner):
     def __init__(self, model: nn.Module, loss: Loss | None, fresh: bool) -> None:
         self.call = _Call(model, loss)
         self.model, self.fresh = model, fresh
+        self._output: Place | None = None  # of the network, once it was looked for
 
-    def _module(self, split: str | None) -> nn.Module:
+    def place(self, split: str | None, batch: Any) -> Place:
+        """Where the output of the module `split`, None: of the network, passes."""
         if split is not None:
             modules = dict(self.model.named_modules())
             if split not in modules:
                 near = ", ".join(closest(split, modules)) or ", ".join(list(modules)[1:4])
                 raise InputError(f"{split!r} is no module of this model. Closest names: {near}")
-            return modules[split]
-        ask = getattr(self.model, "get_output_embeddings", None)
-        head = ask() if callable(ask) else None
-        if head is None and hasattr(self.model, "config"):  # Hugging Face heads that make no tokens
-            head = next((m for n in ("classifier", "score", "qa_outputs") if (m := getattr(self.model, n, None))), None)
-        return self.model if head is None else head
+            return AtModule(modules[split])
+        if self._output is None:
+            self._output = self._find(batch)
+        return self._output
+
+    def _find(self, batch: Any) -> Place:
+        if self.call.own_loss is not None:
+            return AtModule(head_of(self.model) or self.model)
+
+        def run(params: Mapping[str, Tensor]) -> Any:
+            with torch.no_grad():
+                return self._call(params, batch)
+
+        params = {n: p.detach() for n, p in self.model.named_parameters() if p.is_floating_point()}
+        if self.call.loss is None:
+            return find(self.model, run, params)
+        seen: list[Tensor] = []
+        place: Place = AtModule(self.model)
+        with place.watched(seen, None):
+            run(params)
+        return place if seen else AtModule(head_of(self.model) or self.model)
 
     def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
         seen: list[Tensor] = []
+        with self.place(split, batch).watched(seen, shift):
+            value = self._call(params, batch)
+        return value, seen[0] if len(seen) == 1 else None
 
-        def look(module: nn.Module, args: Any, out: Any) -> Any:
-            F = out[0] if isinstance(out, tuple) else out
-            if not isinstance(F, Tensor):
-                return None
-            seen.append(F)
-            if shift is None:
-                return None
-            return (F + shift, *out[1:]) if isinstance(out, tuple) else F + shift
-
-        handle = self._module(split).register_forward_hook(look)
+    def _call(self, params: Mapping[str, Tensor], batch: Any) -> Tensor:
         given = {f"model.{n}": t for n, t in params.items()}
         if self.fresh:
             given |= {f"model.{n}": t.clone() for n, t in self.model.named_buffers()}
-        try:
-            value = functional_call(self.call, given, (batch,))
-        finally:
-            handle.remove()
-        return value, seen[0] if len(seen) == 1 else None
+        return functional_call(self.call, given, (batch,))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -27,6 +28,18 @@ class _PlainZeros(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def _says_that_it_compiles() -> Iterator[None]:
+    """`torch.compiler.is_compiling()` is true inside, as in torch.export: models then leave out shortcuts that hang on
+    values, such as those of transformers for masks of ones."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 def _free_constants(graph: torch.fx.Graph) -> None:
     """ones_like(x) and zeros_like(x) as constants, so that x itself need not be computed."""
     aten = torch.ops.aten
@@ -49,6 +62,11 @@ def _reshapes(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and node.target is aten.view.default:
             node.target = aten.reshape.default
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def compiled(graph: torch.fx.GraphModule) -> Callable:
@@ -83,12 +101,15 @@ def program(
     shape = []
 
     def flat(*leaves):
-        with _PlainZeros():
+        with _PlainZeros(), _says_that_it_compiles():
             out, out_spec = tree_flatten(function(*tree_unflatten(leaves, spec)))
         shape[:] = [out_spec]
         return out
 
     graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    if any(_mutates(n) for n in graph.graph.nodes):  # before equal values are merged: one may be written into
+        pure = torch.func.functionalize(graph, remove="mutations")
+        graph = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     _free_constants(graph.graph)
     _reshapes(graph.graph)
     graph.graph.eliminate_dead_code()
