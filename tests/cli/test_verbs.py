@@ -154,7 +154,7 @@ def test_report_in_the_time_there_is(
     assert said[-2].startswith("PARTIAL: not measured to the end: lr, spectrum, why; go on with `quadform report new:")
     assert said[-2].endswith("--max-time 0.001s --resume`")
     page = Path("run/report.html").read_text()
-    assert "Not measured, or not to the end: learning rate, spectrum, the model without its parts" in page
+    assert "Not measured, or not to the end: learning rate, spectrum, what each part does" in page
     for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):
         assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
         assert words_ in Path("run/report.html").read_text()

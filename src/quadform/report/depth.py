@@ -303,8 +303,8 @@ def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
                 (curve.label, l, h, _finite(a), _finite(b)) for h, (a, b) in enumerate(zip(shares, sinks, strict=True))
             ]
     keys = ("col_curve", "col_block_number", "col_head", "signal_entropy_share", "signal_sink")
-    low, where = _extreme(found, "entropy_share", min)
-    high, sink_at = _extreme(found, "sink", max)
+    low, where = _extreme(found, "entropy_share", min, texts)
+    high, sink_at = _extreme(found, "sink", max, texts)
     return Figure(
         name="heads",
         title=texts("heads_title"),
@@ -319,9 +319,10 @@ def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     )
 
 
-def _extreme(found: list[Curve], measure: str, pick: Any) -> tuple[float, str]:
+def _extreme(found: list[Curve], measure: str, pick: Any, texts: Texts) -> tuple[float, str]:
+    """The head that `pick` chooses: its value, and its name. Blocks count from 1 and heads from 0, as in the table."""
     every = [
-        (value, f"{c.label} {l}.{h}")
+        (value, texts("heads_at", label=c.label, block=l, head=h))
         for c in found
         for l, row in enumerate(c.heads(measure), start=1)
         for h, value in enumerate(row)

@@ -132,7 +132,9 @@ def _section(study: Sequence[Record], index: int, texts: Texts, missing: Sequenc
         "kind": study[0].kind,
         "notice": _notice(parts, missing, texts),
         "title": next((p["title"] for p in parts if p["kind"] == "training"), parts[0]["title"]),
-        "summary": " ".join(page.summary(record, texts) for page, record in zip(pages, study, strict=True)),
+        "verdict": [
+            (_stage(record, texts), page.summary(record, texts)) for page, record in zip(pages, study, strict=True)
+        ],
         "cards": [card for page, record in zip(pages, study, strict=True) for card in page.cards(record, texts)],
         "parts": parts,
         "figures": [
@@ -141,6 +143,11 @@ def _section(study: Sequence[Record], index: int, texts: Texts, missing: Sequenc
             for draw in page.figures(record)
         ],
     }
+
+
+def _stage(record: Record, texts: Texts) -> str:
+    """What a sentence of the verdict is about: the records of a study look at one model at different times."""
+    return texts(f"stage_{'lr' if record.kind == 'step-size' else record.kind}")
 
 
 def _notice(parts: Sequence[Mapping[str, Any]], missing: Sequence[str], texts: Texts) -> str:

@@ -77,14 +77,16 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
     e = worst.scalar("cosine")
     if e is not None:
         limits = [number(v) for v in COSINE]
-        out.append(card("signal", number(e.value), e, grade(e.value, COSINE), worst.label, texts, *limits))
+        said = texts("card_signal", label=worst.label)
+        out.append(card("signal", number(e.value), e, grade(e.value, COSINE), said, texts, *limits))
     for name in ("growth", "gradient"):
         known = [(c, s) for c in found if (s := c.scalar(name)) is not None and s.value > 0]
         if known:
             curve, e = max(known, key=lambda pair: abs(math.log(pair[1].value)))
             factor = math.exp(abs(math.log(e.value)))
             limits = [number(v) for v in FACTOR]
-            out.append(card(name, f"× {number(e.value)}", e, grade(factor, FACTOR), curve.label, texts, *limits))
+            said = texts(f"card_{name}", label=curve.label)
+            out.append(card(name, f"× {number(e.value)}", e, grade(factor, FACTOR), said, texts, *limits))
     apart = [(c, s) for c in found if c.about["judged"] and (s := c.scalar("difference")) is not None]
     if apart:
         curve, e = max(apart, key=lambda pair: (not pair[1].converged, pair[1].value))

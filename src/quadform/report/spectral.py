@@ -132,7 +132,7 @@ def _axis(low: float, high: float, linear: float) -> tuple[list[float], str]:
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
 def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
-    """Layers against matrices: the norm of each diagonal block, coloured by its root mean square eigenvalue."""
+    """Layers against matrices: the root mean square eigenvalue of each diagonal block, as a number and a colour."""
     import altair as alt
 
     _of_this_kind(record)
@@ -145,7 +145,7 @@ def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
         {
             "layer": layer,
             "part": texts.parameter(part),
-            "text": number(value, 2),
+            "text": number(r, 2),
             texts("map_size"): number(r),
             texts("col_norm"): number(value) + (f" ± {number(error, 2)}" if error else ""),
             **shade(r),
@@ -271,7 +271,7 @@ def _scale(values: list[float], texts: Texts) -> str:
 def _map_headline(record: Record, texts: Texts) -> str:
     norms = _diagonal(record)
     high, low = max(norms, key=lambda n: n[-1]), min(norms, key=lambda n: n[-1])
-    named = [f"{layer}.{texts.parameter(part)}".lstrip(".") for layer, part, *_ in (high, low)]
+    named = [_named(f"{layer}.{part}", texts) for layer, part, *_ in (high, low)]
     ratio = times(high[-1] / low[-1]) if low[-1] else "∞"
     return texts("map_head", sharp=named[0], flat=named[1], ratio=ratio)
 
@@ -283,17 +283,32 @@ def title(record: Record, texts: Texts) -> str:
 
 def summary(record: Record, texts: Texts) -> str:
     s, out = record.scalars, []
+    if step := record.inputs["source"].get("step"):
+        out.append(texts("spectral_after", step=f"{step:,}"))
     if "top/0" in s and "bottom/0" in s:
         high = s["top/0"].value
         ceiling = number(2 / high) if high > 0 else "∞"
         out.append(texts("spectral_sharp", high=number(high), low=number(s["bottom/0"].value), ceiling=ceiling))
     if "heterogeneity" in s:
-        ratio = s["heterogeneity"].value
-        out.append(texts("spectral_even" if ratio <= UNEVEN[0] else "spectral_split", ratio=times(ratio)))
+        e = s["heterogeneity"]
+        surely = e.value - 2 * (e.stderr or 0.0) > UNEVEN[0]
+        key = "spectral_even" if e.value <= UNEVEN[0] else "spectral_split" if surely else "spectral_unsure"
+        out.append(texts(key, ratio=times(e.value), limit=times(UNEVEN[0]), **_apart(e, texts)))
     out.append(sentence(record, texts))
     if record.inputs["partial"]:
         out.append(texts("spectral_partial"))
     return " ".join(filter(None, out))
+
+
+def _apart(e: Estimate, texts: Texts) -> dict[str, str]:
+    """The sharpest and the flattest block by name, as in the block map."""
+    sharp, _, flat = e.note.partition(" over ")
+    return {"sharp": _named(sharp, texts), "flat": _named(flat, texts)}
+
+
+def _named(block: str, texts: Texts) -> str:
+    layer, part = _split(block)
+    return f"{layer}.{texts.parameter(part)}".lstrip(".")
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
@@ -310,8 +325,7 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
         out.append(card("downwards", value, e, grade(e.value, NEGATIVE), texts("card_downwards"), texts, *limits))
     if "heterogeneity" in s:
         e = s["heterogeneity"]
-        sharp, _, flat = e.note.partition(" over ")
-        sentence = texts("card_uneven", sharp=texts.parameter(sharp), flat=texts.parameter(flat))
+        sentence = texts("card_curved", **_apart(e, texts))
         value = f"{times(e.value)} : 1"
         out.append(card("uneven", value, e, grade(e.value, UNEVEN), sentence, texts, *map(times, UNEVEN)))
     return tuple(out)

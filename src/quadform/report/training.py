@@ -34,8 +34,12 @@ def title(record: Record, texts: Texts) -> str:
 
 def summary(record: Record, texts: Texts) -> str:
     loss = record.tensors["loss"]
-    said = {"first": number(float(loss[0])), "last": number(float(loss[-1])), "steps": f"{record.inputs['step']:,}"}
-    return texts("training_summary", **said)
+    said = {
+        "first": number(float(loss[0])),
+        "last": number(float(loss[-1])),
+        "at": f"{int(record.tensors['steps'][0]):,}",
+    }
+    return texts("training_summary", steps=f"{record.inputs['step']:,}", **said)
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
@@ -134,7 +138,7 @@ def course(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 def _headline(record: Record, texts: Texts) -> str:
     loss, lr = record.tensors["loss"], record.tensors["lr"]
     said = texts(
-        "training_head", first=number(float(loss[0])), last=number(float(loss[-1])), lr=number(float(lr.max()))
+        "training_head", first=number(float(loss[0])), last=number(float(loss[-1])), lr=number(float(lr.max()), 2)
     )
     e = record.scalars.get("valid_loss")
     return said + (" " + texts("training_head_valid", value=estimate("", e)) if e else "")

@@ -62,7 +62,7 @@ SENTENCES = {
     # blocks
     "blocks_title": "Outer against functional, block by block",
     "blocks_head_functional": "In {count} of {all} blocks the functional part is the larger one ({blocks}):"
-    " Gauss-Newton misses most of the curvature there.",
+    " Gauss-Newton misses more there than it sees.",
     "blocks_head_outer": "The outer part is the larger one in every block; the functional part reaches at most"
     " {share} of it, in {block}.",
     "blocks_head_zero": "Both parts are exactly 0 in every block.",
@@ -70,7 +70,7 @@ SENTENCES = {
     "blocks_head_round_off": "The functional part is nothing but round-off in every block: Gauss-Newton misses"
     " nothing here.",
     "blocks_reading": "Solid bars are what Gauss-Newton, K-FAC and the like can see; hollow bars are what they leave"
-    " out. A hollow bar longer than its solid partner: the approximation misses most of that block.",
+    " out. A hollow bar longer than its solid partner: the approximation misses more there than it sees.",
     "blocks_not": "The two bars of a block do not add up to its norm: the parts can cancel. A larger block can have a"
     " larger norm just because it has more weights.",
     "blocks_caption": "Frobenius norms, linear axis from 0.",
@@ -226,7 +226,8 @@ SENTENCES = {
     # page
     "page_title": "quadform report: the shape of the loss",
     "page_heading": "The shape of the loss",
-    "record_attention": "Measured: {layer}; {tokens} tokens of width {dim}, input scale {scale}.",
+    "record_attention": "Measured: {layer}, random weights; {tokens} random tokens of width {dim}, input scale"
+    " {scale}.",
     "record_number": "Record {number} of {all}",
     "skip": "Skip to the verdict",
     "contents": "Contents",
@@ -330,8 +331,9 @@ SENTENCES = {
     "col_head": "head",
     "col_predicted": "predicted",
     "heads_title": "What the heads look at",
-    "heads_head": "The narrowest head ({at}, block and head) spreads over {share} of what it could; the strongest sink"
-    " ({sink_at}) puts {sink} on the first key.",
+    "heads_head": "The narrowest head ({at}) has {share} of the entropy it could have; the strongest sink"
+    " ({sink_at}) puts {sink} of its attention on the first key.",
+    "heads_at": "{label}, block {block}, head {head}",
     "heads_reading": "One point a head. Left: 1 is attention spread evenly over all visible keys, 0 is one key only."
     " Right: a head near 1 looks at the first token and little else (an attention sink).",
     "heads_not": "A narrow head is not better or worse than a broad one, and a sink may simply be a head at rest.",
@@ -357,16 +359,19 @@ SENTENCES = {
     "level_p95": "95 %",
     "level_most": "largest",
     "card_signal_title": "Signal after the last block",
+    "card_signal": "Mean cosine between the tokens of one sequence after the last block of {label}.",
     "card_signal_good": "alive",
     "card_signal_fair": "fading",
     "card_signal_poor": "collapsed",
     "card_signal_rule": "Mean token cosine: green up to {limit0}, red above {limit1}.",
     "card_growth_title": "Norm over the input",
+    "card_growth": "Size of the tokens after the last block of {label}, over that at its input.",
     "card_growth_good": "steady",
     "card_growth_fair": "drifting",
     "card_growth_poor": "exploding or vanishing",
     "card_growth_rule": "Green within a factor {limit0} of 1, red beyond {limit1}.",
     "card_gradient_title": "Gradient at the input over the last layer",
+    "card_gradient": "Size of the gradient at the input of {label}, over that after its last block.",
     "card_gradient_good": "steady",
     "card_gradient_fair": "drifting",
     "card_gradient_poor": "exploding or vanishing",

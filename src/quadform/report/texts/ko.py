@@ -67,14 +67,14 @@ SENTENCES = {
     # blocks
     "blocks_title": "블록별 외적 부분과 함수 부분",
     "blocks_head_functional": "전체 {all}개 블록 중 {count}개에서 함수 부분이 더 큽니다 ({blocks}). 그곳에서"
-    " 가우스-뉴턴은 곡률의 대부분을 놓칩니다.",
+    " 가우스-뉴턴은 보는 것보다 놓치는 것이 더 많습니다.",
     "blocks_head_outer": "모든 블록에서 외적 부분이 더 큽니다. 함수 부분은 외적 부분의 최대 {share}입니다 ({block}).",
     "blocks_head_zero": "모든 블록에서 두 부분이 모두 정확히 0입니다.",
     "blocks_head_none": "모든 블록에서 함수 부분이 정확히 0입니다. 여기서 가우스-뉴턴이 놓치는 것은 없습니다.",
     "blocks_head_round_off": "모든 블록에서 함수 부분은 반올림 오차에 지나지 않습니다. 여기서 가우스-뉴턴이 놓치는"
     " 것은 없습니다.",
     "blocks_reading": "채운 막대는 가우스-뉴턴이나 K-FAC 같은 방법이 볼 수 있는 부분, 빈 막대는 이 방법들이 빠뜨리는"
-    " 부분입니다. 빈 막대가 짝인 채운 막대보다 길면 그 블록의 대부분을 놓친다는 뜻입니다.",
+    " 부분입니다. 빈 막대가 짝인 채운 막대보다 길면 그 블록에서는 보는 것보다 놓치는 것이 더 많다는 뜻입니다.",
     "blocks_not": "한 블록의 두 막대를 더해도 블록의 노름이 되지는 않습니다. 두 부분이 서로 상쇄될 수 있기"
     " 때문입니다. 큰 블록은 가중치가 많다는 이유만으로 노름이 클 수 있습니다.",
     "blocks_caption": "프로베니우스 노름, 0에서 시작하는 선형 축.",
@@ -230,7 +230,7 @@ SENTENCES = {
     # page
     "page_title": "quadform 보고서: 손실의 모양",
     "page_heading": "손실의 모양",
-    "record_attention": "측정 대상: {layer}; 너비 {dim}인 토큰 {tokens}개, 입력 크기 {scale}.",
+    "record_attention": "측정 대상: {layer}, 무작위 가중치; 너비 {dim}인 무작위 토큰 {tokens}개, 입력 크기 {scale}.",
     "record_number": "기록 {number} / {all}",
     "skip": "판정으로 건너뛰기",
     "contents": "차례",
@@ -329,8 +329,9 @@ SENTENCES = {
     "col_head": "헤드",
     "col_predicted": "예측",
     "heads_title": "헤드가 보는 곳",
-    "heads_head": "가장 좁은 헤드 ({at}, 블록과 헤드): 가능한 폭의 {share}."
-    " 첫 키에 가장 쏠린 헤드 ({sink_at}): {sink}.",
+    "heads_head": "가장 좁은 헤드 ({at}): 가능한 최대 엔트로피의 {share}. 첫 키에 가장 쏠린 헤드 ({sink_at}): 어텐션의"
+    " {sink}.",
+    "heads_at": "{label}, 블록 {block}, 헤드 {head}",
     "heads_reading": "점 하나가 헤드 하나입니다. 왼쪽: 1은 보이는 키 전체에 고르게 퍼진 어텐션, 0은 키 하나만 보는"
     " 어텐션입니다. 오른쪽: 1에 가까운 헤드는 첫 토큰만 봅니다 (어텐션 싱크).",
     "heads_not": "좁은 헤드가 넓은 헤드보다 낫거나 못한 것은 아닙니다. 싱크는 그저 쉬고 있는 헤드일 수 있습니다.",
@@ -354,18 +355,21 @@ SENTENCES = {
     "level_p95": "95 %",
     "level_most": "최대",
     "card_signal_title": "마지막 블록 뒤의 신호",
+    "card_signal": "{label}: 마지막 블록 뒤 한 시퀀스의 토큰 사이 평균 코사인.",
     "card_signal_good": "살아 있음",
     "card_signal_fair": "약해짐",
     "card_signal_poor": "붕괴",
     "card_signal_rule": "평균 토큰 코사인: {limit0}까지 초록, {limit1} 초과 빨강.",
     "card_growth_title": "입력에 대한 노름",
+    "card_growth": "{label}: 마지막 블록 뒤 토큰의 크기를 입력의 크기로 나눈 값.",
     "card_growth_good": "고름",
-    "card_growth_fair": "흐름",
+    "card_growth_fair": "벗어남",
     "card_growth_poor": "폭발 또는 소실",
     "card_growth_rule": "1의 {limit0}배 안이면 초록, {limit1}배를 넘으면 빨강.",
     "card_gradient_title": "입력의 기울기, 마지막 층 대비",
+    "card_gradient": "{label}: 입력에서의 기울기 크기를 마지막 블록 뒤의 크기로 나눈 값.",
     "card_gradient_good": "고름",
-    "card_gradient_fair": "흐름",
+    "card_gradient_fair": "벗어남",
     "card_gradient_poor": "폭발 또는 소실",
     "card_gradient_rule": "1의 {limit0}배 안이면 초록, {limit1}배를 넘으면 빨강.",
     "card_prediction_title": "예측과 측정",

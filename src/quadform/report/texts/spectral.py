@@ -2,8 +2,11 @@
 
 EN = {
     "record_spectrum": "Spectrum of {name}",
-    "spectral_sharp": "λ_max {high}, λ_min {low}: steps of gradient descent above {ceiling} overshoot.",
-    "spectral_split": "The sharpest block is {ratio} times as curved as the flattest: one step size fits neither.",
+    "spectral_after": "After {step} steps of training:",
+    "spectral_sharp": "λ_max {high}, λ_min {low}; plain gradient descent overshoots at learning rates above {ceiling}.",
+    "spectral_split": "{sharp} is {ratio} times as curved as {flat}: no single step size suits both blocks.",
+    "spectral_unsure": "{sharp} is {ratio} times as curved as {flat}, but within two standard errors that may be"
+    " {limit} times or less.",
     "spectral_even": "All blocks are curved alike within a factor of {ratio}.",
     "spectral_partial": "The time was up before everything was measured.",
     "point_descends": "Not stationary: the gradient has norm {slope}, and one step at 1/λ_max lowers the loss of"
@@ -24,8 +27,8 @@ EN = {
     "density_band": "density",
     "map_title": "Block map: curvature of every matrix",
     "map_head": "{sharp} is the sharpest block, {flat} the flattest: {ratio} to 1.",
-    "map_reading": "Each field is one matrix of one layer; the number is the norm of its own block of the Hessian, the"
-    " colour the typical size of an eigenvalue there (norm over the root of the number of weights). One colour"
+    "map_reading": "Each field is one matrix of one layer; number and colour are the typical size of an eigenvalue of"
+    " its own block of the Hessian (norm over the root of the number of weights; norms are in the table). One colour"
     " everywhere: one step size fits. Stripes: it does not, and optimizers that scale each matrix by itself gain.",
     "map_not": "A pale block is not an unimportant one; it is one where larger steps are safe. Blocks say nothing about"
     " how the loss curves between two matrices: that is the next figure.",
@@ -50,6 +53,7 @@ EN = {
     "card_downwards_fair": "some",
     "card_downwards_poor": "much",
     "card_downwards_rule": "green up to {limit0}, red above {limit1}",
+    "card_curved": "{sharp} against {flat}: typical eigenvalue (root mean square) of each block.",
     "spectral_rms": "root mean square eigenvalue",
     "spectral_heterogeneity": "sharpest : flattest block (root mean square eigenvalue)",
     "spectral_loss": "loss",
@@ -67,8 +71,12 @@ EN = {
 
 KO = {
     "record_spectrum": "{name}의 스펙트럼",
-    "spectral_sharp": "λ_max {high}, λ_min {low}: 경사 하강의 보폭이 {ceiling} 넘으면 지나칩니다.",
-    "spectral_split": "가장 날카로운 블록의 곡률은 가장 평평한 블록의 {ratio}배라서 한 보폭이 둘 다에 맞지 않습니다.",
+    "spectral_after": "학습 {step}단계 뒤:",
+    "spectral_sharp": "λ_max {high}, λ_min {low}. 단순 경사 하강은 학습률이 {ceiling}보다 크면 골짜기를 지나칩니다.",
+    "spectral_split": "{sharp} 블록의 보통 고유값은 {flat} 블록의 {ratio}배라서 하나의 학습률이 두 블록 모두에 맞지는"
+    " 않습니다.",
+    "spectral_unsure": "{sharp} 블록의 보통 고유값은 {flat} 블록의 {ratio}배지만, 표준 오차의 두 배 안에서는 {limit}배"
+    " 이하일 수도 있습니다.",
     "spectral_even": "모든 블록의 곡률이 {ratio}배 안에서 비슷합니다.",
     "spectral_partial": "모두 재기 전에 시간이 끝났습니다.",
     "point_descends": "정지점이 아닙니다. 기울기의 노름은 {slope}, 보폭 1/λ_max 한 걸음에 이차 근사로 손실 {loss} 중"
@@ -89,8 +97,8 @@ KO = {
     "density_band": "밀도",
     "map_title": "블록 지도: 행렬마다의 곡률",
     "map_head": "가장 날카로운 블록: {sharp}, 가장 평평한 블록: {flat}. 비율 {ratio} 대 1.",
-    "map_reading": "칸 하나가 한 층의 행렬 하나입니다. 숫자는 헤세 행렬에서 그 블록의 노름이고, 색은 그곳 고유값의 보통"
-    " 크기(노름을 가중치 수의 제곱근으로 나눈 값)입니다. 모두 한 색이면 한 보폭이 맞습니다. 줄무늬면 맞지 않고,"
+    "map_reading": "칸 하나가 한 층의 행렬 하나입니다. 숫자와 색은 헤시안에서 그 블록 고유값의 보통 크기(노름을"
+    " 가중치 수의 제곱근으로 나눈 값)이며, 노름은 표에 있습니다. 모두 한 색이면 한 보폭이 맞습니다. 줄무늬면 맞지 않고,"
     " 행렬마다 크기를 맞추는 최적화가 유리합니다.",
     "map_not": "옅은 블록은 중요하지 않은 것이 아니라 큰 보폭이 안전한 것입니다. 두 행렬 사이의 곡률은 여기 없고"
     " 다음 그림에 있습니다.",
@@ -100,7 +108,7 @@ KO = {
     "map_size": "보통 고유값",
     "pairs_title": "모든 블록 쌍의 노름",
     "pairs_head": "이 블록들의 제곱 노름 가운데 {share} 비율이 대각선 밖에 있습니다.",
-    "pairs_reading": "행과 열은 행렬이고 색은 그 사이 헤세 행렬의 노름입니다. 대각선 밖이 진하면 한 행렬을 움직일 때"
+    "pairs_reading": "행과 열은 행렬이고 색은 그 사이 헤시안의 노름입니다. 대각선 밖이 진하면 한 행렬을 움직일 때"
     " 다른 행렬의 기울기가 바뀌는데, 행렬을 따로 다루는 최적화는 이것을 보지 못합니다.",
     "pairs_not": "노름에는 부호가 없습니다. 강한 쌍은 도움일 수도 방해일 수도 있습니다. 오차는 표에 있습니다.",
     "pairs_row": "행",
@@ -114,6 +122,7 @@ KO = {
     "card_downwards_fair": "일부",
     "card_downwards_poor": "많음",
     "card_downwards_rule": "{limit0}까지 초록, {limit1} 초과면 빨강",
+    "card_curved": "{sharp} 대 {flat}: 블록마다의 보통 고유값(제곱평균제곱근).",
     "spectral_rms": "고유값의 제곱평균제곱근",
     "spectral_heterogeneity": "가장 날카로운 블록 : 가장 평평한 블록 (고유값의 제곱평균제곱근)",
     "spectral_loss": "손실",
@@ -126,5 +135,5 @@ KO = {
     "card_eigen_good": "확실",
     "card_eigen_fair": "한계",
     "card_eigen_poor": "없음",
-    "card_eigen_rule": "수렴하면 초록, 한계뿐이면 노랑",
+    "card_eigen_rule": "수렴하면 초록, 한계뿐이면 주황",
 }

@@ -8,8 +8,9 @@ EN = {
     "stage_spectrum": "spectrum",
     "stage_signal": "signal through depth",
     "stage_training": "training",
-    "stage_why": "the model without its parts",
+    "stage_why": "what each part does",
     "stage_attention": "exact Hessian of one layer",
+    "stage_compare": "designs side by side",
 }
 
 KO = {
@@ -20,6 +21,7 @@ KO = {
     "stage_spectrum": "스펙트럼",
     "stage_signal": "깊이에 따른 신호",
     "stage_training": "학습 과정",
-    "stage_why": "요소를 하나씩 뺀 모델",
+    "stage_why": "각 요소가 하는 일",
     "stage_attention": "한 층의 정확한 헤시안",
+    "stage_compare": "설계 비교",
 }

@@ -1,0 +1,97 @@
+"""The verdict of a study, read as one page: what each sentence is about, and no two that contradict each other."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from quadform.core.record import Estimate, Provenance, Record
+from quadform.report import spectral, training, why
+from quadform.report.html import render
+from quadform.report.texts import EN, KO
+
+BLOCKS = ["layers.0.attn.W_V", "layers.1.mlp"]
+
+
+def spectrum(ratio: float = 22.0, stderr: float = 3.5, step: int = 500) -> Record:
+    """Two blocks: a small sharp one, and a flat one whose norm is nearly as large because it has more weights."""
+    sizes = torch.tensor([100.0, 40_000.0], dtype=torch.float64)
+    norms = torch.tensor([ratio, 1.0], dtype=torch.float64) * sizes.sqrt()
+    inputs = {"source": {"model": "m", "step": step}, "blocks": BLOCKS, "partial": False, "parameters": 40_100}
+    inputs |= {"coverage": "all", "notes": [], "curvature": "hessian", "batches": 4, "probe": [16, 9]}
+    inputs["cost"] = {"products": 1, "seconds": 1.0, "route": "eager", "bytes": 1.0}
+    scalars = {"top/0": Estimate(60.0, 0.1, "estimate"), "bottom/0": Estimate(-2.0, 0.1, "estimate")}
+    scalars["heterogeneity"] = Estimate(ratio, stderr, "estimate", note=" over ".join(BLOCKS))
+    tensors = {"blocks/value": torch.diag(norms), "blocks/stderr": torch.zeros(2, 2, dtype=torch.float64)}
+    return Record(
+        kind="spectrum", inputs=inputs, scalars=scalars, tensors=tensors | {"blocks/sizes": sizes}, made=made()
+    )
+
+
+def fresh() -> Record:
+    """What `why` finds at step 0: query and value alike."""
+    inputs = {"name": "m", "variants": ["full"], "steps": [0], "probe": "p", "notes": []}
+    scalars = {"full/0/ratio": Estimate(1.6, 0.1, "estimate"), "full/0/lambda_max": Estimate(2.0, 0.1, "estimate")}
+    return Record(kind="why", inputs=inputs, scalars=scalars, tensors={}, made=made())
+
+
+def made() -> Provenance:
+    return Provenance.collect(dtype=torch.float64)
+
+
+@pytest.mark.parametrize("texts", [EN, KO], ids=["en", "ko"])
+def test_each_sentence_says_what_it_is_about(texts) -> None:
+    """22 : 1 after training and 1.6 : 1 before it do not contradict each other when both say what they compare."""
+    page = render([[spectrum(), fresh()]], texts.lang)
+    told = re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page.split('<dl class="summary">')[1].split("</dl>")[0])
+    assert [about for about, _ in told] == [texts("stage_spectrum"), texts("stage_why")]
+    assert "500" in told[0][1]
+    for name in ("layers.0." + texts.parameter("W_V"), "layers.1.mlp"):
+        assert name in told[0][1]
+    assert told[1][1] == why.summary(fresh(), texts)
+
+
+def test_one_record_has_a_plain_sentence() -> None:
+    page = render(spectrum(), "en")
+    assert f'<p class="summary">{spectral.summary(spectrum(), EN)}</p>' in page
+
+
+def test_ratios_within_their_error_are_not_claimed() -> None:
+    """A limit of 3: nothing is said about step sizes where 3 lies within two standard errors."""
+    said = {(r, s): spectral.summary(spectrum(r, s), EN) for r, s in ((22.0, 3.5), (5.0, 0.5), (5.0, 1.5), (2.0, 0.1))}
+    assert "no single step size" in said[22.0, 3.5]
+    assert "no single step size" in said[5.0, 0.5]
+    assert "within two standard errors" in said[5.0, 1.5]
+    assert "no single step size" not in said[5.0, 1.5]
+    assert "alike" in said[2.0, 0.1]
+
+
+def test_a_model_that_was_not_trained_has_no_step() -> None:
+    assert "After" not in spectral.summary(spectrum(step=0), EN)
+
+
+def test_numbers_of_the_map_have_the_ratio_of_its_headline() -> None:
+    """The fields show what the headline compares: typical eigenvalues, not norms."""
+    figure = spectral.block_map(spectrum(), EN)
+    (rows,) = figure.spec["datasets"].values()
+    shown = {row["part"]: float(row["text"]) for row in rows}
+    assert shown["value"] / shown["mlp"] == pytest.approx(22.0)
+    assert "22 to 1" in figure.headline
+    (card,) = (c for c in spectral.cards(spectrum(), EN) if c.name == "uneven")
+    assert card.value == "22 : 1"
+    assert "typical eigenvalue" in card.sentence
+
+
+def test_the_course_of_training_says_which_steps_it_compares() -> None:
+    """Losses are logged every so often: the first one is not that of step 0, and the largest rate may fall between."""
+    inputs = {"step": 500, "train": {"lr": 0.005}}
+    tensors = {
+        "steps": torch.tensor([10.0, 500.0]),
+        "loss": torch.tensor([2.5, 0.045]),
+        "lr": torch.tensor([0.00496, 0.0]),
+    }
+    record = Record(kind="training", inputs=inputs, scalars={}, tensors=tensors, made=made())
+    assert "2.5 (step 10) to 0.045 (step 500)" in training.summary(record, EN)
+    assert "reached 0.005" in training._headline(record, EN)
