@@ -106,11 +106,11 @@ def _run(words: list[str]) -> int:
         config, output = parse(name, getattr(configs, config_name), rest)
     except SystemExit:  # --help was answered
         return 0
+    _share_the_machine()  # before the next line, which loads torch
     from . import folders
     from .processes import answer_together, several
 
     folders.asked[:] = words
-    _share_the_machine()
     before, progress.quiet = progress.quiet, output.quiet
     try:
         answer = importlib.import_module(f".verbs.{name}", __package__).answer
