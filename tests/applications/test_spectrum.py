@@ -49,7 +49,7 @@ def test_numbers_lie_within_their_errors_of_the_dense_hessian(found: Spectrum, d
     _, H, _ = dense
     lam = torch.linalg.eigvalsh(H)
     for e, want in zip((*found.top, *found.bottom), (*lam.flip(0)[:3], lam[0]), strict=True):
-        assert abs(e.value - float(want)) <= (e.stderr or 0) + 1e-9
+        assert abs(e.value - float(want)) <= (e.error or 0) + 1e-9
     assert abs(found.trace.value - float(lam.sum())) <= 5 * found.trace.stderr
     share = float((lam < -1e-12).double().mean())
     assert abs(found.negative_share.value - share) <= 5 * found.negative_share.stderr

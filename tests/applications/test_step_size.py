@@ -23,6 +23,7 @@ from torch import nn
 
 from quadform.applications.journal import Journal
 from quadform.applications.step_size import StepSize, lr, start
+from quadform.applications.step_size.ceiling import ceiling_of
 from quadform.applications.step_size.measure import measure, plan_of
 from quadform.applications.step_size.rules import (
     Stepper,
@@ -46,6 +47,7 @@ from quadform.applications.step_size.words import failed, lines
 from quadform.applications.subject import weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.number import Estimate
 from quadform.core.record import Record
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
@@ -211,6 +213,14 @@ def quadratic(eigenvalues: list[float], shift: float = 0.0):
         lambda out, batch: (out[1][0] * lam * out[0] ** 2).sum() / 2,
         params,
     )
+
+
+def test_the_ceiling_of_a_lower_bound_is_an_upper_bound():
+    """2 / lambda with the residual of lambda: what bounds lambda from below bounds the ceiling from above."""
+    lam = Estimate(4.0, 0.1, "bound", 9, False, "a note", "residual", "lower")
+    found = ceiling_of(2, lam)
+    assert (found.value, found.error, found.error_kind, found.side) == (0.5, 0.0125, "residual", "upper")
+    assert (found.kind, found.matvecs, found.converged, found.note) == ("bound", 9, False, "a note")
 
 
 def test_a_quadratic_has_the_ceiling_of_the_book():

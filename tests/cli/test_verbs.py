@@ -69,7 +69,7 @@ def test_attention_json_is_strict_and_alone(capsys: pytest.CaptureFixture[str]) 
     assert body["kind"] == "attention"
     assert body["inputs"]["vary"] == {"scale": [0.01, 30.0, 7]}
     assert body["scalars"]["lambda_max"]["kind"] == "exact"
-    assert body["scalars"]["slope/outer/W_Q,W_Q"]["stderr"] is not None
+    assert body["scalars"]["slope/outer/W_Q,W_Q"]["error"] is not None
     assert len(body["tensors"]["eigenvalues"]["values"]) == 48
     assert body["saved"] is None
     assert "attention  " in said.err

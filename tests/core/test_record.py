@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -27,8 +27,11 @@ from hypothesis import strategies as st
 
 from quadform.core import record as module
 from quadform.core.errors import FileError, InputError
+from quadform.core.number import joint_kind
 from quadform.core.record import SCHEMA, Estimate, Provenance, Record, strict_json, write_atomically
 
+#: Written by the last version that had schema 1.
+SCHEMA_1 = Path(__file__).parent / "schema-1"
 MADE = Provenance(versions={"torch": "2"}, machine="Linux", made_at="2026-01-01T00:00:00+00:00", seed=3)
 
 
@@ -54,7 +57,9 @@ def test_estimates_carry_their_tag() -> None:
     """exact, estimate +- s.e., bound: shown with the number, never left out."""
     assert str(Estimate(2)) == "2 [exact]"
     assert str(Estimate(2.0, 0.25, "estimate", 30)) == "2 +- 0.25 [estimate]"
-    assert str(Estimate(2.0, kind="bound", converged=False)) == "2 [bound, not converged]"
+    assert str(Estimate(2.0, 0.25, "estimate", error_kind="residual")) == "2, residual 0.25 [estimate]"
+    assert str(Estimate(2.0, kind="bound", converged=False)) == "2 [lower bound, not converged]"
+    assert str(Estimate(2.0, kind="bound", side="upper")) == "2 [upper bound]"
     assert float(Estimate(torch.tensor(1.5))) == 1.5
 
 
@@ -62,15 +67,66 @@ def test_estimates_carry_their_tag() -> None:
     ("arguments", "text"),
     [
         ({"kind": "guess"}, "'exact', 'estimate' or 'bound'; got 'guess'"),
-        ({"kind": "estimate"}, "carries its standard error"),
-        ({"stderr": 0.1}, "an exact value has no standard error; got 0.1"),
-        ({"kind": "estimate", "stderr": -0.1}, "not negative; got -0.1"),
+        ({"kind": "estimate"}, "carries its error"),
+        ({"error": 0.1}, "an exact value has no error; got 0.1"),
+        ({"kind": "estimate", "error": -0.1}, "not negative; got -0.1"),
+        ({"kind": "estimate", "error": 0.1, "error_kind": "spread"}, "'stderr', 'residual' or 'none'; got 'spread'"),
+        ({"kind": "estimate", "error": 0.1, "error_kind": "none"}, "kind 'none' has no size; got error=0.1"),
+        ({"kind": "bound", "side": "left"}, "'lower' or 'upper'; got 'left'"),
+        ({"kind": "estimate", "error": 0.1, "side": "lower"}, "only a bound has a side"),
     ],
 )
 def test_estimates_without_their_tag_are_refused(arguments: dict, text: str) -> None:
     """An estimate without error bar, an exact value with one, and unknown tags are InputErrors."""
     with pytest.raises(InputError, match=text):
         Estimate(1.0, **arguments)
+
+
+def test_an_error_says_what_it_means() -> None:
+    """A standard error reaches twice as far as it says, a residual as far; `stderr` is the former alone."""
+    spread, within = (Estimate(2.0, 0.25, "estimate", error_kind=kind) for kind in ("stderr", "residual"))
+    assert (spread.stderr, spread.reach) == (0.25, 0.5)
+    assert (within.stderr, within.reach) == (None, 0.25)
+    plain = Estimate(2.0)
+    assert (plain.error, plain.error_kind, plain.stderr, plain.reach) == (None, "none", None, 0.0)
+    assert Estimate(2.0, 0.25, "estimate").error_kind == "stderr"
+    assert Estimate(2.0, 0.0).error is None
+
+
+def test_joined_errors_are_a_spread_unless_all_are_residuals() -> None:
+    spread, within = (Estimate(2.0, 0.25, "estimate", error_kind=kind) for kind in ("stderr", "residual"))
+    assert joint_kind((spread, within)) == joint_kind((spread, Estimate(1))) == joint_kind(()) == "stderr"
+    assert joint_kind((within, Estimate(1))) == joint_kind((within, within)) == "residual"
+
+
+def test_records_of_schema_1_open() -> None:
+    """A record written before errors had kinds: residuals and sides are told from the notes."""
+    old = Record.load(SCHEMA_1)
+    assert {name: (e.kind, e.error_kind, e.side) for name, e in old.scalars.items()} == {
+        "lambda_max": ("estimate", "residual", None),
+        "lambda_min": ("estimate", "residual", None),
+        "lambda_few": ("estimate", "residual", None),
+        "lambda_few_min": ("bound", "residual", "upper"),
+        "trace": ("estimate", "stderr", None),
+        "norm": ("estimate", "stderr", None),
+        "condition": ("bound", "residual", "lower"),
+        "loss": ("exact", "none", None),
+        "gap": ("bound", "none", "lower"),
+        "nothing": ("estimate", "stderr", None),
+        "ceiling": ("exact", "none", None),
+    }
+    low = old.scalars["lambda_few_min"]
+    assert (low.value, low.error) == (-8.996260883568274, 0.1818679773189403)
+    assert (old.scalars["loss"].matvecs, old.scalars["nothing"].converged) == (3, False)
+    assert (old.schema, old.inputs["limit"], old.tensors["values"].tolist()) == (SCHEMA, math.inf, [0.0, 1.0, 2.0])
+
+
+def test_a_record_of_schema_1_is_saved_as_of_today(tmp_path: Path) -> None:
+    old = Record.load(SCHEMA_1)
+    again = Record.load(old.save(tmp_path))
+    assert repr(again.scalars) == repr(old.scalars)
+    assert body(tmp_path)["schema"] == SCHEMA
+    assert set(body(tmp_path)["scalars"]["trace"]) == {field.name for field in fields(Estimate)}
 
 
 # --- round trip -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def truth(d: torch.Tensor, top: int, bottom: int) -> torch.Tensor:
 
 
 def check(A: Operator, d: torch.Tensor, **options: object) -> object:
-    """Every value lies within its residual of the eigenvalue of that rank; residuals are those of the vectors."""
+    """Every value lies within its residual of the eigenvalue of that rank; residuals bound those of the vectors."""
     found = eigenpairs(A, **options)
     values = torch.tensor([e.value for e in found.values], dtype=torch.float64)
     want = truth(d, len(found.top), len(found.bottom))
@@ -30,8 +30,9 @@ def check(A: Operator, d: torch.Tensor, **options: object) -> object:
     eps = torch.finfo(A.dtype).eps
     assert ((values - want).abs() <= found.residuals + 200 * eps * scale).all()
     V = A.domain.flatten(found.vectors)
-    true_residual = (A @ V - V * values.to(V)).double().norm(dim=0)
-    torch.testing.assert_close(true_residual, found.residuals, rtol=1e-6, atol=100 * eps * scale)
+    true_residual = ((A @ V).double() - V.double() * values).norm(dim=0)
+    assert (true_residual <= found.residuals).all()
+    torch.testing.assert_close(true_residual, found.residuals, rtol=1e-6, atol=150 * eps * scale)
     torch.testing.assert_close(V.norm(dim=0), torch.ones_like(V[0]), rtol=0, atol=100 * eps)
     return found
 
@@ -48,7 +49,9 @@ def test_outliers(reorthogonalise: str, block: int, rows: int, dtype: torch.dtyp
     assert A.count - 5 <= 48  # five more were made by `check` itself
     assert A.count - 5 == found.products == found.top[0].matvecs
     assert found.converged
-    assert all(e.kind == "estimate" and e.stderr <= 1e-3 * abs(e.value) for e in found.top)
+    assert all(
+        e.kind == "estimate" and e.error_kind == "residual" and e.error <= 1e-3 * abs(e.value) for e in found.top
+    )
 
 
 def test_asymmetry_of_what_is_called_symmetric() -> None:
@@ -159,6 +162,7 @@ def test_unconverged_is_a_bound() -> None:
     found = eigenpairs(Spectrum(d), 1, 1, max_products=10)
     (high,), (low,) = found.top, found.bottom
     assert high.kind == low.kind == "bound"
+    assert (high.side, low.side, high.error_kind, low.error_kind) == ("lower", "upper", "residual", "residual")
     assert not high.converged
     assert not found.converged
     assert high.value <= 1
@@ -167,9 +171,9 @@ def test_unconverged_is_a_bound() -> None:
     assert "Reported as a lower bound; continue with `--resume --products 20`." in high.note
 
 
-@pytest.mark.parametrize(("rows", "within"), [(100, 1e-3), (20, 0.5)])
+@pytest.mark.parametrize(("rows", "within"), [(100, 1e-3), (20, 1.0)])
 def test_asymmetry_counts_in_the_residual(rows: int, within: float) -> None:
-    """Products that are not quite symmetric do not converge beyond their own noise; restarts know it roughly."""
+    """Products that are not quite symmetric do not converge beyond their own noise; after restarts it is bounded."""
 
     class Noisy(Spectrum):
         def apply(self, V):  # a skew part of relative size 1e-3
@@ -179,7 +183,8 @@ def test_asymmetry_counts_in_the_residual(rows: int, within: float) -> None:
     A = Noisy(outliers(300))
     found = eigenpairs(A, 1, tol=1e-6, max_products=60, rows=rows)
     V = A.domain.flatten(found.vectors)
-    assert float(found.residuals[0]) == pytest.approx(float((A @ V - V * found.top[0].value).norm()), rel=within)
+    true = float((A @ V - V * found.top[0].value).norm())
+    assert true <= float(found.residuals[0]) <= (1 + within) * true
     assert not found.converged
     assert found.asymmetry > 1e-4
 

@@ -53,13 +53,13 @@ def test_error_bar() -> None:
 
 
 def test_error_bar_is_the_spread() -> None:
-    """The standard error by leaving probes out is the spread of the distance over seeds, within a third."""
+    """The standard error is the spread of the distance over seeds, widened by Student's factor of 6 probes (1.32)."""
     A, B = normal(400, 1.0), normal(400, 0.4, 0.3, seed=1)
     found = [
         js_distance(density(A, 6, 8, seed=s), density(B, 6, 8, seed=s + 500), linear=1.0, width=0.4) for s in range(60)
     ]
     spread = float(torch.tensor([e.value for e in found]).std())
-    assert sum(e.stderr for e in found) / 60 == pytest.approx(spread, rel=0.33)
+    assert 1 <= sum(e.stderr for e in found) / 60 / spread <= 2
 
 
 def test_attention_blocks() -> None:

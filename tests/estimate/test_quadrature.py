@@ -12,6 +12,7 @@ from spectra import Spectrum, outliers
 
 from quadform.core.errors import InputError, TooLarge
 from quadform.estimate import Density, density, eigenpairs
+from quadform.estimate.sampling import student
 from quadform.estimate.vectors import orthogonalise, probes
 from quadform.theory.attention import AttentionLayer
 
@@ -68,13 +69,13 @@ def test_five_standard_errors(name: str, deflate: bool) -> None:
 
 
 def test_coverage_and_root() -> None:
-    """About 68 % of the traces lie within one standard error, which falls as 1/sqrt(probes)."""
+    """About 95 % of the traces lie within two standard errors, which fall as 1/sqrt(probes)."""
     B = Spectrum(0.3 * torch.randn(500, dtype=torch.float64))
     found = [density(B, 9, 4, seed=s).sum(lambda x: x) for s in range(60)]
-    inside = [abs(e.value - float(B.d.sum())) <= e.stderr for e in found]
-    assert 0.52 <= sum(inside) / 60 <= 0.84
+    inside = [abs(e.value - float(B.d.sum())) <= 2 * e.stderr for e in found]
+    assert 0.88 <= sum(inside) / 60 < 1
     many = [density(B, 81, 4, seed=s).sum(lambda x: x).stderr for s in range(6)]
-    assert sum(e.stderr for e in found) / 60 / (sum(many) / 6) == pytest.approx(3, rel=0.2)
+    assert sum(e.stderr for e in found) / 60 / (sum(many) / 6) == pytest.approx(3 * student(9) / student(81), rel=0.2)
 
 
 def test_known_eigenpairs_shrink_the_error() -> None:
@@ -128,12 +129,12 @@ def test_functions_without_a_value_everywhere() -> None:
 
 
 def test_errors_of_shares_are_their_spread() -> None:
-    """Over forty seeds: the error of the share of negative curvature is its spread, that of the share of eigenvalues
-    is up to five times its spread (what a rule cannot resolve is taken as uniform between two nodes)."""
+    """Over forty seeds: the error of the share of negative curvature is its spread, widened for 6 probes; that of the
+    share of eigenvalues is up to five times its spread (what a rule cannot resolve is uniform between two nodes)."""
     d = torch.randn(120, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.7
     found = [density(Spectrum(d), 6, 8, seed=seed) for seed in range(40)]
     shares = {
-        "curvature": ([f.negative_curvature() for f in found], float(d.clamp(max=0).abs().sum() / d.abs().sum()), 1.4),
+        "curvature": ([f.negative_curvature() for f in found], float(d.clamp(max=0).abs().sum() / d.abs().sum()), 2.0),
         "mass": ([f.negative_mass() for f in found], float((d < 0).double().mean()), 5.0),
     }
     for name, (estimates, truth, most) in shares.items():

@@ -120,7 +120,7 @@ def _log_log_slope(x: Tensor, y: Tensor) -> Estimate:
     slope = (u * v).sum() / u.square().sum()
     rest = (v - slope * u).square().sum()
     stderr = (rest / (len(u) - 2) / u.square().sum()).sqrt() if len(u) > 2 else torch.zeros(())
-    return Estimate(float(slope), stderr=float(stderr), kind="estimate", note=f"fit over {len(u)} points")
+    return Estimate(float(slope), error=float(stderr), kind="estimate", note=f"fit over {len(u)} points")
 
 
 def targets_of(layer: Any, wants: str) -> Tensor:
@@ -317,7 +317,7 @@ def _seconds(problem: Problem) -> Estimate:
         times.append(time.perf_counter() - start)
     runs = torch.tensor(times, dtype=torch.float64)
     return Estimate(
-        float(runs.median()), stderr=float(runs.std() / len(times) ** 0.5), kind="estimate", note=f"{len(times)} runs"
+        float(runs.median()), error=float(runs.std() / len(times) ** 0.5), kind="estimate", note=f"{len(times)} runs"
     )
 
 

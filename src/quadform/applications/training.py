@@ -55,7 +55,7 @@ def record_of_run(folder: str | Path) -> Record:
     if valid:
         last = valid[-1]["valid"]
         scalars |= {
-            f"valid_{name}": Estimate(float(e["value"]), stderr=float(e["stderr"]), kind="estimate")
+            f"valid_{name}": Estimate(float(e["value"]), error=float(e["stderr"]), kind="estimate")
             for name, e in last.items()
         }
     if layers:

@@ -1,4 +1,4 @@
-"""Estimate, Record, Provenance: what a measurement leaves behind.
+"""Record, Provenance: what a measurement leaves behind.
 
 A record is a folder with `record.json` (strict JSON, last the SHA-256 of its own contents) and one safetensors file the
 JSON names with its SHA-256. The tensors are written first and the JSON is renamed into place last, so a reader sees the
@@ -24,16 +24,19 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .errors import FileError, InputError
 from .files import alone
+from .number import Estimate as Estimate
+from .number import Kind as Kind
 
 #: Written into every record; raised when the layout changes so that an older reader refuses instead of guessing.
-SCHEMA = 1
+#: 2: `Estimate.error`, `error_kind` and `side` in place of `stderr`; 1 is read.
+SCHEMA = 2
 JSON_NAME = "record.json"
 _FORMAT = "quadform-record"
 _SUM = "sha256"
@@ -42,44 +45,6 @@ _ENTRIES = ("format", "schema", "kind", "inputs", "scalars", "tensors", "made")
 _LITTER = re.compile(
     r"tensors-[0-9a-f]{12}\.safetensors|\.(tensors-[0-9a-f]{12}\.safetensors|record\.json)\.[0-9a-f]{8}"
 )
-
-Kind = Literal["exact", "estimate", "bound"]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its tag: `exact`, `estimate +- s.e.`, or `bound`.
-
-    `matvecs` counts the operator products it cost; `converged` is false for a number that is only the best so far.
-    """
-
-    value: float
-    stderr: float | None = None
-    kind: Kind = "exact"
-    matvecs: int = 0
-    converged: bool = True
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "value", float(self.value))
-        if self.kind not in ("exact", "estimate", "bound"):
-            raise InputError(f"an estimate is 'exact', 'estimate' or 'bound'; got {self.kind!r}.")
-        if self.kind == "estimate" and self.stderr is None:
-            raise InputError("an estimate carries its standard error; pass stderr=, or kind='exact' or 'bound'.")
-        if self.kind == "exact" and self.stderr:
-            raise InputError(f"an exact value has no standard error; got {self.stderr}.")
-        if self.stderr is not None:
-            if self.stderr < 0:
-                raise InputError(f"a standard error is not negative; got {self.stderr}.")
-            object.__setattr__(self, "stderr", float(self.stderr))
-
-    def __float__(self) -> float:
-        return self.value
-
-    def __str__(self) -> str:
-        spread = f" +- {self.stderr:.2g}" if self.stderr else ""
-        tail = "" if self.converged else ", not converged"
-        return f"{self.value:.4g}{spread} [{self.kind}{tail}]"
 
 
 @dataclass(frozen=True)
@@ -203,10 +168,9 @@ class Record:
             return cls(
                 kind=str(body["kind"]),
                 inputs=from_json(body["inputs"]),
-                scalars={name: Estimate(**from_json(e)) for name, e in body["scalars"].items()},
+                scalars={name: Estimate.read(from_json(e)) for name, e in body["scalars"].items()},
                 tensors=load(blob),
                 made=Provenance(**from_json(body["made"])),
-                schema=int(body["schema"]),
             )
         except FileError:
             raise

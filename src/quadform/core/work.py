@@ -360,7 +360,7 @@ def _packed(value: Any) -> Any:
 def _unpacked(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) == {_ESTIMATE}:
-            return Estimate(**from_json(value[_ESTIMATE]))
+            return Estimate.read(from_json(value[_ESTIMATE]))
         if set(value) == {_TENSOR}:
             body = value[_TENSOR]
             kind, blob = getattr(torch, body["dtype"]), bytearray(base64.b64decode(body["data"]))

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.number import Estimate
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
-from ..core.record import Estimate
 from ..core.space import Vector
 from .resume import Checkpoint, State
 from .sampling import batch_size, mean_and_error, sample, sweep
-from .traces import Images, leave_one_out
+from .traces import Images, left_out_in_turn
 from .vectors import AT_ONCE, Probe, at_least, chunks, draw, orthonormal_rows, probes, without, working_dtype
 
 
@@ -137,16 +137,14 @@ def _sketched(
                 W[:, which.start : which.stop] = (Q @ Omega.T).double().cpu()
                 length[which.start : which.stop] = Omega.square().sum(1, dtype=torch.float64).cpu()
             cross, own = 2 * (Z @ Y.T).double().cpu(), Y.square().sum(1, dtype=torch.float64).cpu()
-            values = leave_one_out(R, H, W, cross, own, length if probe != "rademacher" else None, A.domain.size)
-            note = f"{m} probes left out in turn"
-            known, used = 0.0, 2 * m
-        else:
-            rest = products - 2 * m
-            G = images.of("G", lambda which: without(probes(A, seed, "frobenius/rest", which, probe), Q), rest)
-            values = G.square().sum(1, dtype=torch.float64).cpu()
-            known, used, note = float(H.trace()), products, f"{m} directions measured, {rest} probes of the rest"
-        mean, error = mean_and_error(values)
-    return known + float(mean), float(error), used, note
+            scaled = length if probe != "rademacher" else None
+            square, error = left_out_in_turn(R, H, W, cross, own, scaled, A.domain.size)
+            return square, error, 2 * m, f"{m} probes left out in turn"
+        rest = products - 2 * m
+        G = images.of("G", lambda which: without(probes(A, seed, "frobenius/rest", which, probe), Q), rest)
+        mean, spread = mean_and_error(G.square().sum(1, dtype=torch.float64).cpu())
+    note = f"{m} directions measured, {rest} probes of the rest"
+    return float(H.trace() + mean), float(spread), products, note
 
 
 @dataclass(frozen=True)

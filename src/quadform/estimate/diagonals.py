@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..core.number import Kind
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
-from ..core.record import Kind
 from .resume import Checkpoint, State
-from .sampling import batch_size, sweep
+from .sampling import batch_size, student, sweep
 from .vectors import AT_ONCE, Probe, at_least, chunks, need_square, probes, working_dtype
 
 
@@ -88,6 +88,6 @@ def diagonal(
                 shown=shown,
                 text=lambda: f"trace {float(mean.sum()):.4g}",
             )
-    stderr = (square / (done - 1) / done).sqrt()
+    stderr = student(done) * (square / (done - 1) / done).sqrt()
     named = A.domain.unflatten(mean), A.domain.unflatten(stderr)
     return Diagonal(*named, "estimate", done, True, f"{done} {probe} probes")

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.number import Estimate
 from ..core.operator import Operator
 from ..core.progress import Report
-from ..core.record import Estimate
 from .quadrature import density
+from .sampling import jackknife
 from .spectral_density import Density
 
 
@@ -92,32 +93,34 @@ def heterogeneity(
 
 
 def js_distance(a: Density, b: Density, *, linear: float, width: float = 0.25, points: int = 400) -> Estimate:
-    """The Jensen-Shannon distance of two smoothed densities; standard error by leaving out each probe in turn."""
+    """The Jensen-Shannon distance of two smoothed densities; its error is that of the probes, left out in turn, and of
+    the rule (half the difference of the two)."""
     low = min(float((d.nodes.min() / d.nodes.new_tensor(linear)).asinh()) for d in (a, b)) - 4 * width
     high = max(float((d.nodes.max() / d.nodes.new_tensor(linear)).asinh()) for d in (a, b)) + 4 * width
     points = max(points, math.ceil(4 * (high - low) / width))
     grid = torch.linspace(low, high, points, dtype=torch.float64)
-    p, q = (_each(d, grid, linear, width) for d in (a, b))
+    p, q = (_each(d.nodes, d.weights, grid, linear, width) for d in (a, b))
     value = _distance(p.mean(0), q.mean(0))
     if a.exact and b.exact:
         return Estimate(value, matvecs=a.products + b.products)
     variance = 0.0
-    for own, other, first in ((p, q, True), (q, p, False)):
+    for own, other in ((p, q), (q, p)):
         k = len(own)
         if k < 2:
             continue
         rest = (own.sum(0) - own) / (k - 1)
-        left = torch.tensor([_distance(r, other.mean(0)) if first else _distance(other.mean(0), r) for r in rest])
-        variance += (k - 1) / k * float((left - left.mean()).square().sum())
-    return Estimate(value, math.sqrt(variance), "estimate", a.products + b.products)
+        left = [_distance(r, other.mean(0)) for r in rest]
+        variance += jackknife(value, torch.tensor(left, dtype=torch.float64)) ** 2
+    gauss, anti = (_distance(*(_each(*d.rules[i], grid, linear, width).mean(0) for d in (a, b))) for i in (0, 1))
+    return Estimate(value, math.hypot(math.sqrt(variance), (anti - gauss) / 2), "estimate", a.products + b.products)
 
 
-def _each(d: Density, grid: Tensor, linear: float, width: float) -> Tensor:
+def _each(nodes: Tensor, weights: Tensor, grid: Tensor, linear: float, width: float) -> Tensor:
     """The smoothed density of every probe on the grid, `(probes, points)`, each summing to 1."""
-    u = (d.nodes.double() / linear).asinh()
+    u = (nodes.double() / linear).asinh()
     out = torch.zeros((len(u), len(grid)), dtype=torch.float64)
-    for row, nodes, weights in zip(out, u, d.weights.double(), strict=True):
-        for some, share in zip(nodes.split(1024), weights.split(1024), strict=True):
+    for row, at, weight in zip(out, u, weights.double(), strict=True):
+        for some, share in zip(at.split(1024), weight.split(1024), strict=True):
             row += (share[:, None] * torch.exp(-0.5 * ((grid - some[:, None]) / width) ** 2)).sum(0)
     return out / out.sum(1, keepdim=True)
 

@@ -11,8 +11,13 @@ and a basis that is widened by a fresh random direction half-way are one and the
 keeps chosen Ritz vectors and all pending rows (thick restart, Wu and Simon 2000; Stewart's Krylov-Schur, 2002).
 
 T is not symmetrised in storage: what a noisy product lacks in symmetry stays in it and counts in every residual. A
-restart keeps the size of what it can no longer express (`lost`, a Gram matrix), so that this stays true after it, if
-only in order of magnitude; for a symmetric operator nothing is lost.
+restart keeps the size of what it can no longer express (`lost`, a Gram matrix; for a symmetric operator nothing), and
+`dropped` is the size of what was too small for a row of its own, so that the norms `ritz` gives are bounds:
+
+    |A v - theta v| <= |T s - theta s| + sqrt(restarts) sqrt(s^T lost s) + dropped + round-off ,
+
+by the triangle inequality (Cauchy-Schwarz over the restarts and over the columns). The round-off of images, rows and of
+v, a sum of m rows, is taken as (4 + sqrt m) eps |A|.
 
 With a group of processes each keeps its slice of the columns of Q, count x n / world entries; inner products are added
 up, and small matrices are those of the first process everywhere. Rows go in and come out whole.
@@ -32,6 +37,7 @@ from .vectors import orthogonalise
 
 #: Columns of the basis that one step of a restart rotates: bounds its temporary memory.
 _PANEL = 2**18
+_NUMBERS = ("count", "multiplied", "drawn", "norm_seen", "restarts", "dropped", "_loss", "capacity")
 
 
 class Krylov:
@@ -61,6 +67,7 @@ class Krylov:
         self.selective = selective
         self.count = self.multiplied = self.drawn = 0
         self.norm_seen = 0.0  # the longest image of a unit vector so far: a lower bound of the norm of A
+        self.restarts, self.dropped = 0, 0.0
         self._draw = draw
         self._eps = torch.finfo(dtype).eps
         self._loss = self._eps  # a bound of the largest |q_i . q_j|, i != j
@@ -115,8 +122,7 @@ class Krylov:
     def absorb(self, images: Tensor) -> None:
         """Take in the images of the first pending rows: one column of T each, and one new row unless it is noise.
 
-        The part of an image outside a full basis is dropped: it is missing in the residuals. Restart before that, or
-        do not ask for them.
+        The part of an image outside a full basis is dropped, and counts in every residual. Restart before that.
         """
         for w in images[:, self.mine]:
             size = self.group.norm(w)
@@ -128,6 +134,8 @@ class Krylov:
             if grown:
                 self.Q[self.count] = w / rest
                 self.T[self.count, self.multiplied] = rest
+            else:
+                self.dropped = math.hypot(self.dropped, rest)
             self.multiplied += 1
             self.count += grown
             self._ritz = None
@@ -147,7 +155,7 @@ class Krylov:
 
     # --- reading ----------------------------------------------------------------------------------------------------
     def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Ritz values (m,) ascending, their coordinates S (m, m), and the norms |A v - theta v| (m,)."""
+        """Ritz values (m,) ascending, their coordinates S (m, m), and bounds of |A v - theta v| (m,)."""
         m = self.multiplied
         if self._ritz is not None:
             return self._ritz
@@ -157,7 +165,8 @@ class Krylov:
         rest = self.T[: self.count, :m] @ S
         rest[:m] -= S * theta
         lost = ((self.lost[:m, :m] @ S) * S).sum(0).clamp(min=0)
-        self._ritz = theta, S, (rest.square().sum(0) + lost).sqrt()
+        fixed = self.dropped + (4 + math.sqrt(m)) * self._eps * self.norm_seen
+        self._ritz = theta, S, rest.norm(dim=0) + math.sqrt(self.restarts) * lost.sqrt() + fixed
         return self._ritz
 
     def vectors(self, S: Tensor) -> Tensor:
@@ -193,6 +202,7 @@ class Krylov:
         for i in range(p):
             self.Q[k + i] = self.Q[m + i]
         self.T, self.lost, self.multiplied, self.count, self._ritz = T, lost, k, k + p, None
+        self.restarts += 1
 
     def _rotate(self, S: Tensor, out: Tensor) -> None:
         m, k = S.shape
@@ -206,9 +216,7 @@ class Krylov:
     # --- saving -----------------------------------------------------------------------------------------------------
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that is needed to go on: tensors (of Q this process's slice) and numbers."""
-        numbers = {
-            name: getattr(self, name) for name in ("count", "multiplied", "drawn", "norm_seen", "_loss", "capacity")
-        }
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
         return {"Q": self.Q[: self.count], "T": self.T, "lost": self.lost}, numbers
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:

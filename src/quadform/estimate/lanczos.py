@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError, TooLarge
+from ..core.number import Estimate, Side
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
-from ..core.record import Estimate
 from ..core.space import Vector
 from ..distributed.processes import group_of
 from .krylov import Krylov
@@ -82,7 +82,7 @@ def eigenpairs(
     """The `top` largest and `bottom` smallest eigenvalues of a symmetric operator, with vectors and residuals.
 
     A pair has converged when |A v - theta v| <= tol max(|theta|, tol |A|). Its value is then an `estimate` whose
-    `stderr` is the residual, a rigorous bound of the distance to an eigenvalue. A pair that has not converged after
+    error is the residual, a rigorous bound of the distance to an eigenvalue. A pair that has not converged after
     `max_products` (default 60, or 20 a pair) is a `bound`: by interlacing the i-th largest eigenvalue is at least the
     i-th largest Ritz value. When the basis spans the whole space the values are `exact`. On spaces smaller than `top`
     there are as many pairs as dimensions.
@@ -275,29 +275,30 @@ class _Search:
         chosen, open_ = self.chosen(theta), set(self.open(theta, residual).tolist())
         complete = self.done()
 
-        def value(place: int, name: str, side: str) -> Estimate:
+        def value(place: int, name: str, side: Side) -> Estimate:
             lam, r = float(theta[place]), float(residual[place])
             if krylov.whole:
                 return Estimate(lam, matvecs=self.products, note=f"all {krylov.n} dimensions were multiplied")
             relative = r / abs(lam) if lam else r
             if place in open_:
+                words = "a lower" if side == "lower" else "an upper"
                 note = (
                     f"{name} {lam:.4g} after {self.products} products, residual {relative:.0e} > {self.tol:.0e}."
-                    f" Reported as {side} bound; continue with `--resume --products {2 * self.products}`."
+                    f" Reported as {words} bound; continue with `--resume --products {2 * self.products}`."
                 )
-                return Estimate(lam, r, "bound", self.products, False, note)
+                return Estimate(lam, r, "bound", self.products, False, note, "residual", side)
             note = f"relative residual {relative:.0e}; an eigenvalue lies within +- the residual"
             if not complete:
                 note += "; products ran out before a fresh direction was followed, so others may have been missed"
-            return Estimate(lam, r, "estimate", self.products, True, note)
+            return Estimate(lam, r, "estimate", self.products, True, note, "residual")
 
         top = min(self.top, len(theta))
         names = ["lambda_max", *(f"lambda_{i + 1}" for i in range(1, top))]
         ends = ["lambda_min", *(f"lambda_-{i + 1}" for i in range(1, len(chosen) - top))]
         vectors = krylov.vectors(S[:, chosen])
         return Eigenpairs(
-            top=tuple(value(int(p), names[i], "a lower") for i, p in enumerate(chosen[:top])),
-            bottom=tuple(value(int(p), ends[i], "an upper") for i, p in enumerate(chosen[top:])),
+            top=tuple(value(int(p), names[i], "lower") for i, p in enumerate(chosen[:top])),
+            bottom=tuple(value(int(p), ends[i], "upper") for i, p in enumerate(chosen[top:])),
             vectors=self.A.domain.unflatten(vectors.T),
             residuals=residual[chosen],
             products=self.products,

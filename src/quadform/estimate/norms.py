@@ -6,16 +6,16 @@ Each is exact, from the dense matrix, where the smaller side needs no more produ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from ..core.number import Estimate, Side, joint_kind
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
-from ..core.record import Estimate
 from ..core.space import Vector
 from .blocks import frobenius, smaller_side
 from .lanczos import eigenpairs
@@ -69,14 +69,16 @@ def singular_ends(
     high, low = run.ends()
     used, noise = 2 * run.done, 100 * run.eps * run.norm
 
-    def value(s: float, r: float, bound: str) -> Estimate:
+    def value(s: float, r: float, side: Side) -> Estimate:
         if run.done == n:
             return Estimate(s, matvecs=used, note=f"all {n} dimensions were multiplied")
+        r += (4 + math.sqrt(run.done)) * run.eps * run.norm  # round-off, as in `Krylov`
         if r <= max(tol * s, noise):
-            return Estimate(s, r, "estimate", used, True, "a singular value lies within +- the residual")
-        return Estimate(s, r, "bound", used, False, f"residual {r / s if s else r:.0e} > {tol:.0e}: {bound} bound")
+            return Estimate(s, r, "estimate", used, True, "a singular value lies within +- the residual", "residual")
+        note = f"residual {r / s if s else r:.0e} > {tol:.0e}: {'a lower' if side == 'lower' else 'an upper'} bound"
+        return Estimate(s, r, "bound", used, False, note, "residual", side)
 
-    return SingularEnds(value(*high, "a lower"), value(*low, "an upper"))
+    return SingularEnds(value(*high, "lower"), value(*low, "upper"))
 
 
 class _Bidiagonal:
@@ -177,8 +179,8 @@ def spectral_norm(
     e = max(pairs.values, key=lambda e: abs(e.value))
     if e.converged and not pairs.converged:
         note = "the other end has not converged and may reach farther: a lower bound"
-        return Estimate(abs(e.value), e.stderr, "bound", e.matvecs, False, note)
-    return Estimate(abs(e.value), e.stderr, e.kind, e.matvecs, e.converged, e.note)
+        return Estimate(abs(e.value), e.error, "bound", e.matvecs, False, note, e.error_kind)
+    return replace(e, value=abs(e.value), side="lower" if e.side else None)
 
 
 def condition_number(
@@ -194,7 +196,7 @@ def condition_number(
     """sigma_max / sigma_min over the min(m, n) singular values; infinite for a singular operator.
 
     The smallest singular value comes out too large until it has converged, so an unconverged condition number is a
-    lower bound. `stderr` is the first-order effect of both residuals.
+    lower bound. The error is the first-order effect of both residuals.
     """
     side = smaller_side(A, max_products)
     if side is not None:
@@ -222,15 +224,16 @@ def condition_number(
     floor = 100 * torch.finfo(A.dtype).eps * high.value
     if low.value <= floor:
         note = "the smallest singular value cannot be told from zero"
-        return Estimate(math.inf, None, "bound", high.matvecs, low.converged, note)
+        return Estimate(math.inf, None, "bound", high.matvecs, low.converged, note, side="upper")
     value = high.value / low.value
-    spread = value * ((high.stderr or 0.0) / high.value + (low.stderr or 0.0) / low.value)
+    spread = value * ((high.error or 0.0) / high.value + (low.error or 0.0) / low.value)
     if low.converged and high.converged:
-        exact = high.kind == low.kind == "exact"
-        return Estimate(value, None if exact else spread, "exact" if exact else "estimate", high.matvecs)
+        if high.kind == low.kind == "exact":
+            return Estimate(value, matvecs=high.matvecs)
+        return Estimate(value, spread, "estimate", high.matvecs, error_kind="residual")
     end = "largest" if low.converged else "smallest"
     note = f"the {end} singular value has not converged: a lower bound"
-    return Estimate(value, spread, "bound", high.matvecs, False, note)
+    return Estimate(value, spread, "bound", high.matvecs, False, note, "residual", "lower")
 
 
 @final
@@ -255,7 +258,7 @@ def nuclear_norm(A: Operator, probes: int = 8, steps: int = 30, **options: Any) 
         return density(A, probes, steps, **options).sum(torch.abs)
     small = A if A.shape[1] <= A.shape[0] else A.T
     e = density(Gram(small), probes, steps, **options).sum(lambda x: x.clamp(min=0).sqrt())
-    return Estimate(e.value, e.stderr, e.kind, 2 * e.matvecs, e.converged, e.note)
+    return replace(e, matvecs=2 * e.matvecs)
 
 
 def stable_rank(A: Operator, products: int = 60, *, seed: int = 0, memory: float | None = None) -> Estimate:
@@ -266,9 +269,10 @@ def stable_rank(A: Operator, products: int = 60, *, seed: int = 0, memory: float
     if top.value == 0:
         return Estimate(0.0, matvecs=used, note="the operator is zero")
     value = (F.value / top.value) ** 2
-    spread = 2 * value * math.hypot((F.stderr or 0.0) / F.value, (top.stderr or 0.0) / top.value)
+    spread = 2 * value * math.hypot((F.error or 0.0) / F.value, (top.error or 0.0) / top.value)
     if F.kind == top.kind == "exact":
         return Estimate(value, matvecs=used)
     if not top.converged:
-        return Estimate(value, spread, "bound", used, False, "the spectral norm has not converged: an upper bound")
-    return Estimate(value, spread, "estimate", used)
+        note = "the spectral norm has not converged: an upper bound"
+        return Estimate(value, spread, "bound", used, False, note, joint_kind((F, top)), "upper")
+    return Estimate(value, spread, "estimate", used, error_kind=joint_kind((F, top)))

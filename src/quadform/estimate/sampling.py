@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.special import ndtr, stdtrit
 from torch import Tensor
 
 from ..core.operator import Operator
@@ -48,11 +49,37 @@ def sweep(
         shown.step(len(which), text())
 
 
+def student(k: int) -> float:
+    """What widens the standard error of k samples so that 2 of it cover as 2 sigma do: t_{k-1}(Phi(2)) / 2, above 1."""
+    return float(stdtrit(k - 1, ndtr(2.0))) / 2 if k > 1 else math.inf
+
+
+def widening(values: Tensor) -> Tensor:
+    """The factor from s / sqrt(k) to a standard error that covers, for samples along the first axis.
+
+    Student's factor, and half of what Johnson's expansion (1978; Hall 1992) adds to the farther end of the interval of
+    a skew sample, G (2 t^2 + 1) / (6 sqrt k) at t = 2 with G the adjusted Fisher-Pearson skewness. Both ends are moved:
+    an error has one size.
+    """
+    k, off = len(values), values - values.mean(0)
+    spread = off.square().mean(0).sqrt()
+    skewness = torch.where(spread > 0, off.pow(3).mean(0).abs() / spread.pow(3), torch.zeros_like(spread))
+    adjusted = math.sqrt(k * (k - 1)) / (k - 2) * skewness if k > 2 else skewness
+    return student(k) + 0.75 * adjusted / math.sqrt(k)
+
+
 def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the first axis and its standard error, s / sqrt(k); infinite for one sample."""
+    """Mean over the first axis and its standard error, `widening` s / sqrt(k); infinite for one sample."""
     k = len(values)
-    spread = values.std(0) / math.sqrt(k) if k > 1 else torch.full_like(values[0], math.inf)
-    return values.mean(0), spread
+    if k < 2:
+        return values.mean(0), torch.full_like(values[0], math.inf)
+    return values.mean(0), widening(values) * values.std(0) / math.sqrt(k)
+
+
+def jackknife(whole: float, left_out: Tensor) -> float:
+    """The standard error of a statistic from its value and its values with each of k samples left out, `(k,)`."""
+    k = len(left_out)
+    return float(mean_and_error(k * whole - (k - 1) * left_out)[1])
 
 
 def sample(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
-from ..core.record import Estimate
-from .sampling import mean_and_error
+from ..core.number import Estimate
+from .sampling import jackknife, mean_and_error
 from .vectors import at_least, chunks
 
 #: Weights below this are rounding: those of the zeros that pad a rule whose Lanczos process ended early.
@@ -74,9 +74,7 @@ class Density:
     def sum(self, f: Callable[[Tensor], Tensor]) -> Estimate:
         """tr f(A), the sum over all n eigenvalues."""
         e = self.mean(f)
-        return Estimate(
-            self.n * e.value, None if e.stderr is None else self.n * e.stderr, e.kind, e.matvecs, note=e.note
-        )
+        return replace(e, value=self.n * e.value, error=None if e.error is None else self.n * e.error)
 
     def moment(self, power: int) -> Estimate:
         """tr A^power / n; without error of the rule up to power 2m - 1."""
@@ -137,8 +135,8 @@ class Density:
         if self.exact:
             return Estimate(ratio(parts), matvecs=self.products, note=self.note)
         n = parts.shape[1]
-        left = torch.tensor([ratio(torch.cat([parts[:, :i], parts[:, i + 1 :]], 1)) for i in range(n)])
-        spread = math.sqrt((n - 1) / n * float((left - left.mean()).square().sum()))
+        left = [ratio(torch.cat([parts[:, :i], parts[:, i + 1 :]], 1)) for i in range(n)]
+        spread = jackknife(ratio(parts), torch.tensor(left, dtype=torch.float64))
         gauss, anti = (ratio(share(x, w)) for x, w in self.rules)
         rule = abs(anti - gauss) / 2
         note = f"{self.note}; s.e. {spread:.2g} over probes, {rule:.2g} of the rule"

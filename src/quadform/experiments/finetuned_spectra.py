@@ -71,7 +71,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         tensors |= {f"{k}/{state}": part[k] for k in ("nodes", "weights")}
     before, moved, after = (scalars[f"top/{s}"] for s in STATES[:3])
     for key, other in (("top_moved", moved), ("top_after", after)):
-        error = other.value / before.value * math.hypot(*((e.stderr or 0) / e.value for e in (before, other)))
+        error = other.value / before.value * math.hypot(*((e.error or 0) / e.value for e in (before, other)))
         scalars[key] = Estimate(other.value / before.value, error, "estimate", note="lambda_max over that before")
     names = [scalars[f"heterogeneity/{s}"] for s in STATES]
     scalars["least_heterogeneity"] = min(names, key=float)
@@ -137,13 +137,13 @@ def _state(config: Config, state: str) -> dict[str, Tensor]:
     outliers = top.value / rms
     negative = d.negative_curvature()
     two = {
-        "top": (top.value, top.stderr or 0.0),
-        "bottom": (bottom.value, bottom.stderr or 0.0),
+        "top": (top.value, top.error or 0.0),
+        "bottom": (bottom.value, bottom.error or 0.0),
         "rms": (rms, rms_error),
         "negative": (negative.value, negative.stderr or 0.0),
         "heterogeneity": (spread.value, spread.stderr or 0.0),
         "value_query": (ratio, pair),
-        "outliers": (outliers, outliers * math.hypot((top.stderr or 0.0) / top.value, rms_error / rms)),
+        "outliers": (outliers, outliers * math.hypot((top.error or 0.0) / top.value, rms_error / rms)),
     }
     return {k: torch.tensor(v, dtype=torch.float64) for k, v in two.items()} | {
         "loss": risk.value().detach().double(),

@@ -36,11 +36,11 @@ def slope_of_mean(x: Tensor, Y: Tensor, low: float, high: float) -> Estimate:
     each = torch.tensor([slope(x, row) for row in Y], dtype=torch.float64)
     error = float(each.std() / math.sqrt(len(each))) if len(each) > 1 else 0.0
     note = f"slope of the mean norm of {len(each)} draws over [{low:g}, {high:g}], {int(inside.sum())} points"
-    return Estimate(slope(x, Y.mean(0)), stderr=error, kind="estimate", note=note)
+    return Estimate(slope(x, Y.mean(0)), error=error, kind="estimate", note=note)
 
 
 def mean(values: Sequence[float] | Tensor, note: str = "") -> Estimate:
     """Mean and standard error over draws."""
     t = torch.as_tensor(values, dtype=torch.float64).flatten()
     error = float(t.std() / math.sqrt(len(t))) if len(t) > 1 else 0.0
-    return Estimate(float(t.mean()), stderr=error, kind="estimate", note=note or f"mean of {len(t)} draws")
+    return Estimate(float(t.mean()), error=error, kind="estimate", note=note or f"mean of {len(t)} draws")

@@ -7,6 +7,7 @@ orthogonal values and projections: the mean off-diagonal token cosine of drawn n
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -241,4 +242,4 @@ def _predict(row: Row, T: int, depth: int, A_spa: list[Tensor]) -> Tensor:
 
 
 def _of_networks(e: Estimate) -> Estimate:
-    return Estimate(e.value, e.stderr, e.kind, converged=e.converged, note=e.note.replace("sequence", "network"))
+    return dataclasses.replace(e, note=e.note.replace("sequence", "network"))

@@ -63,7 +63,7 @@ def outcome(record: Record) -> Outcome | None:
     trained = [c for c in cells(record) if get(record, c, "loss") is not None]
     steps = int(min(0.0 if (e := get(record, c, "steps")) is None else e.value for c in trained))
     others = [(c, e) for c in trained if c != cell and (e := get(record, c, "loss")) is not None]
-    ties = tuple(c for c, e in others if e.value - loss.value <= 2 * math.hypot(loss.stderr or 0.0, e.stderr or 0.0))
+    ties = tuple(c for c, e in others if e.value - loss.value <= math.hypot(loss.reach, e.reach))
     kind: Any = "alone" if not others else "short" if steps < LONG else "tie" if ties else "winner"
     return Outcome(kind, cell, loss, ties, steps)
 
@@ -127,7 +127,7 @@ def loss_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     bars = [
         {
             "name": name(c), "x": e.value, "colour": look[c[0]], "said": number(e.value),
-            "low": e.value - 2 * (e.stderr or 0), "high": e.value + 2 * (e.stderr or 0),
+            "low": e.value - e.reach, "high": e.value + e.reach,
         }
         for c, e in found
     ]  # fmt: skip

@@ -34,7 +34,7 @@ def kind(record: Record) -> Kind | None:
     if s["descent"].value > STATIONARY * abs(s["loss"].value):
         return "descends"
     low: Estimate = s["bottom/0"]
-    if low.value < -2 * (low.stderr or 0.0) - ROUNDING * abs(s["top/0"].value):
+    if low.value < -low.reach - ROUNDING * abs(s["top/0"].value):
         return "saddle"
     return "minimum" if low.converged else None
 

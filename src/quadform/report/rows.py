@@ -34,10 +34,10 @@ def tag(e: Estimate) -> str:
 
 
 def estimate(name: str, e: Estimate) -> str:
-    """The value with its standard error, in the unit people read it in."""
+    """The value with its error, in the unit people read it in."""
     if name in ("negative_share", "negative_curvature", "entropy") and math.isfinite(e.value):
-        return percent(e.value) + (f" ± {percent(e.stderr)}" if e.stderr else "")
-    spread = f" ± {number(e.stderr, 2)}" if e.stderr else ""
+        return percent(e.value) + (f" ± {percent(e.error)}" if e.error else "")
+    spread = f" ± {number(e.error, 2)}" if e.error else ""
     return number(e.value, 4) + spread + (" s" if name == "seconds" else "")
 
 

@@ -91,7 +91,7 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
     if apart:
         curve, e = max(apart, key=lambda pair: (not pair[1].converged, pair[1].value))
         status: Status = "poor" if not e.converged else "fair" if "beyond" in e.note else "good"
-        settled = Estimate(e.value, e.stderr, "estimate", note=e.note)
+        settled = Estimate(e.value, e.error, "estimate", note=e.note)
         out.append(card("prediction", number(e.value, 2), settled, status, f"{curve.label}: {e.note}", texts))
     return tuple(out)
 

@@ -111,7 +111,7 @@ def _density_headline(record: Record, texts: Texts) -> str:
 
 
 def _on_axis(e: Estimate, linear: float) -> tuple[float, str]:
-    said = f"± {number(e.stderr, 1)}" if e.stderr else ""
+    said = f"± {number(e.error, 1)}" if e.error else ""
     return math.asinh(e.value / linear), said
 
 

@@ -57,8 +57,8 @@ def largest_change(record: Record) -> tuple[str, float] | None:
 
 
 def beyond_error(e: Estimate) -> bool:
-    """Whether a ratio is further from 1 than two standard errors."""
-    return abs(math.log(max(e.value, 1e-300))) > 2 * (e.stderr or 0.0) / e.value
+    """Whether a ratio is further from 1 than its error reaches."""
+    return abs(math.log(max(e.value, 1e-300))) > e.reach / e.value
 
 
 def summary(record: Record, texts: Texts) -> str:
@@ -171,8 +171,8 @@ def block_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figur
             e = get(record, variant, f"norm/{block}", step)
             if e is not None and e.value > 0:
                 about = {"variant": label(variant, texts), "block": texts.parameter(paper), "colour": style.of(paper)}
-                spread = {"low": max(e.value - (e.stderr or 0), e.value / 10), "high": e.value + (e.stderr or 0)}
-                bars.append({**about, **spread, "x": e.value, "said": number(e.value), "error": e.stderr})
+                spread = {"low": max(e.value - (e.error or 0), e.value / 10), "high": e.value + (e.error or 0)}
+                bars.append({**about, **spread, "x": e.value, "said": number(e.value), "error": e.error})
     floor = 10.0 ** math.floor(math.log10(min(b["x"] for b in bars)) - 0.2)
     top = 10.0 ** math.ceil(math.log10(max(b["high"] for b in bars)) + 0.1)
     for bar in bars:

@@ -369,6 +369,6 @@ class _Run:
 
     def result(self) -> Trained:
         s = self.state
-        valid = {name: Estimate(**e) for name, e in s.valid.items()}
+        valid = {name: Estimate.read(e) for name, e in s.valid.items()}
         why = s.stopped or "time"
         return Trained(self.model, s.step, s.loss, valid, s.best_step, why, tuple(s.warnings), self.out)

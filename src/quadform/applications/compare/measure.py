@@ -229,7 +229,7 @@ class _Work:
                             with meter.piece(name, units):
                                 journal.write(name, part(design, depth, plan["steps"][key], journal, meter))
                         found = journal.done[name]
-                        scalars |= {f"{key}/{m}": Estimate(**e) for m, e in found["scalars"].items()}
+                        scalars |= {f"{key}/{m}": Estimate.read(e) for m, e in found["scalars"].items()}
                         for label, values in found["curves"].items():
                             tensors[f"{key}/{label}"] = torch.tensor(values, dtype=torch.float64)
                         if found["note"]:

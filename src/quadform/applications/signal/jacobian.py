@@ -200,7 +200,7 @@ def isometry(
         floor, least = 10 * torch.finfo(J.dtype).eps * largest.value, float(s[-1])
         smallest = Estimate(least, **tag)  # type: ignore[arg-type]
         if least < floor:
-            smallest = Estimate(floor, None, "bound", n, note="below the round-off of the products")
+            smallest = Estimate(floor, None, "bound", n, note="below the round-off of the products", side="upper")
         return Isometry(largest, smallest, mean_square, tuple(quantiles.tolist()), s)
     found = singular_ends(J, tol=tol, max_products=max_products, smallest=True, seed=seed, progress=progress)
     spread = density(Gram(J), probes, steps, seed=seed, progress=progress)

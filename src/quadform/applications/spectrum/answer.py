@@ -148,10 +148,10 @@ class Spectrum(Answer):
             for n in ("trace", "negative_share", "negative_curvature", "rms", "heterogeneity", "loss")
             if n in s
         ]
-        rows = [(n, e.value, e.stderr, e.kind, e.matvecs or None) for n, e in named]
+        rows = [(n, e.value, e.error, e.kind, e.matvecs or None) for n, e in named]
         for i, a in enumerate(self.names):
             e = self._pair(i, i)
-            rows.append((f"|{a}|", e.value, e.stderr, e.kind, None))
+            rows.append((f"|{a}|", e.value, e.error, e.kind, None))
         return Grid(("what", "value", "+-", "tag", "products"), tuple(rows))
 
     def to_pandas(self) -> Any:
@@ -179,7 +179,7 @@ class Spectrum(Answer):
             first.append(_said("trace", s["trace"]))
         if "negative_curvature" in s:
             e = s["negative_curvature"]
-            first.append(f"{100 * e.value:.0f} +-{100 * (e.stderr or 0):.0f} % of the curvature negative")
+            first.append(f"{100 * e.value:.0f} +-{100 * (e.error or 0):.0f} % of the curvature negative")
         kinds = {s[n].kind for n in ("top/0", "bottom/0", "trace") if n in s}
         tag = "exact" if kinds == {"exact"} else "estimate"
         out.append(f"{'   '.join(first):<84} [{tag}]")
@@ -242,6 +242,6 @@ def _said(name: str, e: Estimate) -> str:
     if e.kind == "exact":
         return f"{name} {cell(e.value)}"
     if name == "trace" and e.value:
-        return f"{name} {cell(e.value)} +-{100 * abs((e.stderr or 0) / e.value):.0f} %"
+        return f"{name} {cell(e.value)} +-{100 * abs((e.error or 0) / e.value):.0f} %"
     mark = "" if e.converged else {"top": ">= ", "lambda_max": ">= ", "lambda_min": "<= "}.get(name, "")
-    return f"{name} {mark}{cell(e.value)} +-{(e.stderr or 0):.1g}"
+    return f"{name} {mark}{cell(e.value)} +-{(e.error or 0):.1g}"

@@ -252,7 +252,7 @@ def _point(risk: Risk, wish: Wish, top: Estimate | None) -> dict[str, Estimate]:
     slope = sum(float(g.double().square().sum()) for g in risk.gradient().values()) ** 0.5
     out["gradient_norm"] = Estimate(slope)
     known = top is not None and top.converged and wish.curvature == "hessian"
-    drop = descent(slope, top.value + (top.stderr or 0.0)) if top is not None and known else None
+    drop = descent(slope, top.value + (top.error or 0.0)) if top is not None and known else None
     if drop is not None:
         out["descent"] = Estimate(drop, kind="bound", note="to second order, one step at 1 / lambda_max, at least")
     return out
@@ -308,7 +308,7 @@ def _measure(A: Any, wish: Wish, state: Path | None, clock: _Clock, found: _Foun
 
 def _root(square: Estimate) -> Estimate:
     value = max(square.value, 0.0) ** 0.5
-    spread = None if square.stderr is None else square.stderr / (2 * value) if value else 0.0
+    spread = None if square.error is None else square.error / (2 * value) if value else 0.0
     return Estimate(value, spread, square.kind, square.matvecs, note="root mean square eigenvalue, |H|_F / sqrt(n)")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import time
@@ -11,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...core.number import Estimate, Side
 from ...core.operator import Operator
 from ...core.progress import Report
-from ...core.record import Estimate
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
@@ -26,10 +27,11 @@ def ceiling_of(factor: float, lam: Estimate) -> Estimate:
     """factor / lambda with the error of lambda; an upper bound where lambda is a lower one; no ceiling below 0."""
     if lam.value <= 0:
         return Estimate(math.inf, note="no direction curves up: curvature sets no ceiling", converged=lam.converged)
-    value, note = factor / lam.value, lam.note
+    value = factor / lam.value
     if lam.kind == "exact":
-        return Estimate(value, matvecs=lam.matvecs, note=note)
-    return Estimate(value, value / lam.value * (lam.stderr or 0.0), lam.kind, lam.matvecs, lam.converged, note)
+        return Estimate(value, matvecs=lam.matvecs, note=lam.note)
+    side: Side | None = None if lam.side is None else "upper" if lam.side == "lower" else "lower"
+    return dataclasses.replace(lam, value=value, error=value / lam.value * (lam.error or 0.0), side=side)
 
 
 UNSEEN = "no AdamW ceiling: Adam has seen no gradient along its top direction yet (P = eps)"

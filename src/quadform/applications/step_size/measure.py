@@ -232,7 +232,7 @@ class _Work:
         """lambda_max of A, written down once it is found."""
         if name in self.journal:
             self.meter.skip(TYPICAL)
-            return Estimate(**self.journal.done[name])
+            return Estimate.read(self.journal.done[name])
         label = "H" if name == "H" else "P^-1 H" if self.stepper.rule.adaptive else "H + D"
         with self.meter.piece(label, TYPICAL):
             found = self.search(A, name, self.tol).top[0]
@@ -324,7 +324,7 @@ class _Work:
             lam = pairs.top[0]
             self.journal.write("first", None if unseen else dataclasses.asdict(ceiling_of(stepper.rule.factor, lam)))
         known = self.journal.done["first"]
-        return None if known is None else Estimate(**known)
+        return None if known is None else Estimate.read(known)
 
     def one(self, i: int) -> float:
         self.deadline.check(advanced=False)
@@ -346,7 +346,7 @@ class _Work:
 
     def tried(self, verify: int, found: Estimate) -> dict[str, Any]:
         pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
-        lam, error = found.value, (found.stderr or 0.0) / found.value
+        lam, error = found.value, (found.error or 0.0) / found.value
         ceiling = self.stepper.rule.factor / lam
         with self.meter.piece("tried on a copy", trial_gradients(verify)):
             trials = try_out(pair, ceiling, lam, verify, self.spend, error)

@@ -55,7 +55,7 @@ def how(e: Estimate) -> str:
     """`estimate, residual 1e-04, 18 products`."""
     if e.kind == "exact":
         return f"exact, {e.matvecs} products"
-    relative = (e.stderr or 0.0) / abs(e.value) if e.value else 0.0
+    relative = (e.error or 0.0) / abs(e.value) if e.value else 0.0
     side = "" if e.converged else ", NOT converged: a lower bound"
     return f"{e.kind}, residual {relative:.0e}, {e.matvecs} products{side}"
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.memory import in_words
+from ...core.number import joint_kind
 from ...core.progress import Progress, Report, clock, say
 from ...core.record import Estimate, Provenance, Record
 from ...core.spec import ModelConfig
@@ -231,7 +232,7 @@ def _measure(
                     found = journal.done[key]
                     if found["note"]:
                         notes.append([variant, step, found["note"]])
-                    scalars |= {f"{key}/{m}": Estimate(**e) for m, e in found["scalars"].items()}
+                    scalars |= {f"{key}/{m}": Estimate.read(e) for m, e in found["scalars"].items()}
         except TimeUp:
             partial = True
     if not partial:
@@ -324,8 +325,8 @@ def _ratio(a: Estimate, b: Estimate) -> Estimate:
     value = a.value / b.value
     if a.value <= 0:
         return Estimate(0.0, note="the numerator is 0")
-    spread = value * math.hypot((a.stderr or 0.0) / a.value, (b.stderr or 0.0) / b.value)
-    return Estimate(value, spread, "estimate", a.matvecs + b.matvecs)
+    spread = value * math.hypot((a.error or 0.0) / a.value, (b.error or 0.0) / b.value)
+    return Estimate(value, spread, "estimate", a.matvecs + b.matvecs, error_kind=joint_kind((a, b)))
 
 
 def _share(a: Estimate, b: Estimate) -> Estimate:
@@ -333,8 +334,8 @@ def _share(a: Estimate, b: Estimate) -> Estimate:
     whole = a.value + b.value
     if whole <= 0:
         return Estimate(0.0, note="both parts are 0")
-    spread = math.hypot(b.value * (a.stderr or 0.0), a.value * (b.stderr or 0.0)) / whole**2
-    return Estimate(a.value / whole, spread, "estimate", a.matvecs + b.matvecs)
+    spread = math.hypot(b.value * (a.error or 0.0), a.value * (b.error or 0.0)) / whole**2
+    return Estimate(a.value / whole, spread, "estimate", a.matvecs + b.matvecs, error_kind=joint_kind((a, b)))
 
 
 # --- the verb -------------------------------------------------------------------------------------------------------

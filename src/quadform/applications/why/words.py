@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def factor(before: Estimate | None, after: Estimate | None) -> float | None:
-    """after / before where both are known, positive, and their difference is above two standard errors; else None."""
+    """after / before where both are known, positive, and their difference is above their error; else None."""
     if before is None or after is None or not (0 < before.value < math.inf and 0 < after.value < math.inf):
         return None
-    spread = math.hypot((before.stderr or 0.0) / before.value, (after.stderr or 0.0) / after.value)
+    spread = math.hypot(before.reach / before.value, after.reach / after.value)
     ratio = after.value / before.value
-    return ratio if abs(math.log(ratio)) > 2 * spread else None
+    return ratio if abs(math.log(ratio)) > spread else None
 
 
 def _times(ratio: float) -> str:
@@ -73,8 +73,8 @@ def part(why: Why, name: str) -> str:
         a, b = why.get("full", measure), why.get(variant, measure)
         if a is None or b is None:
             continue
-        spread = math.hypot(a.stderr or 0.0, b.stderr or 0.0)
-        if abs(b.value - a.value) >= max(CHANGED_SHARE, 2 * spread):
+        spread = math.hypot(a.reach, b.reach)
+        if abs(b.value - a.value) >= max(CHANGED_SHARE, spread):
             said.append(f"{words} goes from {100 * a.value:.0f} % to {100 * b.value:.0f} %")
     label = {"qk": "With one matrix W_QK in place of W_Q W_K^T"}.get(name, f"Without {name}")
     if why.get(variant, "lambda_max") is None:
