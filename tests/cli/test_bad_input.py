@@ -175,7 +175,7 @@ def test_no_loss(tmp_path: Path, gpt2: Any, capsys: pytest.CaptureFixture[str]) 
 def test_filter_matches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """The filter, how many tensors there are, and names that are near."""
     said = refused(["spectrum", *SMALL, "--params", "layers.*.W_X", *QUICK], capsys)
-    assert said.startswith("`--params`: `layers.*.W_X` match 0 of 14 tensors. Closest names: `layers.0.")
+    assert said.startswith("params: `layers.*.W_X` match 0 of 14 tensors. Closest names: `layers.0.")
 
 
 def frozen_subject(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +191,8 @@ def test_nothing_trainable(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     """All frozen: refused with the flag that takes them all the same, and that flag works."""
     frozen_subject(monkeypatch)
     assert refused(["spectrum", MODEL, *QUICK], capsys) == (
-        "All parameters are frozen (requires_grad=False); the Hessian is taken over trainable ones. Add"
-        " `--include-frozen` (Python: include_frozen=True)."
+        "All parameters are frozen (requires_grad=False); the Hessian is taken over trainable ones. Use"
+        " include_frozen=True."
     )
     assert main(["spectrum", MODEL, *QUICK, "--include-frozen"]) in (0, 3)
     assert capsys.readouterr().out.startswith("14 of 14 tensors, ")
@@ -218,7 +218,7 @@ def test_integer_weights() -> None:
     """A module of integers alone."""
     model = nn.Module()
     model.W = nn.Parameter(torch.zeros(3, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(InputError, match=r"8-bit weights cannot be differentiated twice.*`--params '\*lora\*'`"):
+    with pytest.raises(InputError, match=r"8-bit weights cannot be differentiated twice.*params='\*lora\*'"):
         Risk(model, lambda out, b: out, batch())
 
 
@@ -228,7 +228,8 @@ def test_dropout() -> None:
     risk = Risk(model, None, batch(), quiet=True)
     assert "dropout switched off while measuring (eval mode)" in str(risk)
     assert model.training
-    with pytest.raises(InputError, match=r"The loss is random: two evaluations differ by \S+ %.*`--train-mode`"):
+    text = r"The loss is not deterministic \(two evaluations differ by \S+ %\).*train_mode=False"
+    with pytest.raises(InputError, match=text):
         Risk(model, None, batch(), train_mode=True, quiet=True)
 
 

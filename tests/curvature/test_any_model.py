@@ -322,3 +322,59 @@ def test_sparse_data(capsys: pytest.CaptureFixture[str]) -> None:
     dense = Risk(loss, lambda out, b: out, (x.relu(), y), {"W": model.weight.T}, quiet=True)
     same(hessian(risk).dense(), hessian(dense).dense())
     assert capsys.readouterr().err == ""
+
+
+class TakesMapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=F64)
+
+    def forward(self, batch: dict[str, Tensor], scale: float = 1.0) -> dict[str, Tensor]:
+        return {"loss": (scale * self.linear(batch["x"]).tanh() - batch["y"]).square().mean()}
+
+
+@pytest.mark.parametrize("route", ["eager", "traced"])
+def test_a_module_that_takes_the_mapping_itself(route: Any) -> None:
+    """Keywords where the names are those of forward, else the mapping as the one argument; anything between is told."""
+    model, (x, y) = TakesMapping(), data(5, 3)
+    risk = Risk(model, None, {"x": x, "y": y}, quiet=True)
+    same(hessian(risk, route=route).dense(), reference(risk, lambda b: model(b)["loss"]))
+    with pytest.raises(InputError, match=r"keys 'x', 'scale', 'z', but Scaled\.forward takes .*missing.*'y'"):
+        Risk(Scaled(), None, {"x": x, "scale": 1.0, "z": y}, quiet=True)
+
+
+class Scale(nn.Module):
+    """Notes whether autocast reached it. No matrix product: some CPUs cannot multiply bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.inside = nn.Parameter(torch.ones(2)), set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inside.add(torch.is_autocast_enabled("cpu"))
+        return (x * self.a).tanh()
+
+
+def test_autocast_of_the_caller_is_left_outside() -> None:
+    """Inside `torch.autocast` the Hessian is that of the weights' own precision, and it is said."""
+    model, batch = Scale(), (torch.randn(5, 2), torch.randn(5, 2))
+    want = hessian(Risk(model, mse, batch, quiet=True)).dense()
+    with torch.autocast("cpu", torch.bfloat16):
+        risk = Risk(model, mse, batch, quiet=True)
+        v = risk.space.random(dtype=torch.float32)
+        assert torch.is_autocast_enabled("cpu")
+        found = [hessian(risk, route=route) @ v for route in ("eager", "traced")]
+    assert model.inside == {False}
+    assert "autocast switched off while measuring, in float32" in str(risk)
+    for Hv in found:
+        torch.testing.assert_close(risk.space.flatten(Hv), want @ risk.space.flatten(v))
+
+
+def test_quantised_modules_are_refused() -> None:
+    """Packed integers have no derivative: curvature of the weights before them would come out as zero."""
+    model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2))
+    model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(InputError, match=r"`1` is quantised \(Linear, packed integers\) and has no derivatives"):
+        Risk(model, mse, (torch.randn(5, 3), torch.randn(5, 2)), quiet=True)
+    with pytest.raises(InputError, match="has no parameters"):
+        Risk(nn.Tanh(), mse, (torch.randn(5, 3), torch.randn(5, 3)), quiet=True)

@@ -364,5 +364,5 @@ def test_bad_input_says_what_to_do(make: Callable[[], Any], text: str) -> None:
 
 def test_a_loss_that_changes_from_call_to_call_is_refused() -> None:
     """Randomness the context cannot pin (it re-seeds nothing) makes H another matrix at every product."""
-    with pytest.raises(InputError, match="The loss is random"):
+    with pytest.raises(InputError, match="The loss is not deterministic"):
         Risk(Noisy(), mse, XY)

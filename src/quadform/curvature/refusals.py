@@ -44,17 +44,30 @@ def refuse_unusable(params: Mapping[str, Tensor], every: Mapping[str, Tensor]) -
             raise InputError(f"parameters are {what} ({', '.join(sorted(map(str, found)))}); choose some with params=.")
 
 
+def refuse_quantised(model: nn.Module) -> None:
+    """Modules of torch that keep packed integers: they pass no derivative on, and curvature comes out as zero."""
+    packed = [(n, m) for n, m in model.named_modules() if ".quantized." in f"{type(m).__module__}."]
+    if packed:
+        name, module = packed[0]
+        raise InputError(
+            f"`{name or type(module).__name__}` is quantised ({type(module).__name__}, packed integers) and has no"
+            " derivatives. Nothing was measured. Load the model in float32 or bfloat16."
+        )
+
+
 def nothing_to_measure(weights: Mapping[str, Tensor]) -> InputError:
     """Why none of the weights can be measured: all are integers, or all are frozen."""
     integer = [t for t in weights.values() if not t.is_floating_point()]
     if integer and len(integer) == len(weights):
         return InputError(
-            f"{_kind_of(integer[0])} weights cannot be differentiated twice. Load in float32 or bfloat16; for adapters"
-            " use `--params '*lora*'`."
+            f"{_kind_of(integer[0])} weights cannot be differentiated twice. Load in float32 or bfloat16; of adapters"
+            " choose the real parameters with params='*lora*'."
         )
+    if not weights:
+        return InputError("The model has no parameters, so there is no Hessian.")
     return InputError(
-        "All parameters are frozen (requires_grad=False); the Hessian is taken over trainable ones. Add"
-        " `--include-frozen` (Python: include_frozen=True)."
+        "All parameters are frozen (requires_grad=False); the Hessian is taken over trainable ones. Use"
+        " include_frozen=True."
     )
 
 

@@ -23,7 +23,7 @@ from ..core.progress import say
 from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
 from .batches import IGNORED, batches_of, targets
-from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_unusable
+from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_quantised, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, Loss, ModuleRunner, Runner, own_loss
 from .settings import stock_settings, watched_attention
@@ -96,6 +96,8 @@ class Risk:
         self.dtype, self.device = first.dtype, first.device
         if self.dtype == torch.bfloat16:
             self.notes.append("bfloat16: products are accurate to about 1 %, use float32 for firm values")
+        if torch.is_autocast_enabled(self.device.type):
+            self.notes.append(f"autocast switched off while measuring, in {str(self.dtype).removeprefix('torch.')}")
         if attention not in ("auto", "math", "fused"):
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
         on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
@@ -206,7 +208,8 @@ class Risk:
     # --- keeping the model as it is ---------------------------------------------------------------------------------
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """Evaluation mode, attention that can be differentiated twice, and random state: set inside, restored after."""
+        """Evaluation mode, attention that can be differentiated twice, no autocast, random state: set inside, restored
+        after."""
         if torch.is_inference_mode_enabled():
             raise InputError("inside `torch.inference_mode()` nothing can be differentiated; use `torch.no_grad()`.")
         model = self.model if isinstance(self.model, nn.Module) else None
@@ -214,6 +217,8 @@ class Risk:
         devices = [self.device] if self.device.type == "cuda" else []
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices=devices))
+            for kind in {"cpu", self.device.type}:
+                stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]))
             if self.fused:
                 from ..kernels.sdpa import second_order_sdpa  # loads torch's compiler
@@ -257,8 +262,8 @@ class Risk:
                 if not torch.equal(a, b):
                     gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
                     raise InputError(
-                        f"The loss is random: two evaluations differ by {100 * gap:.2g} %, so every product would see"
-                        " another matrix. Measure in eval mode (leave out `--train-mode`) or fix the randomness."
+                        f"The loss is not deterministic (two evaluations differ by {100 * gap:.2g} %), so it has no"
+                        " single Hessian. Use eval mode (train_mode=False) or fix the randomness."
                     )
 
     def terms(self, batch: Any) -> float:
@@ -292,6 +297,7 @@ class Risk:
     def _choose(self, model: nn.Module, params: Any, include_frozen: bool) -> tuple[dict[str, Tensor], str, list[Any]]:
         if isinstance(params, Mapping):
             raise InputError("params={...} is for function models; for a module give globs of parameter names.")
+        refuse_quantised(model)
         named = dict(model.named_parameters())
         lazy = [n for n, p in named.items() if nn.parameter.is_lazy(p)]
         if lazy:
@@ -311,7 +317,7 @@ class Risk:
         except KeyError:
             near = closest(globs[0], [*whole.names, *(v.name for v in views)]) or whole.names[:3]
             asked, there = (", ".join(f"`{n}`" for n in names) for names in (globs, near))
-            text = f"`--params`: {asked} match 0 of {len(usable)} tensors. Closest names: {there}."
+            text = f"params: {asked} match 0 of {len(usable)} tensors. Closest names: {there}."
             raise InputError(text) from None
         chosen: dict[str, Tensor] = {n: usable[n] for n in usable if n in set(names)}
         size = sum(p.numel() for p in chosen.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -43,6 +44,23 @@ def own_loss(model: nn.Module) -> Callable[..., Tensor] | None:
     return own if inspect.ismethod(own) else None
 
 
+def _takes_keywords(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a mapping is passed as keywords; else the model takes the mapping itself, as its one argument."""
+    takes = inspect.signature(model.forward)
+    try:
+        takes.bind(**batch)
+    except TypeError as error:
+        with contextlib.suppress(TypeError):
+            takes.bind(batch)
+            if not set(takes.parameters) & set(batch):
+                return False
+        raise InputError(
+            f"the batch has the keys {', '.join(map(repr, batch))}, but {type(model).__name__}.forward takes {takes}:"
+            f" {error}. Name the entries as the arguments are named, or let forward take the mapping itself."
+        ) from None
+    return True
+
+
 class _Call(nn.Module):
     """A module whose forward is `loss of model on batch`, so that one functional call serves all kinds of model."""
 
@@ -54,7 +72,7 @@ class _Call(nn.Module):
     def forward(self, batch: Any) -> Tensor:
         if self.own_loss is not None:
             return self.own_loss(batch)
-        if isinstance(batch, Mapping):
+        if isinstance(batch, Mapping) and _takes_keywords(self.model, batch):
             out = self.model(**batch)
         else:
             out = self.model(batch[0] if isinstance(batch, tuple | list) else batch)
