@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from quadform.applications.short_run import ShortRun
 from quadform.applications.subject import weights_hash
 from quadform.applications.why.ablation import config_without, model_without
 from quadform.applications.why.measure import MEASURES, Why, why
+from quadform.applications.why.other_models import linear_attention, module_without
 from quadform.cli.main import main
 from quadform.core.designs import design
 from quadform.core.errors import InputError, UnknownName
@@ -258,7 +260,80 @@ def test_refusals(words, message, capsys):
 
 
 def test_other_peoples_models_are_refused(data):
-    with pytest.raises(InputError, match="only models of quadform"):
+    with pytest.raises(InputError, match="give batches it takes"):
         why(torch.nn.Linear(2, 2), data)
-    with pytest.raises(InputError, match="needs a Dataset"):
+    with pytest.raises(InputError, match="nothing can be taken out of Linear"):
+        why(torch.nn.Linear(2, 2), [{"input": torch.ones(1, 2)}])
+    with pytest.raises(InputError, match="needs a model of quadform and a Dataset"):
         why(make(data), [next(data.batches("valid", 4))], steps=(0, 5))
+
+
+# --- models of others -------------------------------------------------------------------------------------------------
+SMALL = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+
+
+def other(name: str) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if name == "gpt2":
+        config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=8)
+        model = transformers.LlamaForCausalLM(config)
+    ids = torch.randint(0, 20, (3, 6))
+    return model.eval(), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_of_others_without_its_softmax(masked):
+    """A_ij = q_i . k_j scale where key j is seen, else 0: token by token, grouped keys and padding included."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 4, 3, dtype=torch.float64) for heads in (4, 2, 2))
+    seen = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
+    if masked:
+        seen[1, :, :, 0] = False
+    module = torch.nn.Module()
+    out, _ = linear_attention(module, q, k, v, seen if masked else None, scaling=0.3)
+    for b, h, i in itertools.product(range(2), range(4), range(4)):
+        keys = [j for j in range(4) if seen[b, 0, i, j]]
+        expected = sum(
+            (0.3 * (q[b, h, i] @ k[b, h // 2, j]) * v[b, h // 2, j] for j in keys), torch.zeros(3, dtype=q.dtype)
+        )
+        torch.testing.assert_close(out[b, i, h], expected)
+    additive = torch.zeros(2, 1, 4, 4, dtype=torch.float64).masked_fill(~seen, -1e30)
+    torch.testing.assert_close(linear_attention(module, q, k, v, additive, scaling=0.3)[0], out)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_models_of_others_lose_norm_and_softmax(name):
+    """The losses of the variants are those of the copies; the model itself stays; skip and qk are left out."""
+    model, batch = other(name)
+    before = weights_hash(model)
+    found = why(model, [batch], progress=False)
+    assert found.variants == ("full", "no softmax", "no norm")
+    for variant, part in (("full", "nothing"), ("no softmax", "softmax"), ("no norm", "norm")):
+        with torch.no_grad():
+            expected = float(module_without(model, part)(**batch).loss)
+        assert found.get(variant, "loss").value == pytest.approx(expected, rel=1e-5)
+    losses = {round(found.get(v, "loss").value, 6) for v in found.variants}
+    assert len(losses) == 3
+    assert found.get("full", "ratio").value > 0  # query and value blocks are found under their paper names
+    assert found.get("full", "ceiling_adamw").value > 0
+    assert weights_hash(model) == before
+    assert not any("Identity" in type(m).__name__ for m in model.modules())
+
+
+def test_the_verb_takes_hugging_face_folders(tmp_path, capsys):
+    model, _ = other("gpt2")
+    model.save_pretrained(tmp_path / "gpt")
+    words = ["why", str(tmp_path / "gpt"), "--batch", "2", "--length", "6", "--quiet"]
+    assert main([*words, "--out", str(tmp_path / "w")]) == 0
+    printed = capsys.readouterr()
+    assert "Without norm" in printed.out
+    assert "data: random tokens" in printed.out
+    assert "skip is left out: GPT2LMHeadModel is no model of quadform" in printed.out
+    assert main([*words, "--remove", "skip,qk"]) == 2
+    assert "only softmax and norm can be taken out" in capsys.readouterr().err
+    assert main([*words, "--steps", "0,5"]) == 2
+    assert "needs a model of quadform and a data set" in capsys.readouterr().err

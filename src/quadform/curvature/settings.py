@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+#: Attention without its softmax in the registry of transformers, as `applications.why` enters it.
+LINEAR_ATTENTION = "quadform-linear"
 #: Ways of Hugging Face models that torch differentiates twice in both modes, and the one taken in place of others.
 #: Grouped products of experts have no forward derivative and no float64.
 _TWICE = {
-    "_attn_implementation": ((None, "eager", "sdpa", "quadform"), "sdpa"),
+    "_attn_implementation": ((None, "eager", "sdpa", "quadform", LINEAR_ATTENTION), "sdpa"),
     "_experts_implementation": ((None, "eager", "batched_mm"), "eager"),
 }
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.memory import in_words
@@ -37,11 +37,11 @@ from ..configs.why import REMOVABLE, WhyConfig
 from ..journal import Deadline, Journal, TimeUp, kept_state
 from ..meter import Meter
 from ..short_run import ShortRun
-from ..step_size.ceiling import UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
+from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
 from ..subject import Subject, open_subject, weights_hash
 from ..threads import fitting_threads
 from . import words
-from .ablation import config_without, model_without
+from .other_models import removable, without
 
 #: Most products for both ends and for P^-1 H; probes and steps of the density; products a block and a norm.
 ENDS, PRECONDITIONED, PROBES, DEPTH, BLOCKS, FROBENIUS = 60, 40, 2, 15, 6, 12
@@ -111,7 +111,8 @@ class Why(Answer):
         where = f"{given['probe']}, {self.record.made.dtype}"
         covered = f"; whole models, {given['parameters']:,} parameters" if "parameters" in given else ""
         head = f"{given['name']}: one part at a time taken out, same weights, data and seed; {where}{covered}"
-        notes = [f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]]
+        notes = [f"{part} is left out: {reason}" for part, reason in given.get("left_out", {}).items()]
+        notes += [f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]]
         cut = ["PARTIAL: the time given was over before everything was measured."] if given["partial"] else []
         tags = "losses exact; all other numbers are estimates (s.e. in --json)"
         data = f"data: {data_words(given.get('source', given))}"
@@ -120,7 +121,7 @@ class Why(Answer):
 
 # --- Python ---------------------------------------------------------------------------------------------------------
 def why(
-    model: Transformer,
+    model: nn.Module,
     data: Any,
     remove: Sequence[str] = REMOVABLE,
     steps: Sequence[int] = (0,),
@@ -137,35 +138,36 @@ def why(
     """Take each of `remove` out of `model`, one at a time, and measure the loss on `data` at each of `steps`.
 
     `data` is a Dataset (probe: its validation split; training between the steps: its train split), or batches when only
-    step 0 is asked. The model itself is left as it is. `resume` names a folder that keeps unfinished work.
+    step 0 is asked. Models of others (Hugging Face) take batches, and lose their norms and their softmax. The model
+    itself is left as it is. `resume` names a folder that keeps unfinished work.
     """
-    if not isinstance(model, Transformer):
-        raise InputError(
-            f"only models of quadform can lose a part by name; got {type(model).__name__}. Build one with Transformer."
-        )
     moments = tuple(sorted({int(s) for s in steps}))
     if not moments or moments[0] < 0:
         raise InputError(f"steps are whole numbers from 0 on; got {list(steps)}.")
-    kept, described = _removable(model, remove), _config(model)
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) and isinstance(model, Transformer):
         probe = list(itertools.islice(data.batches("valid", batch, seed), batches))
     else:
         if moments[-1] > 0:
-            raise InputError("training to later steps needs a Dataset; give one, or steps=[0].")
+            raise InputError("training to later steps needs a model of quadform and a Dataset; or give steps=[0].")
+        if isinstance(data, Dataset):
+            raise InputError(f"{type(model).__name__} is no model of quadform; give batches it takes, not a Dataset.")
         probe, data = list(data) if not isinstance(data, dict) else [data], None
-    device = model.embed.W_E.device
+    device = next(model.parameters()).device
     probe = [{k: v.to(device) for k, v in b.items()} for b in probe]
+    kept, left = removable(model, remove, probe[0])
+    described = _config(model).to_dict() if isinstance(model, Transformer) else {"class": type(model).__name__}
     question = {
         "kind": Why.kind,
-        "name": name or described.design or "model",
+        "name": name or described.get("design") or type(model).__name__,
         "variants": ["full", *(f"no {r}" for r in kept)],
         "steps": list(moments),
-        "config": described.to_dict(),
+        "config": described,
         "data": data.to_dict() if data is not None else "batches",
         "lr": lr,
         "seed": seed,
         "probe": f"probe {len(probe)} x {' x '.join(str(n) for n in next(iter(probe[0].values())).shape)} tokens",
         "weights": weights_hash(model),
+        **left,
     }
     seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
     train = TrainConfig(steps=max(moments[-1], 1), lr=lr, batch_size=batch, seed=seed)
@@ -179,21 +181,8 @@ def _config(model: Transformer) -> ModelConfig:
     return config
 
 
-def _removable(model: Transformer, remove: Sequence[str]) -> tuple[str, ...]:
-    kept = []
-    for name in dict.fromkeys(remove):
-        try:
-            config_without(_config(model), name)
-            kept.append(name)
-        except InputError as error:
-            if name not in REMOVABLE:
-                raise
-            say(f"{name} is left out: {error}")
-    return tuple(kept)
-
-
 def _measure(
-    model: Transformer,
+    model: nn.Module,
     data: Dataset | None,
     probe: list[dict[str, Tensor]],
     question: dict[str, Any],
@@ -215,7 +204,7 @@ def _measure(
         meter = Meter(bar, deadline)
         try:
             for variant in variants:
-                part = model_without(model, variant.removeprefix("no ") if variant != "full" else "nothing")
+                part = without(model, variant.removeprefix("no ") if variant != "full" else "nothing")
                 run = ShortRun(part, data, train, journal.state(variant.replace(" ", "-")))
                 for before, step in zip((0, *steps), steps, strict=False):
                     key = f"{variant}/{step}"
@@ -237,7 +226,7 @@ def _measure(
             partial = True
     if not partial:
         journal.forget_state()
-    first, count = model.embed.W_E, sum(p.numel() for p in model.parameters())
+    first, count = next(model.parameters()), sum(p.numel() for p in model.parameters())
     return Record(
         kind=Why.kind,
         inputs={**question, "notes": notes, "partial": partial, "parameters": count},
@@ -247,7 +236,7 @@ def _measure(
     )
 
 
-def plan_of(model: Transformer, probe: list[dict[str, Tensor]], cells: int, steps: int) -> dict[str, Any]:
+def plan_of(model: nn.Module, probe: list[dict[str, Tensor]], cells: int, steps: int) -> dict[str, Any]:
     """The plan and its cost: one product and one training step are timed."""
     risk = Risk(model, None, probe, quiet=True)
     each = seconds_of_product(risk, VECTOR_WORK)
@@ -293,12 +282,16 @@ def _numbers(risk: Risk, run: ShortRun, meter: Meter, state: Path | None) -> Ite
     stepper = run.stepper()
     if not stepper.second and run.data is not None:
         stepper = seen_first(stepper, run.model, run.data.batches("train", run.config.batch_size, run.config.seed))
+    elif not stepper.second and len(rows := _single_rows(risk.batches)) > 1:
+        stepper = stepper.after(Risk(run.model, None, row, list(risk.params), quiet=True).gradient() for row in rows)
     found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, **kept("P"))
     if found is not None:
         yield "ceiling_adamw", found
     spread = density(H, probes=PROBES, steps=DEPTH, known=ends, **kept("density"))
     yield "negative_curvature", spread.negative_curvature()
-    groups = {n: (glob,) for n, glob in GROUPS.items() if _has(risk, glob)}
+    own = isinstance(run.model, Transformer)
+    groups = {n: (glob if own else glob.replace(".attn", ""),) for n, glob in GROUPS.items()}
+    groups = {n: globs for n, globs in groups.items() if _has(risk, *globs)}
     if groups:
         norms = block_norms(H, groups, products=BLOCKS, **kept("blocks"))
         for n in groups:
@@ -309,6 +302,12 @@ def _numbers(risk: Risk, run: ShortRun, meter: Meter, state: Path | None) -> Ite
     H_o = frobenius(gauss_newton(risk), FROBENIUS, **kept("H_o"))
     H_f = frobenius(functional(risk), FROBENIUS, **kept("H_f"))
     yield "H_f_share", _share(H_f, H_o)
+
+
+def _single_rows(batches: Sequence[Any]) -> list[dict[str, Tensor]]:
+    """The sequences of a probe one by one, as many as Adam is taken to have seen."""
+    rows = ({k: v[i : i + 1] for k, v in b.items()} for b in batches for i in range(len(next(iter(b.values())))))
+    return list(itertools.islice(rows, SEEN))
 
 
 def _has(risk: Risk, glob: str) -> bool:
@@ -342,7 +341,7 @@ def _share(a: Estimate, b: Estimate) -> Estimate:
 def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
     """Answer `quadform why`."""
     subject, model, data = _open(config)
-    kept = _removable(model, config.parts)
+    kept, left = removable(model, config.parts, subject.batches[0])
     question = {
         "kind": Why.kind,
         "name": subject.name,
@@ -353,6 +352,7 @@ def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Re
         "seed": config.seed,
         "probe": "; ".join([f"probe {config.batches} x {config.batch} sequences", *subject.notes]),
         "weights": subject.source["weights"],
+        **left,
     }
     train = TrainConfig(steps=max(config.moments[-1], 1), lr=config.lr, batch_size=config.batch, seed=config.seed)
     deadline = Deadline(config.seconds)
@@ -363,21 +363,21 @@ def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Re
 def plan(config: WhyConfig) -> dict[str, Any]:
     """What `quadform why --dry-run` tells."""
     subject, model, _ = _open(config)
-    variants = 1 + len(_removable(model, config.parts))
+    variants = 1 + len(removable(model, config.parts, subject.batches[0])[0])
     with fitting_threads(Risk(model, None, subject.batches, quiet=True)):
         return plan_of(model, subject.batches, variants * len(config.moments), variants * config.moments[-1])
 
 
-def _open(config: WhyConfig) -> tuple[Subject, Transformer, Dataset | None]:
+def _open(config: WhyConfig) -> tuple[Subject, nn.Module, Dataset | None]:
     subject = open_subject(config)
-    if not isinstance(subject.model, Transformer):
-        raise InputError(
-            f"`{config.model}`: only models of quadform can lose a part by name. Try `new:pre-ln,depth=2`."
-        )
+    if subject.loss is not None:
+        raise InputError(f"`{config.model}` has no loss of its own, and `why` takes parts out of models that have one.")
     if config.params != "*":
         raise InputError("`--params`: `quadform why` measures whole models, because parts come and go. Leave it out.")
     described = subject.source["data"]
     data = Dataset.from_dict(described) if isinstance(described, dict) else None
     if data is None and config.moments[-1] > 0:
-        raise InputError(f"`--steps {config.steps}`: training needs a data set; `{config.data}` is a text file.")
+        raise InputError(
+            f"`--steps {config.steps}`: training needs a model of quadform and a data set. Ask for step 0."
+        )
     return subject, subject.model, data
