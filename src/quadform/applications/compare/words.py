@@ -91,7 +91,9 @@ def _ranked(found: Outcome) -> str:
 
 def _rates(answer: Compare) -> list[str]:
     """The rate of the first step against the ceiling there; the peak by itself, since it comes at a later step."""
-    peak, at_once, later = float(answer.record.inputs["lr"]), [], []
+    peak = float(answer.record.inputs["lr"])
+    at_once: list[tuple[str, int]] = []
+    later: list[tuple[str, int]] = []
     for c in answer.cells:
         e, steps = answer.get(*c, "lr_ceiling"), answer.get(*c, "steps")
         if e is None or e.value >= peak:

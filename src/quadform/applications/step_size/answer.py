@@ -225,7 +225,7 @@ def beside_weights(
     config: LrConfig, found: TrainerFiles, model: nn.Module, names: tuple[str, ...]
 ) -> tuple[Stepper, str]:
     """The optimiser whose state a trainer left beside the weights; else the one by name, and why."""
-    rates = {"lr": found.lr, "peak": found.peak} if config.optimizer == "auto" else {}
+    rates: dict[str, Any] = {"lr": found.lr, "peak": found.peak} if config.optimizer == "auto" else {}
     plain = dataclasses.replace(named(config, model, names), **rates)
     if found.optimizer is None:
         return plain, ""

@@ -275,7 +275,7 @@ class _Work:
             if found_first is not None:
                 scalars["first_ceiling"] = found_first
         if verify and not self.partial and 0 < lam.value < math.inf:
-            found = self.journal.piece("verify", lambda: self.tried(verify, lam))
+            found = self.journal.piece("verify", lambda: self.tried(verify, lam.value))
             names = [n for n in ("fractions", "measured", "predicted", "losses", "tolerance", "fine") if n in found]
             tensors |= {f"verify/{n}": torch.tensor(found[n], dtype=torch.float64) for n in names}
         told = {
@@ -344,12 +344,11 @@ class _Work:
         """A trial is short and is not cut: the deadline is not looked at."""
         self.meter.bar.step(gradients, text)
 
-    def tried(self, verify: int, found: Estimate) -> dict[str, Any]:
+    def tried(self, verify: int, lam: float) -> dict[str, Any]:
         pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
-        lam, error = found.value, (found.error or 0.0) / found.value
         ceiling = self.stepper.rule.factor / lam
         with self.meter.piece("tried on a copy", trial_gradients(verify)):
-            trials = try_out(pair, ceiling, lam, verify, self.spend, error)
+            trials = try_out(pair, ceiling, lam, verify, self.spend)
         length = max(len(t.losses) for t in trials)
         return {
             "fractions": [t.fraction for t in trials],

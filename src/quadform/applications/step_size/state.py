@@ -46,7 +46,7 @@ def stepper_of_file(where: str | Path, model: nn.Module, names: tuple[str, ...])
     return _adam(groups, states, labels, names, path)
 
 
-def rates_of_run(run: Run) -> dict[str, float]:
+def rates_of_run(run: Run) -> dict[str, Any]:
     """`lr`: what the next step takes, or the last one took where the run is over; `peak`: the largest of all."""
     c, factor = run.config, run.config.schedule.factor
     now = c.lr * factor(min(run.step, c.steps - 1), c.steps)

@@ -53,8 +53,8 @@ GROWTH = 0.1
 class Trial:
     """One learning rate tried: by how much a step multiplies the pair's distance, measured and predicted.
 
-    `tolerance` is how far from theory it may lie: `HOLDS`, and what the errors of lambda and of the pair's gradients
-    make of it. `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
+    `tolerance` is how far from theory it may lie: `HOLDS`, and what the resolution of the pair's gradients makes
+    of it. `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
     """
 
     fraction: float
@@ -251,18 +251,13 @@ def tolerance(rule: Rule, eta: float, lam: float, decay: float, error: float) ->
 
 
 def try_out(
-    pair: Pair,
-    ceiling: float,
-    lam: float,
-    steps: int,
-    told: Callable[[int, str], None] = lambda n, text: None,
-    error: float = 0.0,
+    pair: Pair, ceiling: float, lam: float, steps: int, told: Callable[[int, str], None] = lambda n, text: None
 ) -> tuple[Trial, ...]:
     """All fractions of the ceiling, `steps` steps each; `told(gradients, text)` after each.
 
-    `error` is the relative error of lambda. The trial sees curvature to its own resolution beside.
+    The residual of lambda does not count: along the direction it was found with, the curvature is lambda itself.
     """
-    trials, known = [], error + pair.resolution
+    trials = []
     for fraction in FRACTIONS:
         eta = fraction * ceiling
         measured = pair.factor(eta, lam, steps)
@@ -270,6 +265,6 @@ def try_out(
         losses = pair.plain(eta, steps)
         told(steps, f"{fraction:g}x: loss {losses[-1]:.4g}")
         expected = pair.rule.multiplier(eta, pair.curvature(lam), pair.decay)
-        allowed = tolerance(pair.rule, eta, pair.curvature(lam), pair.decay, known)
+        allowed = tolerance(pair.rule, eta, pair.curvature(lam), pair.decay, pair.resolution)
         trials.append(Trial(fraction, measured, expected, losses, allowed))
     return tuple(trials)

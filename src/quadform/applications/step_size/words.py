@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...core.record import Estimate
 from ...report.rows import data_words
-from ...report.step_size import HOLDS, rate_of
+from ...report.step_size import rate_of
 from ...report.why import CHANGED
 from ..probes import probe_words
 from .rules import FLOOR
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Weight decay is told where it makes at least this share of lambda_max.
 DECAY_TOLD = 0.001
 #: A tolerance of the trial above this is told.
-COARSE = 2 * HOLDS
+COARSE = 0.03
 #: A learning rate below this share of the ceiling is well below it.
 WELL_BELOW = 0.5
 

@@ -53,7 +53,8 @@ def _drop_norms(model: nn.Module) -> None:
 
 
 def _linear(model: nn.Module) -> None:
-    configs = {id(c): c for m in model.modules() if hasattr(c := getattr(m, "config", None), "_attn_implementation")}
+    held: list[Any] = [getattr(m, "config", None) for m in model.modules()]
+    configs = {id(c): c for c in held if hasattr(c, "_attn_implementation")}
     if not configs:
         raise InputError("its attention does not go through the registry of transformers, so its softmax stays.")
     try:
