@@ -198,7 +198,7 @@ class Spectrum(Answer):
         said, e = point.sentence(self.record), self.record.scalars.get("negative_share")
         if not said or e is None:
             return said
-        return f"{said} {100 * e.value:.0f} +-{100 * (e.stderr or 0):.0f} % of the eigenvalues are negative."
+        return f"{said} {100 * e.value:.0f} +-{100 * (e.error or 0):.0f} % of the eigenvalues are negative."
 
     def _block_lines(self) -> list[str]:
         """The layer whose blocks differ most, and what that says."""
