@@ -12,9 +12,10 @@ from torch.func import grad, jacfwd
 
 from quadform.core.errors import InputError
 from quadform.theory.attention import AttentionLayer
-from quadform.theory.gauge import Gauge, balance, balancing_map, bulk, flattest, gauges
-from quadform.theory.merged_qk import score_gradient
+from quadform.theory.balancing import balance, balancing_map, flattest
+from quadform.theory.gauge import Gauge, bulk, gauges
 from quadform.theory.multihead import MultiHeadAttentionLayer
+from quadform.theory.score_split import score_gradient
 
 torch.set_num_threads(1)
 TOL = 1e-12

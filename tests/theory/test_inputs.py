@@ -138,7 +138,7 @@ def test_what_leaves_floating_point_is_refused() -> None:
 def test_at_infinite_temperature_attention_is_uniform() -> None:
     """One head, and the same with one matrix W_QK: only the value block of H is left."""
     layer = AttentionLayer(X, A, B, V, Y, temperature=math.inf)
-    merged = ScoreSplit(layer).merged
+    merged = MergedLayer.of(layer)
     assert torch.equal(layer.A, torch.full((1, 4, 4), 0.25).double())
     assert torch.equal(merged.block("W_V", "W_V"), layer.block("W_V", "W_V"))
     assert not merged.block("W_QK", "W_QK").any()

@@ -13,7 +13,8 @@ from torch.func import grad, jacfwd
 from quadform.core.errors import InputError
 from quadform.testing import check_operator
 from quadform.theory.attention import AttentionLayer
-from quadform.theory.merged_qk import MergedLayer, ScoreSplit, score_gradient
+from quadform.theory.merged_qk import MergedLayer
+from quadform.theory.score_split import ScoreSplit, score_gradient
 
 torch.set_num_threads(1)
 TOL = 1e-12

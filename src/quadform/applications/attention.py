@@ -130,6 +130,8 @@ def targets_of(layer: Any, wants: str) -> Tensor:
 
     if not isinstance(layer, AttentionLayer) or not isinstance(layer.output, MeanSquared):
         raise InputError(f"{wants} an AttentionLayer with loss='mse'; got {type(layer).__name__}.")
+    if len(layer.weights) > 3 or layer.output.weight is not None:
+        raise InputError(f"{wants} an AttentionLayer without biases and token weights.")
     return layer.per_token(layer.head.F - layer.output.g / layer.output.curvature)
 
 

@@ -88,7 +88,7 @@ class View:
         return bool((count > 1).any())
 
 
-def heads(name: str, shape: tuple[int, int], count: int, axis: int = 1) -> tuple[View, ...]:
+def heads(name: str, shape: tuple[int, ...], count: int, axis: int = 1) -> tuple[View, ...]:
     """Views `name[0] ... name[count-1]`: equal slices of a weight along `axis`, one per attention head."""
     if count < 1 or shape[axis] % count:
         raise InputError(f"{name} of shape {shape} cannot be cut into {count} heads along axis {axis}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.record import Estimate, Record
 from ..report.figure import Figure, Rows
 from ..report.style import LIGHT
-from ..theory.merged_qk import ScoreSplit
+from ..theory.score_split import ScoreSplit
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units

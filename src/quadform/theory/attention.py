@@ -13,7 +13,7 @@ sc = 1/(t sqrt(d_K)):
     H_f(V, V) = 0
 
 Source: [ODS25, Thms 3.1, 3.2] with d, d_K, d_V independent, rewritten without Kronecker or commutation matrices; masks,
-cross-attention, temperature and general losses are [own]. The Kronecker form is its twin in the tests.
+cross-attention, temperature, biases and general losses are [own]. The Kronecker form is its twin in the tests.
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
 
 from ..core.operator import Operator
 from ..core.space import Space, Vector
 from .head import Factor, Head, as_batch, score_bias
-from .layer import Part, TokenLayer
+from .layer import Part
 from .loss import OutputLoss, output_loss
 from .moments import Moments, attention_moments
+from .softmax import SoftmaxLayer, with_biases
 from .terms import Term, is_identity
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-class AttentionLayer(TokenLayer):
+class AttentionLayer(SoftmaxLayer):
     """One softmax attention head at a point, with its loss: blocks, operators, norms, products, all exact.
 
     `X` is `(tokens, d)` or `(batch, tokens, d)`; `context` (cross-attention) gives keys and values `(..., keys, d_Z)`.
     `mask` is `"causal"`, a boolean tensor (True = may be seen) or a float tensor added to the scores, of shape
     `(tokens, keys)` or `(batch, tokens, keys)`. `loss` is `"mse"` or `"cross-entropy"` with targets `Y`, or `(g, Hl)`:
     the gradient at the output and its Hessian, one matrix per token or an operator over all outputs (any network behind
-    the layer). The loss is a mean over all tokens (and, for MSE, outputs) of the batch.
+    the layer). The loss is a mean over all tokens (and, for MSE, outputs) of the batch, weighted by `token_weights`
+    `(batch, tokens)` where given; a token of weight 0 may see no key (causal masks with padding on the left). Biases
+    `b_Q`, `b_K`, `b_V` that are given are parameters after the weights.
     """
+
+    single = True
 
     def __init__(
         self,
@@ -54,65 +58,53 @@ class AttentionLayer(TokenLayer):
         W_V: Float[Tensor, "d_Z d_V"],
         Y: Tensor | None = None,
         *,
+        b_Q: Float[Tensor, " d_K"] | None = None,
+        b_K: Float[Tensor, " d_K"] | None = None,
+        b_V: Float[Tensor, " d_V"] | None = None,
         mask: Literal["causal"] | Tensor | None = None,
         temperature: float = 1.0,
         context: Float[Tensor, "*batch keys d_Z"] | None = None,
         loss: str | tuple[Tensor, Tensor | Operator] = "mse",
+        token_weights: Float[Tensor, "*batch tokens"] | None = None,
         prefix: str = "",
     ) -> None:
         X, Z = as_batch("X", X), as_batch("context", X if context is None else context)
         self.temperature = float(temperature)
+        weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
+        X, Z, self.whole, biases = with_biases(X, Z, weights, {"b_Q": b_Q, "b_K": b_K, "b_V": b_V})
+        self.weights, self.groups = {**weights, **biases}, [[0]]
+        W_Q, W_K, W_V = self.whole.values()
         self.head = Head(X, Z, W_Q, W_K, W_V, score_bias(mask, X, Z), temperature=self.temperature)
-        self.weights = {"W_Q": W_Q, "W_K": W_K, "W_V": W_V}
         self.prefix = prefix
         self.space = Space.of(self.weights).rename(prefix)
-        self.output: OutputLoss = output_loss(loss, self.head.F, Y)
-        self.head.see(self.output.g)
+        self.output: OutputLoss = output_loss(loss, self.head.F, Y, token_weights)
+        self.head.see(self.output.g, self.output.counted())
 
     @cached_property
     def _curvatures(self) -> dict[Part, tuple[Tensor, Tensor]]:
         return {}
 
-    # --- what the layer computes ------------------------------------------------------------------------------------
     @property
-    def X(self) -> Tensor:
-        """Query tokens, `(batch, tokens, d)`."""
-        return self.head.X
+    def heads(self) -> list[Head]:  # type: ignore[override]
+        return [self.head]
 
     @property
     def A(self) -> Tensor:
         """The attention matrix, `(batch, tokens, keys)`."""
         return self.head.A
 
-    @property
-    def F(self) -> Tensor:
-        """The output, `(batch, tokens, d_V)`."""
-        return self.per_token(self.head.F)
-
-    @property
-    def g(self) -> Tensor:
-        """dl/dF, `(batch, tokens, d_V)`."""
-        return self.per_token(self.output.g)
-
-    @property
-    def loss(self) -> Tensor | None:
-        """The value of the loss; None for a loss given by (g, Hl)."""
-        return self.output.value
-
-    @torch.no_grad()
-    def gradients(self) -> dict[str, Tensor]:
-        """dL/dW_Q, dL/dW_K, dL/dW_V."""
-        return {self.prefix + name: g for name, g in self.head.gradients().items()}
-
     def moments(self) -> Moments:
         """M1 `(batch, tokens, d)`, M2 `(..., d, d)`, M3 `(..., d^2, d)`; for small widths: nothing else builds M3."""
-        return attention_moments(self.head.A, self.head.Z)
+        return attention_moments(self.head.A, self.head.Z[..., : self.weights["W_K"].shape[0]])
 
-    def per_token(self, values: Tensor) -> Tensor:
-        return values.unflatten(0, self.head.A.shape[:2])
+    def at(self, name: str, h: int) -> tuple[slice, slice]:
+        return slice(None), slice(None)
+
+    def factor(self, name: str, h: int = 0) -> Factor:
+        return self.head.factor(name)
 
     # --- Theorems 3.1 and 3.2 ---------------------------------------------------------------------------------------
-    def terms(self, part: Part, a: str, b: str) -> list[Term]:
+    def whole_terms(self, part: Part, a: str, b: str) -> list[Term]:
         h, x, q = self.head, self.head.x, self.head.q
         if a == "W_V":
             outer = [] if part == "functional" else [outer_term(h.factor(a), h.factor(b), self.output)]
@@ -136,14 +128,14 @@ class AttentionLayer(TokenLayer):
             self._curvatures[part] = S, S @ h.W_K
         return self._curvatures[part]
 
-    def products(self, V: Vector, part: Part) -> dict[str, Tensor]:
-        return self.head.products(V, part, self.output)
+    def whole_products(self, V: Vector, part: Part, *, bend: bool = True) -> dict[str, Tensor]:
+        return self.head.products(V, part, self.output, bend=bend)
 
-    def jacobian(self, name: str) -> Tensor:
-        return self.head.factor(name).dense()
+    def whole_gradients(self) -> dict[str, Tensor]:
+        return self.head.gradients()
 
-    def forward(self, weights: Vector) -> Tensor:
-        return self.head.forward(weights["W_Q"], weights["W_K"], weights["W_V"])
+    def whole_forward(self, whole: Vector) -> Tensor:
+        return self.head.forward(whole["W_Q"], whole["W_K"], whole["W_V"])
 
 
 def outer_term(a: Factor, b: Factor, output: OutputLoss) -> Term:

@@ -8,24 +8,24 @@ whatever network surrounds the layer. Differentiating the gradient along it,
 
 so r^2 Hessian products come for free, and with them directions of negative curvature, exact eigenvectors when tokens
 are low-dimensional, and rebalancings that change the Hessian but not the function. Source: [own].
-Biases in queries or keys, rotary positions and QK normalisation shrink or remove the symmetry; `Gauge.defect` shows it.
+Biases are further rows of P and Q; heads that share a key projection are one P, their W_Q below each other. Rotary
+positions and QK normalisation shrink or remove the symmetry; `Gauge.defect` shows it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
-from .attention import AttentionLayer
-from .inputs import one_kind
 from .linear_attention import LinearAttentionLayer
 from .merged_qk import MergedLayer
 from .mlp import LinearMLP
-from .multihead import MultiHeadAttentionLayer
+from .score_split import ScoreSplit
+from .softmax import SoftmaxLayer
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,17 @@ class NegativeDirection:
 class Gauge:
     """A pair P (m, r), Q (n, r) that the loss sees only through P Q^T, with its gradients.
 
-    `names` are those of the two weights; `transposed` says that the second is stored as Q^T (W_O).
+    `names` are those of the two weights; `transposed` says that the second is stored as Q^T (W_O). Where P or Q is made
+    of several weights (biases, grouped heads), `rows` says how many rows each of them has.
     """
 
     P: Tensor
     Q: Tensor
     g_P: Tensor
     g_Q: Tensor
-    names: tuple[str, str]
+    names: tuple[str, ...]
     transposed: bool = False
+    rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.P.shape[1] != self.Q.shape[1] or self.P.shape != self.g_P.shape or self.Q.shape != self.g_Q.shape:
@@ -69,17 +71,22 @@ class Gauge:
         """The pair of one head's value and output weights, W_V (d, d_V) and W_O (d_V, d_out)."""
         return cls(W_V, W_O.T, g_V, g_O.T, names, transposed=True)
 
-    def _named(self, P: Tensor, Q: Tensor) -> dict[str, Tensor]:
-        return {self.names[0]: P, self.names[1]: Q.mT if self.transposed else Q}
+    def named(self, P: Tensor, Q: Tensor) -> dict[str, Tensor]:
+        """Matrices of the shapes of P and Q as the weights they are made of."""
+        rows = self.rows or (P.shape[-2], Q.shape[-2])
+        first = next(i for i in range(len(rows)) if sum(rows[:i]) == P.shape[-2])
+        of_Q = (q.mT if self.transposed else q for q in Q.split(list(rows[first:]), -2))
+        parts = zip(self.names, (*P.split(list(rows[:first]), -2), *of_Q), strict=True)
+        return {name: t.squeeze(-2) if name.rpartition(".")[2].startswith("b_") else t for name, t in parts}
 
     # --- what the gradient knows ------------------------------------------------------------------------------------
     def direction(self, B: Tensor) -> dict[str, Tensor]:
         """The tangent `(P B, -Q B^T)` of the orbit, for B (..., r, r)."""
-        return self._named(self.P @ B, -self.Q @ B.mT)
+        return self.named(self.P @ B, -self.Q @ B.mT)
 
     def action(self, B: Tensor) -> dict[str, Tensor]:
         """`H direction(B)`, on the two weights; it is zero on every other parameter of the model."""
-        return self._named(-self.g_P @ B.mT, self.g_Q @ B)
+        return self.named(-self.g_P @ B.mT, self.g_Q @ B)
 
     @property
     def Gam(self) -> Tensor:
@@ -113,7 +120,7 @@ class Gauge:
             turn = torch.outer(low, E[:, 1])
             candidates += [turn - turn.T, torch.outer(U[:, 0], U[:, 0]) + torch.outer(U[:, 0], Vh[0])]
         B = torch.stack(candidates)
-        length = torch.stack([t.square().sum((-2, -1)) for t in self.direction(B).values()]).sum(0)
+        length = (self.P @ B).square().sum((-2, -1)) + (self.Q @ B.mT).square().sum((-2, -1))
         curvature = self.curvature(B)
         rayleigh = torch.where(length > 0, curvature / length.clamp_min(1e-300), torch.zeros_like(length))
         best = int(rayleigh.argmin())
@@ -142,7 +149,7 @@ class Gauge:
 
 
 def gauges(
-    layer: AttentionLayer | MultiHeadAttentionLayer | LinearAttentionLayer | MergedLayer | LinearMLP,
+    layer: SoftmaxLayer | LinearAttentionLayer | MergedLayer | LinearMLP,
 ) -> list[Gauge]:
     """Every gauge pair of a layer: (W_Q, W_K) of each head and, with an output matrix, (W_V, W_O) of each head; of a
     linear MLP, every two matrices that follow each other. One matrix W_QK leaves no pair: the list is empty.
@@ -150,12 +157,12 @@ def gauges(
     Names are those of the layer's space (`W_Q[2]` for a head), so `layer.hessian().block(pair.names) @
     pair.direction(B)` is `pair.action(B)`.
     """
-    if isinstance(layer, AttentionLayer | LinearAttentionLayer):
+    if isinstance(layer, SoftmaxLayer):
+        return _head_gauges(layer)
+    if isinstance(layer, LinearAttentionLayer):
         (Q, W_Q), (K, W_K), _ = ((layer.prefix + name, W) for name, W in layer.weights.items())
         g = layer.gradients()
         return [Gauge.qk(W_Q, W_K, g[Q], g[K], (Q, K))]
-    if isinstance(layer, MultiHeadAttentionLayer):
-        return _head_gauges(layer)
     if isinstance(layer, MergedLayer):
         return []
     if isinstance(layer, LinearMLP):
@@ -170,13 +177,49 @@ def gauges(
     )
 
 
-def _head_gauges(layer: MultiHeadAttentionLayer) -> list[Gauge]:
-    p, pairs = layer.prefix, []
-    for h, (head, W_O) in enumerate(zip(layer.heads, layer.W_O, strict=True)):
-        g, (Q, K, V, O) = head.gradients(), (f"{p}{name}[{h}]" for name in layer.weights)
-        pairs.append(Gauge.qk(head.W_Q, head.W_K, g["W_Q"], g["W_K"], (Q, K)))
-        pairs.append(Gauge.vo(head.W_V, W_O, g["W_V"], head.F.T @ layer.output.g, (V, O)))
+def _head_gauges(layer: SoftmaxLayer) -> list[Gauge]:
+    pairs = []
+    for j in range(len(layer.groups)):
+        pairs.append(query_key_pair(layer, j))
+        if "W_O" in layer.whole:
+            pairs.append(_value_output_pair(layer, j))
     return pairs
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Parts of whole weights below each other: their values, gradients, names and numbers of rows."""
+
+    W: Tensor
+    g: Tensor
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layer: SoftmaxLayer, name: str, used: dict[int, int]) -> _Stack:
+        """`used`: number of the part -> a head that uses it."""
+        gradients, count = layer.whole_gradients(), layer.parameter_rows(name)
+
+        def stacked(M: Tensor) -> Tensor:
+            parts = [M[layer.at(name, h)] for h in used.values()]
+            return torch.cat([part.T if name == "W_O" else part[:count] for part in parts])
+
+        W, g = stacked(layer.whole[name]), stacked(gradients[name])
+        rows = [layer.matrix_shape(name)[name == "W_O"], 1]
+        weights = [n for n in (name, "b" + name[1:]) if n in layer.weights and n != "b_O"]
+        names = [layer.prefix + n + ("" if layer.single else f"[{i}]") for i in used for n in weights]
+        return cls(W, g, tuple(names), tuple(rows[: len(weights)] * len(used)))
+
+
+def query_key_pair(layer: SoftmaxLayer, j: int) -> Gauge:
+    """The queries and keys of the heads that share key projection j."""
+    P, Q = _Stack.of(layer, "W_Q", {h: h for h in layer.groups[j]}), _Stack.of(layer, "W_K", {j: layer.groups[j][0]})
+    return Gauge(P.W, Q.W, P.g, Q.g, P.names + Q.names, rows=P.rows + Q.rows)
+
+
+def _value_output_pair(layer: SoftmaxLayer, j: int) -> Gauge:
+    P, Q = _Stack.of(layer, "W_V", {j: layer.groups[j][0]}), _Stack.of(layer, "W_O", {h: h for h in layer.groups[j]})
+    return Gauge(P.W, Q.W, P.g, Q.g, P.names + Q.names, transposed=True, rows=P.rows + Q.rows)
 
 
 # --- exact eigenvectors for low-dimensional tokens ------------------------------------------------------------------
@@ -189,6 +232,7 @@ class Bulk:
     v: Tensor
     Z: Tensor
     sign: int
+    pair: Gauge | None = None
 
     @property
     def multiplicity(self) -> int:
@@ -197,7 +241,8 @@ class Bulk:
     def vectors(self) -> dict[str, Tensor]:
         """Orthonormal eigenvectors on (W_Q, W_K), (multiplicity, d, d_K) each; zero on all other parameters."""
         Z = self.Z / 2**0.5
-        return {"W_Q": self.u[:, None] * Z[:, None, :], "W_K": self.sign * self.v[:, None] * Z[:, None, :]}
+        P, Q = self.u[:, None] * Z[:, None, :], self.sign * self.v[:, None] * Z[:, None, :]
+        return {"W_Q": P, "W_K": Q} if self.pair is None else self.pair.named(P, Q)
 
 
 def bulk(W_Q: Tensor, W_K: Tensor, G: Tensor) -> list[Bulk]:
@@ -226,117 +271,12 @@ def bulk(W_Q: Tensor, W_K: Tensor, G: Tensor) -> list[Bulk]:
     return found
 
 
-# --- balancing ------------------------------------------------------------------------------------------------------
-def balancing_map(A: Tensor, B: Tensor) -> Tensor:
-    """The symmetric positive S with `S A S = S^-1 B S^-1`, for positive definite A and B (r, r).
-
-    With A = W_Q^T W_Q and B = W_K^T W_K, `W_Q -> W_Q S`, `W_K -> W_K S^{-T}` minimises |W_Q|^2 + |W_K|^2 on the orbit:
-    the square of S is the geometric mean of A^-1 and B. Other positive A, B minimise tr(S^T A S) + tr(S^-1 B S^-T).
-    """
-    if A.shape[0] == 0:
-        return A
-    a, b = torch.linalg.eigvalsh(A), torch.linalg.eigvalsh(B)
-    smallest = torch.finfo(A.dtype).eps * A.shape[0]
-    if not (float(a[0]) > smallest * float(a[-1]) and float(b[0]) > smallest * float(b[-1])):
-        raise InputError(
-            "a balancing map needs positive definite Gram matrices; these are singular. `balance` takes any rank."
-        )
-    other = _root(B)
-    _, s, Vh = torch.linalg.svd(_root(A) @ other)
-    T = other @ Vh.T / s.sqrt()  # A^(1/2) T = U s^(1/2) and B^(1/2) T^-T = V s^(1/2): nothing is inverted
-    X, size, _ = torch.linalg.svd(T)
-    return (X * size) @ X.T
-
-
-def _root(M: Tensor) -> Tensor:
-    """The symmetric positive square root of a symmetric positive semi-definite matrix."""
-    m, E = torch.linalg.eigh((M + M.T) / 2)
-    return (E * m.clamp_min(0).sqrt()) @ E.T
-
-
-def balance(W_Q: Tensor, W_K: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest pair with the same W_Q W_K^T and W_Q^T W_Q = W_K^T W_K: the least |W_Q|^2 + |W_K|^2, any rank.
-
-    With W_Q W_K^T = U S V^T it is `U S^(1/2) R`, `V S^(1/2) R`, R with orthonormal rows (which leave the spectrum
-    of H alone) chosen nearest to the given pair; the least value is twice the nuclear norm of W_Q W_K^T.
-
-    Directions z with W_Q z = 0 or W_K z = 0 alone are not seen by the product. They stay as they are: to shrink them to
-    0 would leave the orbit, and weights that start at W_Q = 0 would lose W_K and with it their gradient.
-    """
-    pair = _Balanced.of(W_Q, W_K)
-    return pair.at(pair.left, pair.right)
-
-
-@dataclass(frozen=True)
-class _Balanced:
-    """A balanced pair: `left R` and `right R`, and what the product does not see, in directions orthogonal to R."""
-
-    left: Tensor
-    right: Tensor
-    R: Tensor
-    unseen_Q: Tensor
-    unseen_K: Tensor
-
-    @classmethod
-    def of(cls, W_Q: Tensor, W_K: Tensor) -> _Balanced:
-        one_kind({"W_Q": W_Q, "W_K": W_K})
-        if W_Q.dim() != 2 or W_K.dim() != 2 or W_Q.shape[1] != W_K.shape[1]:
-            raise InputError(f"W_Q {tuple(W_Q.shape)} and W_K {tuple(W_K.shape)} are matrices of one inner width.")
-        meet = _Meeting.of(W_Q, W_K)
-        (Q_Q, R_Q), (Q_K, R_K) = (torch.linalg.qr(W @ S) for W, S in ((W_Q, meet.seen_Q), (W_K, meet.seen_K)))
-        U, s, Vh = torch.linalg.svd(R_Q * meet.cosines @ R_K.T, full_matrices=False)
-        keep = s > s[:1] * torch.finfo(s.dtype).eps * max(W_Q.shape)
-        left, right = Q_Q @ U[:, keep] * s[keep].sqrt(), Q_K @ Vh[keep].T * s[keep].sqrt()
-        aside = torch.linalg.qr(torch.cat([meet.unseen_Q, meet.unseen_K], 1)).Q
-        near = left.T @ W_Q + right.T @ W_K
-        u, _, vh = torch.linalg.svd(near - near @ aside @ aside.T, full_matrices=False)
-        unseen = (W @ z @ z.T for W, z in ((W_Q, meet.unseen_Q), (W_K, meet.unseen_K)))
-        return cls(left, right, u @ vh, *unseen)
-
-    def at(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """The pair with other balanced factors."""
-        return left @ self.R + self.unseen_Q, right @ self.R + self.unseen_K
-
-
-@dataclass(frozen=True)
-class _Meeting:
-    """Orthonormal bases `(r, .)` of the row spaces of W_Q and W_K, cut into the principal directions in which they
-    meet, `seen_Q^T seen_K = diag(cosines)`, and those in which one is orthogonal to all of the other."""
-
-    seen_Q: Tensor
-    seen_K: Tensor
-    cosines: Tensor
-    unseen_Q: Tensor
-    unseen_K: Tensor
-
-    @classmethod
-    def of(cls, W_Q: Tensor, W_K: Tensor) -> _Meeting:
-        eps = torch.finfo(W_Q.dtype).eps
-
-        def rows(W: Tensor) -> Tensor:
-            _, s, Vh = torch.linalg.svd(W, full_matrices=False)
-            return Vh[s > s[0] * eps * max(W.shape)].T
-
-        rows_Q, rows_K = rows(W_Q), rows(W_K)
-        U, cosines, Vh = torch.linalg.svd(rows_Q.T @ rows_K)
-        met = int((cosines > eps**0.5).sum())
-        Q, K = rows_Q @ U, rows_K @ Vh.T
-        return cls(Q[:, :met], K[:, :met], cosines[:met], Q[:, met:], K[:, met:])
-
-
-def flattest(layer: AttentionLayer) -> tuple[Tensor, Tensor]:
-    """The W_Q, W_K of the orbit (same function) with the least Gauss-Newton trace tr H_o(Q,Q) + tr H_o(K,K).
-
-    tr H_o(Q,Q) = tr(W_K^T C_K W_K) and tr H_o(K,K) = tr(W_Q^T C_Q W_Q), where `C_K = sum |x|^2 B^T Hl B` and
-    `C_Q = sum tr(B^T Hl B) x x^T`, B = sc W_V^T M2, do not change along the orbit, so a balancing map in these metrics
-    is the minimiser and the least value is twice the nuclear norm of `C_Q^(1/2) W_Q W_K^T C_K^(1/2)`. Source: [own].
-    """
-    if not layer.output.token_wise:
-        raise InputError("the flattest point is known in closed form for token-wise losses; this one couples tokens.")
-    factor, x = layer.head.factor("W_K"), layer.head.x
-    E = factor.R.mT @ layer.output.hessian_times(factor.R)
-    C_K = (x.square().sum(1)[:, None, None] * E).sum(0)
-    C_Q = (x * E.diagonal(dim1=1, dim2=2).sum(1)[:, None]).T @ x
-    pair = _Balanced.of(layer.weights["W_Q"], layer.weights["W_K"])
-    S = balancing_map(pair.left.T @ C_Q @ pair.left, pair.right.T @ C_K @ pair.right)
-    return pair.at(pair.left @ S, pair.right @ torch.linalg.inv(S).T)
+def layer_bulk(layer: SoftmaxLayer) -> list[Bulk]:
+    """`bulk` of every head of a layer, eigenvectors under the names of its space; heads that share their keys are one
+    pair, with their G below each other."""
+    return [
+        replace(part, pair=pair)
+        for j, G in enumerate(ScoreSplit(layer).stacked())
+        for pair in [query_key_pair(layer, j)]
+        for part in bulk(pair.P, pair.Q, G)
+    ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Literal
 
 import torch
@@ -56,9 +56,24 @@ def score_bias(mask: Literal["causal"] | Tensor | None, X: Tensor, Z: Tensor) ->
     if mask.dtype == torch.bool:
         mask = torch.zeros(mask.shape, dtype=X.dtype, device=X.device).masked_fill(~mask, -math.inf)
     mask = mask.to(X.dtype)
-    if bool(torch.isnan(mask).any() or (mask == math.inf).any() or (mask == -math.inf).all(-1).any()):
+    if bool(torch.isnan(mask).any() or (mask == math.inf).any()):
         raise InputError("a mask must leave every query one visible key, and hold no NaN or +inf.")
     return mask
+
+
+def blind(bias: Tensor | None) -> Tensor | None:
+    """Queries that see no key, `(..., tokens, 1)`; None where there are none."""
+    if bias is None:
+        return None
+    found = (bias == -math.inf).all(-1, keepdim=True)
+    return found if bool(found.any()) else None
+
+
+def every_query_sees(bias: Tensor | None) -> Tensor | None:
+    """`bias`, if it leaves every query one visible key."""
+    if blind(bias) is not None:
+        raise InputError("a mask must leave every query one visible key, and hold no NaN or +inf.")
+    return bias
 
 
 @dataclass(frozen=True)
@@ -73,6 +88,12 @@ class Factor:
     vector_first: bool
     span: Tensor | None = None
     image: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the weight."""
+        p, e = self.l.shape[1], self.R.shape[2]
+        return (p, e) if self.vector_first else (e, p)
 
     def dense(self) -> Tensor:
         """`(N, d_out, size)`."""
@@ -104,6 +125,7 @@ class Head:
                 f"W_Q gives queries of width {W_Q.shape[1]}, W_K keys of width {W_K.shape[1]}; they must agree."
             )
         self.X, self.Z, self.W_Q, self.W_K, self.W_V, self.bias = X, Z, W_Q, W_K, W_V, bias
+        self._blind = blind(bias)
         self.sc = score_scale(temperature, W_Q.shape[1], X.dtype)
         self.Q, self.K, self.V = X @ W_Q, Z @ W_K, Z @ W_V
         self.A = self._attend(self.Q, self.K)
@@ -111,14 +133,25 @@ class Head:
 
     def _attend(self, Q: Tensor, K: Tensor) -> Tensor:
         T = self.sc * (Q @ K.transpose(-1, -2))
-        return (T if self.bias is None else T + self.bias).softmax(-1)
+        if self.bias is None:
+            return T.softmax(-1)
+        if self._blind is None:
+            return (T + self.bias).softmax(-1)
+        return (T + self.bias.masked_fill(self._blind, 0.0)).softmax(-1).masked_fill(self._blind, 0.0)
 
     def forward(self, W_Q: Tensor, W_K: Tensor, W_V: Tensor) -> Tensor:
         """F at other weights, plain differentiable torch, `(N, d_V)`."""
         return (self._attend(self.X @ W_Q, self.Z @ W_K) @ (self.Z @ W_V)).flatten(0, 1)
 
-    def see(self, g: Tensor) -> None:
-        """Set g = dl/dF at this head's output, `(N, d_V)`."""
+    def see(self, g: Tensor, counted: Tensor | None = None) -> None:
+        """Set g = dl/dF at this head's output, `(N, d_V)`; `counted` `(N,)` are the tokens that the loss counts."""
+        if self._blind is not None:
+            lost = self._blind[..., 0].expand(self.A.shape[:2]).flatten()
+            if counted is None or bool((lost & counted).any()):
+                raise InputError(
+                    "a mask must leave every query one visible key, or the loss must leave that token out: give it the"
+                    " token weight 0 or, under cross-entropy, the class number -100."
+                )
         self.g = g
 
     # --- per-token quantities ---------------------------------------------------------------------------------------
@@ -222,6 +255,12 @@ class Head:
         eye = torch.eye(self.W_K.shape[1], dtype=self.g.dtype, device=self.g.device)
         return Term(self.u, self.x, eye[None])
 
+    @cached_property
+    @torch.no_grad()
+    def G(self) -> Tensor:
+        """dL/d(W_Q W_K^T) = `sc X^T (A o (phi - row mean)) Z`, `(d, d_Z)`; no second moments."""
+        return self.sc * (self.X.mT @ centre(self.A, self.phi) @ self.Z).sum(0)
+
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW_Q, dL/dW_K, dL/dW_V."""
         D = centre(self.A, self.phi)
@@ -236,15 +275,15 @@ class Head:
         return self.m.T @ g
 
     # --- products ---------------------------------------------------------------------------------------------------
-    def tangents(self, V: Vector) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Directions of Q, K, V, A and F for k directions of the weights: the forward tangent, O(k L^2 (d_K + d_V))."""
+    def tangents(self, V: Vector) -> tuple[Tensor, Tensor, Tensor]:
+        """Directions of V, A and F for k directions of the weights: the forward tangent, O(k L^2 (d_K + d_V))."""
         dQ = self.X @ V["W_Q"][:, None]
         dK = self.Z @ V["W_K"][:, None]
         dV = self.Z @ V["W_V"][:, None]
         dT = self.sc * (dQ @ self.K.transpose(-1, -2) + self.Q @ dK.transpose(-1, -2))
         dA = centre(self.A, dT)
         dF = dA @ self.V + self.A @ dV
-        return dQ, dK, dV, dA, dF
+        return dV, dA, dF
 
     def pull_back(self, dg: Tensor) -> dict[str, Tensor]:
         """J^T dg for k cotangents at the output, `(k, b, i, d_V)`."""
@@ -255,32 +294,35 @@ class Head:
             "W_V": _sum_over_tokens(self.Z, self.A.transpose(-1, -2) @ dg),
         }
 
-    def curve(self, dQ: Tensor, dK: Tensor, dV: Tensor, dA: Tensor) -> dict[str, Tensor]:
-        """H_f v from the forward tangents: the derivative of the gradient with g held fixed."""
+    def curve(self, dV: Tensor, dA: Tensor) -> dict[str, Tensor]:
+        """H_f v less its T-functional part, from the forward tangents: the derivative of the gradient with g, W_Q and
+        W_K held fixed where they stand beside the scores."""
         g = self.g.unflatten(0, self.A.shape[:2])
-        phi, D = less_top(self.A, self.phi), centre(self.A, self.phi)
-        dphi = less_top(self.A, g @ dV.transpose(-1, -2))
+        phi, dphi = less_top(self.A, self.phi), less_top(self.A, g @ dV.transpose(-1, -2))
         mean = (self.A * phi).sum(-1, keepdim=True)
         dmean = (dA * phi + self.A * dphi).sum(-1, keepdim=True)
         dD = dA * (phi - mean) + self.A * (dphi - dmean)
         return {
-            "W_Q": self.sc * _sum_over_tokens(self.X, dD @ self.K + D @ dK),
-            "W_K": self.sc * _sum_over_tokens(self.Z, dD.transpose(-1, -2) @ self.Q + D.transpose(-1, -2) @ dQ),
+            "W_Q": self.sc * _sum_over_tokens(self.X, dD @ self.K),
+            "W_K": self.sc * _sum_over_tokens(self.Z, dD.transpose(-1, -2) @ self.Q),
             "W_V": _sum_over_tokens(self.Z, dA.transpose(-1, -2) @ g),
         }
 
-    def products(self, V: Vector, part: str, output: OutputLoss) -> dict[str, Tensor]:
-        """H v, H_o v or H_f v for k directions at once, when this head's output is the layer's."""
-        dQ, dK, dV, dA, dF = self.tangents(V)
-        outer = functional = None
+    def bend(self, V: Vector) -> dict[str, Tensor]:
+        """The T-functional part of H_f v, `[[0, G kron I], [G^T kron I, 0]]`: the curvature of W_Q W_K^T itself."""
+        return {"W_Q": self.G @ V["W_K"], "W_K": self.G.T @ V["W_Q"]}
+
+    def products(self, V: Vector, part: str, output: OutputLoss, *, bend: bool = True) -> dict[str, Tensor]:
+        """H v, H_o v or H_f v for k directions at once, when this head's output is the layer's; without `bend`, less
+        the T-functional part."""
+        dV, dA, dF = self.tangents(V)
+        images = []
         if part != "functional":
             dg = output.hessian_times(dF.flatten(1, 2).permute(1, 2, 0)).permute(2, 0, 1).unflatten(1, self.A.shape[:2])
-            outer = self.pull_back(dg)
+            images.append(self.pull_back(dg))
         if part != "outer":
-            functional = self.curve(dQ, dK, dV, dA)
-        if outer is None or functional is None:
-            return outer or functional or {}
-        return {name: outer[name] + functional[name] for name in outer}
+            images += [self.curve(dV, dA), self.bend(V)] if bend else [self.curve(dV, dA)]
+        return {name: reduce(torch.add, [i[name] for i in images if name in i]) for name in images[0]}
 
 
 def _sum_over_tokens(X: Tensor, M: Tensor) -> Tensor:

@@ -186,11 +186,11 @@ class TokenLayer(ABC):
             if part != "functional" and not self.output.token_wise:
                 out[self.prefix + name] = self.dense(part, name, name).diagonal().reshape(w.shape)
                 continue
-            whole = torch.zeros_like(w)
+            whole = torch.zeros(self.shape_of(name), dtype=w.dtype, device=w.device)
             for piece, at in self.pieces(name):
                 for term in self.terms(part, piece, piece):
                     whole[at] += term.diagonal().reshape(self.shape_of(piece))
-            out[self.prefix + name] = whole
+            out[self.prefix + name] = whole.reshape(w.shape)
         return out
 
     def trace(self, part: Part = "total", name: str | None = None) -> Estimate:

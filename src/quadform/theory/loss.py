@@ -6,6 +6,7 @@ H = J^T (d2l/dF2) J + <g, d2F>. Token-wise losses have one `(d_V, d_V)` matrix p
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import final
@@ -38,6 +39,10 @@ class OutputLoss(ABC):
         """The token Hessian where it is one matrix `(1, d_V, d_V)` for all tokens."""
         return None
 
+    def counted(self) -> Tensor:
+        """The tokens that the loss counts, `(N,)`."""
+        return torch.ones(self.g.shape[0], dtype=torch.bool, device=self.g.device)
+
     def token_matrices(self) -> Tensor:
         """The token Hessians `(N, d_V, d_V)`, or `(1, d_V, d_V)` where all are equal."""
         shared = self.shared_matrix()
@@ -50,24 +55,36 @@ class OutputLoss(ABC):
 @final
 @dataclass(frozen=True)
 class MeanSquared(OutputLoss):
-    """l = ||F - Y||_F^2 / (N d_V), the mean over all tokens and outputs. Source: [ODS25, Sec. 2]."""
+    """l = sum_n w_n ||F_n - Y_n||^2 / (d_V sum_n w_n), the mean over all tokens and outputs where no weights are given.
+
+    The token Hessian is `curvature w_n I`. Source: [ODS25, Sec. 2]; weights [own].
+    """
 
     curvature: float
+    weight: Tensor | None = None
 
     @classmethod
-    def at(cls, F: Tensor, Y: Tensor) -> MeanSquared:
+    def at(cls, F: Tensor, Y: Tensor, weight: Tensor | None = None) -> MeanSquared:
         if Y.shape != F.shape:
             raise InputError(
                 f"Y has shape {tuple(Y.shape)}; the mean squared loss needs the shape of F, {tuple(F.shape)}."
             )
         R = F - Y
-        c = 2.0 / max(R.numel(), 1)
-        return cls((R * R).mean(), c * R, c)
+        if weight is None:
+            c = 2.0 / max(R.numel(), 1)
+            return cls((R * R).mean(), c * R, c)
+        c = 2.0 / (R.shape[1] * float(weight.sum()))
+        return cls(c / 2 * (weight[:, None] * R * R).sum(), c * weight[:, None] * R, c, weight)
 
     def hessian_times(self, M: Tensor) -> Tensor:
-        return self.curvature * M
+        return self.curvature * (M if self.weight is None else self.weight[:, None, None] * M)
 
-    def shared_matrix(self) -> Tensor:
+    def counted(self) -> Tensor:
+        return super().counted() if self.weight is None else self.weight > 0
+
+    def shared_matrix(self) -> Tensor | None:
+        if self.weight is not None:
+            return None
         return self.curvature * torch.eye(self.g.shape[1], dtype=self.g.dtype, device=self.g.device)[None]
 
 
@@ -79,8 +96,11 @@ class CrossEntropy(OutputLoss):
     p: Tensor
     weight: Tensor
 
+    def counted(self) -> Tensor:
+        return self.weight > 0
+
     @classmethod
-    def at(cls, F: Tensor, Y: Tensor) -> CrossEntropy:
+    def at(cls, F: Tensor, Y: Tensor, given: Tensor | None = None) -> CrossEntropy:
         """Y holds class numbers `(N,)`, -100 for tokens left out as in torch, or probabilities `(N, d_V)`."""
         N, d_V = F.shape
         logp = F.log_softmax(-1)
@@ -100,7 +120,10 @@ class CrossEntropy(OutputLoss):
                     f"class numbers in Y must lie in 0..{d_V - 1} (or be -100, left out), one at least counted."
                 )
             y = torch.nn.functional.one_hot(Y.clamp_min(0), d_V).to(F.dtype)
-        weight = counted.to(F.dtype) / counted.sum()
+        weight = counted.to(F.dtype) * (1 if given is None else given)
+        if not bool(weight.any()):
+            raise InputError("no token counts: each has the class number -100 or the token weight 0.")
+        weight = weight / weight.sum()
         mass = y.sum(-1, keepdim=True)
         p, top = logp.exp(), F.argmax(-1, keepdim=True)
         value = -(weight[:, None] * y * logp).sum()
@@ -123,6 +146,9 @@ class TokenWise(OutputLoss):
     Hl: Tensor
     convex = False
 
+    def counted(self) -> Tensor:
+        return self.g.any(1) | self.Hl.flatten(1).any(1)
+
     def hessian_times(self, M: Tensor) -> Tensor:
         return self.Hl @ M
 
@@ -143,14 +169,20 @@ class Coupled(OutputLoss):
         return image.reshape(r, N, d_V).permute(1, 2, 0)
 
 
-def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tensor | None) -> OutputLoss:
-    """The loss of a layer whose output, all tokens in a row, is F `(N, d_V)`; `Y` and `g` may keep their batch axes."""
+def output_loss(
+    loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tensor | None, token_weights: Tensor | None = None
+) -> OutputLoss:
+    """The loss of a layer whose output, all tokens in a row, is F `(N, d_V)`; `Y`, `g` and `token_weights` may keep
+    their batch axes."""
     N, d_V = F.shape
+    weight = None if token_weights is None else _token_weights(token_weights, F)
     if not bool(F.isfinite().all()):
         raise InputError(f"the output of the layer leaves {F.dtype}; make its inputs or weights smaller.")
     if isinstance(loss, tuple):
         if Y is not None:
             raise InputError("a loss given by (g, Hl) has its targets inside it; leave Y out.")
+        if weight is not None:
+            raise InputError("a loss given by (g, Hl) has its token weights inside it; leave token_weights out.")
         g, Hl = loss
         finite("g = dl/dF", g)
         if g.numel() != F.numel() or g.shape[-1] != d_V:
@@ -179,11 +211,23 @@ def output_loss(loss: str | tuple[Tensor, Tensor | Operator], F: Tensor, Y: Tens
     if loss == "mse":
         if Y.numel() != F.numel() or Y.shape[-1] != d_V:
             raise InputError(f"Y has shape {tuple(Y.shape)}; the output is {N} tokens x {d_V}.")
-        return MeanSquared.at(F, Y.to(F.dtype).reshape(N, d_V))
+        return MeanSquared.at(F, Y.to(F.dtype).reshape(N, d_V), weight)
     if loss == "cross-entropy":
         if not Y.is_floating_point():
-            return CrossEntropy.at(F, Y.reshape(-1))
+            return CrossEntropy.at(F, Y.reshape(-1), weight)
         if Y.numel() != F.numel() or Y.shape[-1] != d_V:
             raise InputError(f"Y has shape {tuple(Y.shape)}; class probabilities need {N} tokens x {d_V}.")
-        return CrossEntropy.at(F, Y.to(F.dtype).reshape(N, d_V))
+        return CrossEntropy.at(F, Y.to(F.dtype).reshape(N, d_V), weight)
     raise InputError(f"loss {loss!r} is not one of 'mse', 'cross-entropy' or a pair (g, Hl).")
+
+
+def _token_weights(weights: Tensor, F: Tensor) -> Tensor:
+    """One weight a token, not negative, one above 0 at least."""
+    finite("token_weights", weights)
+    weights = weights.to(F.dtype).reshape(-1)
+    if weights.numel() != F.shape[0] or bool((weights < 0).any()) or not bool(weights.any()):
+        raise InputError(
+            f"token_weights are one number for each of {F.shape[0]} tokens, none below 0 and one above; got"
+            f" {weights.numel()} from {float(weights.min()) if weights.numel() else math.nan:.3g}."
+        )
+    return weights

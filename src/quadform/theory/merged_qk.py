@@ -1,19 +1,12 @@
-"""One matrix instead of two: attention in W_QK = W_Q W_K^T, and what the factorisation adds to the Hessian.
+"""One matrix instead of two: attention in W_QK = W_Q W_K^T. `score_split.py` has what the factorisation adds.
 
-The scores see W_Q and W_K only through their product W. Chain rule through `(W_Q, W_K) -> W = W_Q W_K^T`, with
-P the Jacobian of that map (`P (U_Q, U_K) = U_Q W_K^T + W_Q U_K^T`) and G = dL/dW:
-
-    H(W_Q, W_K; W_Q, W_K) = P^T H(W, W) P  +  [[0, G kron I], [G^T kron I, 0]]
-                            T-outer            T-functional
-
-The first term carries all of H_o and the third-moment part of H_f; the second is the curvature of the product itself.
-Its eigenvalues are plus and minus the singular values of G, each d_K-fold. Source: [ODS25]; spectrum [own].
+Source: [ODS25].
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, final
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,9 +17,8 @@ from ..core.space import Space, Vector
 from .attention import AttentionLayer, outer_term
 from .head import Head, as_batch, score_bias
 from .inputs import one_kind, score_scale
-from .layer import Part, TokenLayer, known_part
+from .layer import Part, TokenLayer
 from .loss import OutputLoss, output_loss
-from .moments import centre
 from .terms import Term
 
 #: What the merged layer calls its weights, and what the head underneath calls them.
@@ -120,65 +112,3 @@ def _merged_head(X: Tensor, Z: Tensor, W_QK: Tensor, W_V: Tensor, bias: Tensor |
     width = Z.shape[2]
     eye = torch.eye(width, dtype=Z.dtype, device=Z.device)
     return Head(X, Z, W_QK, eye, W_V, bias, temperature=1.0 / (sc * math.sqrt(width)) if sc else math.inf)
-
-
-def score_gradient(head: Head) -> Tensor:
-    """`G = dL/d(W_Q W_K^T)` (d, d_Z) of a head: `sc X^T (A o (phi - row mean)) Z`, O(L^2 d) and no second moments."""
-    return head.sc * (head.X.mT @ centre(head.A, head.phi) @ head.Z).sum(0)
-
-
-class ScoreSplit:
-    """The T-outer / T-functional split of an attention layer's Hessian, matrix-free.
-
-    `H = t_outer() + t_functional()` over W_Q, W_K, W_V; the T-outer part is `P^T H(W_QK, W_V) P` with P extended by the
-    identity on W_V. Source: [ODS25].
-    """
-
-    def __init__(self, layer: AttentionLayer) -> None:
-        self.layer = layer
-        self.merged = MergedLayer.of(layer)
-        self.G = score_gradient(layer.head)
-
-    def t_outer(self, part: Part = "total") -> Operator:
-        """`P^T H P` from the merged layer's H, or from its H_o ("outer") or H_f ("functional")."""
-        return _ScoreOperator(self, known_part(part))
-
-    def t_functional(self) -> Operator:
-        """`[[0, G kron I], [G^T kron I, 0]]` on (W_Q, W_K), zero on W_V."""
-        return _ScoreOperator(self, None)
-
-    def t_functional_spectrum(self) -> Tensor:
-        """All (d + d_Z) d_K eigenvalues of the T-functional part on (W_Q, W_K), ascending, never built:
-
-        plus and minus each singular value of G, d_K times; the rest is zero. Source: [own].
-        """
-        s = torch.linalg.svdvals(self.G)
-        rest = s.new_zeros(self.G.shape[0] + self.G.shape[1] - 2 * len(s))
-        return torch.cat([s, -s, rest]).repeat_interleave(self.layer.weights["W_Q"].shape[1]).sort().values
-
-    def t_functional_norm(self) -> float:
-        """The Frobenius norm of the T-functional part, `sqrt(2 d_K) ||G||_F`."""
-        return math.sqrt(2 * self.layer.weights["W_Q"].shape[1]) * float(self.G.norm())
-
-
-@final
-class _ScoreOperator(Operator):
-    """T-outer (of one part of the merged Hessian) or, for part None, T-functional, over W_Q, W_K, W_V."""
-
-    def __init__(self, split: ScoreSplit, part: Part | None) -> None:
-        layer = split.layer
-        psd = part == "outer" and layer.output.convex
-        super().__init__(layer.space, dtype=layer.dtype, device=layer.device, symmetric=True, psd=psd)
-        self.split, self.part = split, part
-
-    def apply(self, V: Vector) -> dict[str, Tensor]:
-        prefix, weights = self.split.layer.prefix, self.split.layer.weights
-        W_Q, W_K = weights["W_Q"], weights["W_K"]
-        U_Q, U_K, U_V = (V[prefix + name] for name in weights)
-        if self.part is None:
-            out = (self.split.G @ U_K, self.split.G.T @ U_Q, torch.zeros_like(U_V))
-        else:
-            U = U_Q @ W_K.T + W_Q @ U_K.mT
-            image = self.split.merged.products({"W_QK": U, "W_V": U_V}, self.part)
-            out = (image["W_QK"] @ W_K, image["W_QK"].mT @ W_Q, image["W_V"])
-        return {prefix + name: t for name, t in zip(weights, out, strict=True)}

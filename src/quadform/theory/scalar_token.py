@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.operator import Dense
 from ..core.space import Space
-from .head import score_bias
+from .head import every_query_sees, score_bias
 from .inputs import one_kind, score_scale
 
 
@@ -126,7 +126,7 @@ class ScalarTokenModel:
         ):
             raise InputError(f"bias has shape {tuple(self.bias.shape)}; it is added to scores of shape {shape}.")
         tokens = self.x.reshape(-1, self.x.shape[-1], 1)
-        return score_bias(self.bias.expand(shape), tokens, tokens)
+        return every_query_sees(score_bias(self.bias.expand(shape), tokens, tokens))
 
     def moments(self) -> tuple[Tensor, Tensor, Tensor]:
         """`m, mu2, mu3`, each of the shape of x: mean, second and third central moment of every attention row."""
