@@ -17,7 +17,7 @@ from quadform.applications.configs import ModelQuestion
 from quadform.applications.journal import Deadline, TimeUp
 from quadform.applications.meter import Meter
 from quadform.applications.spectrum import measure as spectrum
-from quadform.applications.spectrum.measure import Wish
+from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.step_size import ceiling
 from quadform.applications.subject import open_subject
 from quadform.core.progress import Progress
@@ -108,17 +108,18 @@ def test_lr_in_rounds(tmp_path: Path) -> None:
 def test_plans_count_the_work_with_vectors(monkeypatch):
     """A product of a search comes with the making of its vector orthogonal: a plan that adds none is too short."""
     question = ModelQuestion(model="new:pre-ln,depth=1,dim=8,heads=2", data="add:digits=1")
-    risk = open_subject(question).risk(question, quiet=True)
-    wish = Wish(top=1, bottom=1, density=False, blocks={}, route="eager")
+    subject = open_subject(question)
+    risk = subject.risk(question, quiet=True)
+    asked = SpectrumQuestion(top=1, bottom=1, blocks="none", route="eager")
     told = []
     for slow in (0.0, 100.0):
         monkeypatch.setattr(ceiling, "vector_seconds", lambda *_, slow=slow: slow)
         monkeypatch.setattr(spectrum, "vector_seconds", lambda *_, slow=slow: slow)
-        told.append((ceiling.seconds_of_product(risk), spectrum.cost_of(spectrum._operator(risk, wish), risk, wish)))
+        told.append((ceiling.seconds_of_product(risk), asked.measurement(subject).plan()))
     assert told[1][0] - told[0][0] == pytest.approx(75.0, abs=5)
-    planned = told[0][1]["planned"]
+    planned = told[0][1].details["planned"]
     extra = 100 * (0.75 * planned["eigenvalues"] + 0.6 * planned["trace"])
-    assert told[1][1]["seconds"] - told[0][1]["seconds"] == pytest.approx(extra, rel=0.05)
+    assert told[1][1].seconds - told[0][1].seconds == pytest.approx(extra, rel=0.05)
 
 
 def test_the_time_of_vectors_grows_with_rows(monkeypatch):

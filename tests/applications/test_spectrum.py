@@ -14,7 +14,7 @@ import torch
 
 import quadform as qf
 from quadform.applications.spectrum.answer import Spectrum
-from quadform.applications.spectrum.measure import _root
+from quadform.applications.spectrum.measure import root
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate
@@ -131,14 +131,16 @@ def test_an_answer_is_saved_loaded_and_shown(found: Spectrum, tmp_path: Path) ->
 
 def test_a_smaller_wish_leaves_out_what_it_did_not_ask(subject: Any) -> None:
     """Without density and blocks: eigenvalues and trace; asking for the rest says what it needs."""
-    s = qf.spectrum(*subject, top=1, density=False, blocks="none", curvature="ggn", route="eager", progress=False)
+    s = qf.spectrum(
+        *subject, top=1, density=False, blocks="none", curvature="gauss_newton", route="eager", progress=False
+    )
     assert s.bottom[0].value >= -1e-9  # Gauss-Newton of a cross-entropy
     assert not drawn(s.record)
     with pytest.raises(InputError, match="density=True"):
         _ = s.negative_share
     with pytest.raises(InputError, match="blocks='qkv'"):
         s.blocks("layers.0", "query", "value")
-    with pytest.raises(UnknownName, match="not one of"):
+    with pytest.raises(UnknownName, match="choose from"):
         qf.spectrum(*subject, blocks="qvk", progress=False)
 
 
@@ -146,18 +148,18 @@ def test_more_time_gives_the_answer_of_an_uninterrupted_run(subject: Any, tmp_pa
     """Stopped again and again by the clock, then resumed: the same numbers, bit for bit."""
     wish: dict[str, Any] = {"top": 2, "density": True, "blocks": "qkv", "probes": 3, "steps": 6, "route": "eager"}
     want = qf.spectrum(*subject, **wish, progress=False)
-    first = qf.spectrum(*subject, **wish, progress=False, max_time=1e-9, resume=tmp_path)
+    first = qf.spectrum(*subject, **wish, progress=False, max_time=1e-9, out=tmp_path, resume=True)
     assert first.partial
     assert not first.converged
     for seconds in (1e-9, 1e-9, 0.3, 60):
-        got = qf.spectrum(*subject, **wish, progress=False, max_time=seconds, resume=tmp_path)
+        got = qf.spectrum(*subject, **wish, progress=False, max_time=seconds, out=tmp_path, resume=True)
         if not got.partial:
             break
     assert got.record.scalars == want.record.scalars
     assert all(torch.equal(t, want.record.tensors[n]) for n, t in got.record.tensors.items())
     other, data = Transformer("pre-ln", depth=2, dim=8, heads=2, vocab=7, seq_len=8, seed=1, d_ff=8).to(F64), subject[1]
     with pytest.raises(InputError, match="other weights"):
-        qf.spectrum(other, data, **wish, progress=False, resume=tmp_path)
+        qf.spectrum(other, data, **wish, progress=False, out=tmp_path, resume=True)
 
 
 def test_the_model_is_left_as_it_was(subject: Any) -> None:
@@ -204,7 +206,7 @@ def test_dry_run_tells_the_cost_and_stops(tmp_path: Path, capsys: Any, monkeypat
     [
         (["--blocks", "qvk"], "is not one of `qkv`"),
         (["--top", "0", "--bottom", "0"], "ask for at least one eigenvalue"),
-        (["--products", "1"], "need as many at least"),
+        (["--products", "1"], "need at least as many"),
         (["--probes", "1"], "give at least 2"),
         (["--params", "layers.*.q"], "0 of 14 tensors"),
         (["--max-time", "soon"], "is not a length of time"),
@@ -243,12 +245,12 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     said.append(running.communicate(timeout=120)[1])
     assert running.returncode == 130, "".join(said)
     assert "--resume" in "".join(said)
-    assert list((tmp_path / "state").glob("*.safetensors"))
+    assert list((tmp_path / "work").rglob("*.safetensors"))
     assert subprocess.run([*words, "--resume", "--quiet"], stdout=subprocess.DEVNULL).returncode in (0, 3)
 
 
 def test_error_of_the_root_mean_square():
     """sqrt(x +- s) is sqrt(x) +- s / (2 sqrt(x)); nothing stays nothing."""
-    e = _root(Estimate(4.0, 0.04, "estimate"))
+    e = root(Estimate(4.0, 0.04, "estimate"))
     assert (e.value, e.stderr) == pytest.approx((2.0, (4.04**0.5 - 3.96**0.5) / 2), rel=1e-4)
-    assert _root(Estimate(0.0, 0.0, "estimate")).stderr == 0
+    assert root(Estimate(0.0, 0.0, "estimate")).stderr == 0

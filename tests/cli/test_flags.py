@@ -10,18 +10,18 @@ import pytest
 
 from quadform.cli.flags import Limits, Output, read
 from quadform.core.errors import InputError
-from quadform.core.question import Question, option, required, whole_numbers
+from quadform.core.question import Fields, option, required, whole_numbers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening(Question):
+class Opening(Fields):
     model: str = required("A run folder or a model.", metavar="MODEL")
     seed: int = option(0, "Seed.")
     batches: int = option(1, "Batches.", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Toy(Question):
+class Toy(Fields):
     """A toy question."""
 
     top: int = option(5, "Largest eigenvalues.", least=0)
@@ -29,6 +29,7 @@ class Toy(Question):
     curvature: str = option("hessian", "Which operator.", choices=("hessian", "gauss_newton"))
     depths: Sequence[int] = option((2, 6), "Depths.", parse=whole_numbers)
     length: int | None = option(None, "Tokens.", shown="(default: the data's)", metavar="INT")
+    params: str | tuple[str, ...] = option("*", "Which parameters.")
     callback: Any = option(None, "A function.", command_line=False)
 
 
@@ -37,9 +38,24 @@ PARTS = (Toy, Opening, Limits, Output)
 
 def test_parts_of_a_command() -> None:
     """Every part gets its own fields; a field of two parts is one flag; text not given leaves the default."""
-    words = ["m", "--top", "3", "--seed", "7", "--depths", "4,2", "--max-time", "2m", "--out", "x", "--json"]
+    words = [
+        "m",
+        "--top",
+        "3",
+        "--seed",
+        "7",
+        "--depths",
+        "4,2",
+        "--max-time",
+        "2m",
+        "--out",
+        "x",
+        "--json",
+        "--params",
+        "a",
+    ]
     asked, opening, limits, output = read("toy", PARTS, words)
-    assert asked == Toy(top=3, seed=7, depths=(2, 4))
+    assert asked == Toy(top=3, seed=7, depths=(2, 4), params="a")
     assert opening == Opening(model="m", seed=7)
     assert limits == Limits(max_time=120.0)
     assert output == Output(out="x", json=True)

@@ -26,6 +26,11 @@ class Toy(Question):
     length: int | None = option(None, "Tokens.", least=1)
     products: int = option(60, "Most products.", above=0)
 
+    def measurement(self, subject: Any = None) -> Any: ...
+
+    @classmethod
+    def answer(cls, record: Any) -> Any: ...
+
     def check(self) -> None:
         if self.top > self.products:
             raise InputError("more eigenvalues than products.")

@@ -119,7 +119,8 @@ def test_a_finished_answer_is_read_again(tmp_path: Path) -> None:
     found = Work(tmp_path, resume=True).begin(ASKED)
     assert found is not None
     assert found.scalars["x"].value == 1.0
-    assert Work(tmp_path, resume=True).begin({**ASKED, "top": 9}) is None
+    with pytest.raises(InputError, match="top 2 / 9"):
+        Work(tmp_path, resume=True).begin({**ASKED, "top": 9})
     assert Work(tmp_path).begin(ASKED) is None
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 from ..core.errors import FileError, UnknownName, did_you_mean
 from ..core.record import Record, strict_json
+from ..core.work import is_complete
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,16 @@ class Answer(ABC):
     @abstractmethod
     def lines(self) -> Sequence[str]:
         """The answer as the command line prints it."""
+
+    @property
+    def partial(self) -> bool:
+        """Whether the time was up before everything was measured."""
+        return bool(self.record.inputs.get("partial"))
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing and every number converged."""
+        return is_complete(self.record)
 
     # --- written once -----------------------------------------------------------------------------------------------
     def figures(self, lang: str = "en") -> dict[str, Any]:

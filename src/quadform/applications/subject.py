@@ -54,13 +54,27 @@ class Subject:
     run: Run | None = None
     trainer: TrainerFiles | None = None
 
-    def risk(self, question: ModelQuestion | None = None, **options: Any) -> Risk:
+    @classmethod
+    def of(cls, model: Any, batches: Any, loss: Any = None) -> Subject:
+        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`."""
+        module = isinstance(model, nn.Module)
+        name = type(model).__name__ if module else "function"
+        source = {"kind": "python", "model": name, "weights": weights_hash(model) if module else "function"}
+        return cls(name, model, batches, source, loss=loss)
+
+    def identity(self) -> dict[str, Any]:
+        """What a resumed run must find again."""
+        return {"model": self.name, "weights": self.source["weights"]}
+
+    def risk(self, question: Any = None, **options: Any) -> Risk:
         """The loss of the model on its probe, over the parameters the question names."""
         if question is not None:
+            globs = getattr(question, "globs", None) or [glob.strip() for glob in question.params.split(",")]
             options = {
-                "params": [glob.strip() for glob in question.params.split(",")],
+                "params": globs,
                 "include_frozen": question.include_frozen,
                 "train_mode": question.train_mode,
+                "quiet": True,
             } | options
         risk = Risk(self.model, self.loss, self.batches, **options)
         risk.notes[:0] = [*self.notes, *whole_tensors(risk, options.get("params", "*"))]

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import io
 import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from ..applications.opening import Opening
 from ..core.errors import InputError
-from ..core.question import Option, Question, option, options, seconds_of
+from ..core.question import Fields, Option, Question, option, options, seconds_of
 from .parse import check_words, one_line
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Output(Question):
+class Output(Fields):
     """Where the answer goes."""
 
     out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
@@ -30,7 +32,7 @@ class Output(Question):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(Question):
+class Limits(Fields):
     """How long the work may take, and whether an earlier run is resumed."""
 
     resume: bool = option(False, "Resume the unfinished run in `--out`.")
@@ -42,6 +44,33 @@ class Limits(Question):
         above=0,
     )
     dry_run: bool = option(False, "Print the plan and its cost, and stop.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """The words of a command as values."""
+
+    question: Question
+    opening: Opening | None
+    limits: Limits
+    output: Output
+
+    @property
+    def device(self) -> str:
+        return str(getattr(self.opening or self.question, "device", "cpu"))
+
+
+def command_of(verb: str, question: str, opening: str, words: list[str]) -> Command:
+    """Read the words; `question` and `opening` are written `module:Class` below `quadform.applications`."""
+    parts = [_class(question), *([_class(opening)] if opening else []), Limits, Output]
+    found = read(verb, parts, words)
+    return Command(found[0], found[1] if opening else None, found[-2], found[-1])
+
+
+def _class(where: str) -> type:
+    module, _, name = where.partition(":")
+    found: type = getattr(importlib.import_module(f"quadform.applications.{module}"), name)
+    return found
 
 
 def read(verb: str, parts: Sequence[type], words: Sequence[str]) -> list[Any]:
@@ -92,6 +121,8 @@ def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, 
         hint, default = str | None, None
     elif known.shown or default is None:
         shown["help_behavior_hint"] = known.shown
+    if str in typing.get_args(hint) and not known.choices:  # other values are for Python
+        hint = str | None if type(None) in typing.get_args(hint) else str
     hint = Annotated[Positional[hint] if known.positional else hint, arg(**shown)]
     return (name, hint, dataclasses.field(default=default, metadata={"option": known}))
 

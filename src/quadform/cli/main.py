@@ -6,8 +6,9 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..core import progress
 from ..core.errors import QuadformError, UnknownName, did_you_mean
@@ -15,18 +16,26 @@ from ..core.errors import QuadformError, UnknownName, did_you_mean
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: the question it answers and the config that holds it, `module:Class` of `applications.configs`.
+    """A verb: the question it answers and the value that holds it, `module:Class`.
 
-    The module of `cli.verbs` with the verb's name answers it.
+    Below `applications.configs` it is a config, answered by the module of `cli.verbs` with the verb's name. Else it is
+    a Question below `applications`, answered by `cli.answering`; `opening` opens the model it is about.
     """
 
     question: str
     config: str
+    opening: str = ""
+    keeps: bool = False
 
 
 VERBS = {
     "attention": Verb("the exact Hessian of one attention layer", "attention:AttentionConfig"),
-    "spectrum": Verb("eigenvalues, trace, density and block norms of a model", "spectrum:SpectrumConfig"),
+    "spectrum": Verb(
+        "eigenvalues, trace, density and block norms of a model",
+        "spectrum.question:SpectrumQuestion",
+        "opening:Opening",
+        keeps=True,
+    ),
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
     "signal": Verb("does the signal survive depth? rank, token cosine, norms", "signal:SignalConfig"),
     "why": Verb("what softmax, norm, skip and the QK product each do to curvature", "why:WhyConfig"),
@@ -97,13 +106,9 @@ def _run(words: list[str]) -> int:
                 f"`{name}`: flags come after the verb (`quadform attention {name}`). See `quadform --help`."
             )
         raise UnknownName(f"`{name}` is not a verb of quadform.{did_you_mean(name, VERBS)} See `quadform --help`.")
-    from .parse import parse
-
     verb = VERBS[name]
-    module, _, config_name = verb.config.partition(":")
-    configs = importlib.import_module(f"quadform.applications.configs.{module}")
     try:
-        config, output = parse(name, getattr(configs, config_name), rest)
+        device, output, answer = _asked(name, verb, rest)
     except SystemExit:  # --help was answered
         return 0
     _share_the_machine()  # before the next line, which loads torch
@@ -113,11 +118,35 @@ def _run(words: list[str]) -> int:
     folders.asked[:] = words
     before, progress.quiet = progress.quiet, output.quiet
     try:
-        answer = importlib.import_module(f".verbs.{name}", __package__).answer
-        return answer_together(name, answer, config, output) if several() else int(answer(config, output))
+        return answer_together(name, answer, device, output.debug) if several() else answer()
     finally:
         progress.quiet = before
         folders.let_go()
+
+
+def _asked(name: str, verb: Verb, words: list[str]) -> tuple[str, Any, Callable[[], int]]:
+    """Where a command computes, where its answer goes, and what answers it."""
+    if "." in verb.config.partition(":")[0]:
+        from .flags import command_of
+
+        command = command_of(name, verb.config, verb.opening, words)
+
+        def answered() -> int:
+            from .answering import answer
+
+            return answer(command, verb.keeps)
+
+        return command.device, command.output, answered
+    from .parse import parse
+
+    module, _, config_name = verb.config.partition(":")
+    configs = importlib.import_module(f"quadform.applications.configs.{module}")
+    config, output = parse(name, getattr(configs, config_name), words)
+
+    def answer() -> int:
+        return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
+
+    return str(getattr(config, "device", "")), output, answer
 
 
 def _share_the_machine() -> None:

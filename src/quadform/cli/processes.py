@@ -7,9 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
-from ..applications.configs.shared import Output
 from ..core.errors import InputError
 
 #: Verbs whose probe is split over the processes, and those that begin processes of their own.
@@ -23,33 +21,33 @@ def several() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
-def answer_together(name: str, answer: Callable[[Any, Output], int], config: Any, output: Output) -> int:
+def answer_together(name: str, answer: Callable[[], int], device: str, debug: bool) -> int:
     """The answer of a verb from all processes; the others leave without a word, with the same exit code.
 
     An error of any process is told by the first; a process that fails and cannot tell is named by torchrun.
     """
     if name in OWN:
-        return int(answer(config, output))
+        return answer()
     if os.environ.get("RANK", "0") == "0":
-        return _answer(name, answer, config, output)
+        return _answer(name, answer, device)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         try:
-            return _answer(name, answer, config, output)
+            return _answer(name, answer, device)
         except (Exception, KeyboardInterrupt) as error:
-            if output.debug:
+            if debug:
                 traceback.print_exc()
             time.sleep(LATER)
             code = 130 if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
             raise SystemExit(code) from None
 
 
-def _answer(name: str, answer: Callable[[Any, Output], int], config: Any, output: Output) -> int:
+def _answer(name: str, answer: Callable[[], int], device: str) -> int:
     if name not in SPLIT:
         verbs = ", ".join(f"`{verb}`" for verb in (*SPLIT, *OWN))
         raise InputError(f"`quadform {name}` runs in one process; torchrun serves {verbs}. Leave out torchrun.")
-    if str(getattr(config, "device", "")).startswith("cuda:"):
-        raise InputError(f"`--device {config.device}`: every process takes a GPU of its own. Use `--device cuda`.")
+    if device.startswith("cuda:"):
+        raise InputError(f"`--device {device}`: every process takes a GPU of its own. Use `--device cuda`.")
     from ..distributed import group
 
     with group():
-        return int(answer(config, output))
+        return answer()

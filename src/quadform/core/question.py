@@ -13,11 +13,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from .errors import InputError, UnknownName, did_you_mean
+
+if TYPE_CHECKING:
+    from .record import Record
 
 T = TypeVar("T")
 
@@ -84,14 +88,8 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
-    """A question that checks itself when it is made.
-
-    `again` names the fields that a resumed run may change: they say how the answer is found, not what it is.
-    """
-
-    verb: ClassVar[str] = ""
-    again: ClassVar[frozenset[str]] = frozenset()
+class Fields:
+    """Named values that check themselves when they are made."""
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -107,6 +105,23 @@ class Question:
 
     def check(self) -> None:
         """Checks of several fields together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Fields, ABC):
+    """What is asked. `again` names the fields a resumed run may change: they say how the answer is found, not what."""
+
+    verb: ClassVar[str]
+    again: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def measurement(self, subject: Any = None) -> Any:
+        """The question ready to be measured (`plan()`, `measure(work)`): the model is open, its operators are made."""
+
+    @classmethod
+    @abstractmethod
+    def answer(cls, record: Record) -> Any:
+        """The answer in a saved record."""
 
     def identity(self) -> dict[str, Any]:
         """The question in plain values: what a resumed run must find again."""

@@ -169,8 +169,10 @@ class Work:
         if not (self.folder / JSON_NAME).exists():
             return None
         record = Record.load(self.folder)
-        same = json.loads(strict_json(record.inputs.get("question", {}))) == self.question
-        return record if same and is_complete(record) else None
+        if "question" not in record.inputs or not is_complete(record):
+            return None
+        refuse_other(json.loads(strict_json(record.inputs["question"])), self.question)
+        return record
 
     def _open(self) -> dict[str, Any]:
         if self.folder is None:

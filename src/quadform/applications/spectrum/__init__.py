@@ -6,9 +6,7 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "Spectrum": ".answer",
-        "cost_line": ".measure",
-        "plan": ".measure",
-        "run": ".measure",
-        "spectrum": ".calls",
+        "SpectrumQuestion": ".question",
+        "spectrum": ".call",
     },
 )

@@ -71,10 +71,6 @@ class Spectrum(Answer):
         return tuple(self.record.inputs["blocks"])
 
     @property
-    def partial(self) -> bool:
-        return bool(self.record.inputs["partial"])
-
-    @property
     def converged(self) -> bool:
         """Whether nothing is missing and every eigenvalue reached its tolerance."""
         return not self.partial and all(e.converged for e in (*self.top, *self.bottom))

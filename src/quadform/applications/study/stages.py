@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from ...core.record import Record
+from ...core.work import Work
 from ...train.runs import is_run
 from ..configs.attention import AttentionConfig
 from ..configs.lr import LrConfig
 from ..configs.report import ReportConfig
 from ..configs.signal import SignalConfig
-from ..configs.spectrum import SpectrumConfig
 from ..configs.why import WhyConfig
+from ..opening import Opening
+from ..spectrum.question import SpectrumQuestion
 from .folder import EXACT, RUN
 
 #: The embedded default: learns its task in seconds on one core.
@@ -79,14 +81,15 @@ def model_stages(
         return asked | (fresh or {}) if not Path(model).exists() else asked
 
     def spectrum(into: Path, seconds: float | None, resume: bool) -> Record:
-        from ..spectrum.measure import run
+        from ..asking import ask
 
-        return run(SpectrumConfig(**asked, **wish, **_limits(seconds, resume)), into)
+        question, opening = _spectrum(asked, wish)
+        with Work(into, seconds=seconds, resume=resume) as work:
+            return ask(question, work, opening.open()).record
 
     def spectrum_cost() -> Cost:
-        from ..spectrum.measure import plan
-
-        return Cost.of(plan(SpectrumConfig(**planned(), **wish)))
+        question, opening = _spectrum(planned(), wish)
+        return Cost.of(question.measurement(opening.open()).plan().to_json())
 
     def lr(into: Path, seconds: float | None, resume: bool) -> Record:
         from ..step_size.answer import run
@@ -132,6 +135,10 @@ def model_stages(
     yield Stage("spectrum", "eigenvalues, density and blocks of the Hessian", spectrum, spectrum_cost)
     if own:
         yield Stage("why", "the model without softmax, norm, skip, QK product", why, why_cost)
+
+
+def _spectrum(asked: dict[str, Any], wish: dict[str, Any]) -> tuple[SpectrumQuestion, Opening]:
+    return SpectrumQuestion(seed=asked["seed"], **wish), Opening(**asked)
 
 
 def _limits(seconds: float | None, resume: bool) -> dict[str, Any]:

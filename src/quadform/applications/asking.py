@@ -1,0 +1,125 @@
+"""Asking: how a question becomes an answer, from Python (`qf.spectrum(...)`), command line and report alike."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from ..core.errors import UnknownName, did_you_mean
+from ..core.progress import Report, say
+from ..core.question import Plan, Question, options, seconds_of
+from ..core.work import Work
+from .opening import Opening
+
+if TYPE_CHECKING:
+    from .answers import Answer
+    from .subject import Subject
+
+A = TypeVar("A", bound="Answer", covariant=True)
+
+
+class Measurement(Protocol[A]):
+    """A question that is ready to be measured: the model is open, the operators are made."""
+
+    def plan(self) -> Plan:
+        """What it will cost."""
+
+    def measure(self, work: Work) -> A:
+        """The answer, or as much of it as the time allows."""
+
+
+def ask(question: Question, work: Work, subject: Subject | None = None) -> Any:
+    """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
+    found = work.begin(question.identity() | ({} if subject is None else subject.identity()))
+    if found is not None:
+        return question.answer(found)
+    measurement: Measurement[Any] = question.measurement(subject)
+    if work.progress:
+        say(measurement.plan().text)
+    answer = measurement.measure(work)
+    answer.record = work.finish(answer.record)
+    return answer
+
+
+class Door(Generic[A]):
+    """The Python function of a question: `qf.spectrum(model, batches, top=3)`, `qf.spectrum("runs/x", top=3)`.
+
+    Fields are those of the question, and of its opening where the model is named by a text. `out` is the folder that
+    keeps the results, `resume` takes up an unfinished run there, `max_time` (`"10m"` or seconds) limits the time.
+    """
+
+    def __init__(self, question: type[Question], opening: type[Opening] | None = Opening) -> None:
+        self.question, self.opening = question, opening
+        self.__name__ = self.__qualname__ = question.verb
+        self.__doc__ = _described(question, opening)
+        self.__signature__ = _signature(question, opening)
+
+    def __repr__(self) -> str:
+        return f"<quadform.{self.__name__}{self.__signature__}>"
+
+    def __call__(
+        self,
+        model: Any = None,
+        batches: Any = None,
+        loss: Any = None,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        max_time: str | float | None = None,
+        progress: bool | Report = True,
+        **fields: Any,
+    ) -> A:
+        from ..distributed import current
+
+        question, subject = self._asked(model, batches, loss, fields)
+        seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
+        group = current() if current().world > 1 else None
+        with Work(out, seconds=seconds, resume=resume, progress=progress, group=group) as work:
+            found: A = ask(question, work, subject)
+        return found
+
+    def plan(self, model: Any = None, batches: Any = None, loss: Any = None, **fields: Any) -> Plan:
+        """What the same call would cost; nothing is measured."""
+        question, subject = self._asked(model, batches, loss, fields)
+        plan: Plan = question.measurement(subject).plan()
+        return plan
+
+    def _asked(self, model: Any, batches: Any, loss: Any, fields: dict[str, Any]) -> tuple[Question, Subject | None]:
+        from .subject import Subject
+
+        named = isinstance(model, str | Path)
+        parts = [self.question, *([self.opening] if named and self.opening is not None else [])]
+        known = [name for part in parts for name in options(part)]
+        for name in fields:
+            if name not in known:
+                raise UnknownName(f"{self.__name__}() has no field {name!r}.{did_you_mean(name, known)}")
+        given = [{n: v for n, v in fields.items() if n in options(part)} for part in parts]
+        question = self.question(**given[0])
+        if self.opening is None:
+            return question, None
+        return question, self.opening(model=str(model), **given[1]).open() if named else Subject.of(
+            model, batches, loss
+        )
+
+
+def _fields(question: type[Question], opening: type[Opening] | None) -> dict[str, Any]:
+    found = dict(options(question))
+    return found | {n: o for n, o in options(opening).items() if n not in found} if opening is not None else found
+
+
+def _signature(question: type[Question], opening: type[Opening] | None) -> inspect.Signature:
+    """What `help` and editors show: the arguments of the call, then the fields of the question."""
+    own = list(inspect.signature(Door.__call__).parameters.values())[1:-1]
+    own = [p for p in own if opening is not None or p.kind is p.KEYWORD_ONLY]
+    defaults = {f.name: f.default for f in question.__dataclass_fields__.values()}
+    names = [n for n in options(question) if n not in {p.name for p in own}]
+    return inspect.Signature(
+        own + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
+    )
+
+
+def _described(question: type[Question], opening: type[Opening] | None) -> str:
+    head = inspect.getdoc(question) or ""
+    rows = [f"    {name}: {known.help}" for name, known in _fields(question, opening).items() if name != "model"]
+    return "\n".join([head, "", "Fields:", *rows])

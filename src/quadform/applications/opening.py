@@ -1,0 +1,63 @@
+"""Opening a model: which one, on which data, in which number format. Torch-free; `open` does the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.question import Fields, Question, option, required
+
+if TYPE_CHECKING:
+    from .subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Fields):
+    """A model and the batches it is measured on."""
+
+    model: str = required(
+        "A run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`.",
+        metavar="MODEL",
+    )
+    data: str = option("auto", "A data set (`quadform ls data`), a text file, or `auto` (what the run was trained on).")
+    batch: int = option(8, "Sequences in a batch.", least=1)
+    batches: int = option(1, "Batches; their mean is the loss.", least=1)
+    length: int | None = option(
+        None,
+        "Tokens of a sequence, for text and language models.",
+        least=1,
+        metavar="INT",
+        shown="(default: the data's)",
+    )
+    seed: int = option(0, "Seed of everything that is drawn.")
+    dtype: str = option(
+        "float32",
+        "Number format of the computation; half precision is refused, it underflows.",
+        choices=("float32", "float64"),
+    )
+    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
+    allow_download: bool = option(False, "A hub id may be fetched; by default no network is used.")
+    trust_pickle: bool = option(False, "Open checkpoints that hold Python objects and could run code.")
+
+    def open(self) -> Subject:
+        """The model with its batches."""
+        from .subject import open_subject
+
+        return open_subject(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelQuestion(Question):
+    """A question about one opened model: which of its parameters, in which mode."""
+
+    params: str | tuple[str, ...] = option(
+        "*", "Which parameters: names with wildcards, commas between (`h.0.attn.*,*.W_Q`)."
+    )
+    include_frozen: bool = option(False, "Take parameters with requires_grad=False as well.")
+    train_mode: bool = option(False, "Keep dropout as it is in training; the default measures in eval mode.")
+    seed: int = option(0, "Seed of everything that is drawn.")
+
+    @property
+    def globs(self) -> list[str]:
+        """`params` as a list of patterns."""
+        return [g.strip() for g in self.params.split(",")] if isinstance(self.params, str) else list(self.params)

@@ -1,0 +1,13 @@
+"""`qf.spectrum`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..asking import Door
+from .question import SpectrumQuestion
+
+if TYPE_CHECKING:
+    from .answer import Spectrum
+
+spectrum: Door[Spectrum] = Door(SpectrumQuestion)

@@ -1,0 +1,59 @@
+"""A verb whose question is a value: plan, ask, save, show, exit code. The same for all of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..core.progress import say
+from ..core.work import Work
+from .flags import Command, Output
+from .folders import report_command, resume_command, writable
+from .show import print_json, print_plan, record_json
+
+
+def answer(command: Command, keeps: bool) -> int:
+    """The exit code of a command. With `keeps` the results have a folder where none is named."""
+    from ..applications.asking import ask
+    from ..distributed import current
+
+    question, opening, limits, output = command.question, command.opening, command.limits, command.output
+    subject = None if opening is None else opening.open()
+    if limits.dry_run:
+        return print_plan(question.measurement(subject).plan().to_json(), output)
+    if keeps and output.out is None and opening is not None:
+        output = replace(output, out=str(default_folder(question.verb, opening.model)))
+    folder = writable(output)
+    group = current() if current().world > 1 else None
+    with Work(
+        output.out, seconds=limits.max_time, resume=limits.resume, progress=not output.quiet, group=group
+    ) as work:
+        try:
+            found = ask(question, work, subject)
+        except KeyboardInterrupt:
+            if folder:
+                say(f"stopped and saved; resume with `{resume_command()}`")
+            raise
+    _show(found, folder, output)
+    if work.partial and folder:
+        say(f"the time was up; resume with `{resume_command()}`")
+    return 0 if found.ok else 3
+
+
+def _show(found: Any, folder: Path | None, output: Output) -> None:
+    if output.json:
+        print_json(record_json(found.record) | {"ok": found.ok, "saved": str(folder) if folder else None})
+        return
+    print(found)
+    if folder:
+        print(f"saved {folder}; next: `{report_command(folder)}`")
+    else:
+        say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run be resumed")
+
+
+def default_folder(verb: str, model: str) -> Path:
+    """`runs/NAME-VERB` beside where the command runs."""
+    name = re.sub(r"[^\w.-]+", "-", model.removeprefix("new:")).strip("-.") or "model"
+    return Path("runs") / f"{Path(name).name}-{verb}"
