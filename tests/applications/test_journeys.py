@@ -140,7 +140,7 @@ def test_4_spectrum_of_my_hugging_face_model(tmp_path: Path) -> None:
     probe = qf.probe(tok, texts, length=8)
     with unchanged(m):
         s = qf.spectrum(
-            m, probe, top=2, density=True, blocks="qkv", steps=4, probes=2, resume="runs/my-gpt", progress=False
+            m, probe, top=2, density=True, blocks="qkv", steps=4, probes=2, out="runs/my-gpt", progress=False
         )
     assert s.cost["products"] > 0
     assert s.coverage.endswith("split into query/key/value")

@@ -33,7 +33,8 @@ SERVER = """
 import json, os, sys, time
 import torch
 torch.set_num_threads(1)
-import quadform.applications.why.measure, quadform.applications.compare.measure, quadform.applications.spectrum.calls
+import quadform.applications.why.measure, quadform.applications.compare.measure
+import quadform.applications.spectrum.call, quadform.applications.spectrum.measure
 import quadform.applications.signal.measure, quadform.applications.step_size.answer, quadform.report
 from quadform.applications.study import stages as study
 from quadform.cli import main

@@ -536,8 +536,8 @@ def questions(g: qd.Group) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     trial = tried()
-    several = asked(resume=folder / f"spectrum-{g.rank}")
-    again = asked(resume=folder / f"spectrum-{g.rank}")
+    several = asked(out=folder / f"spectrum-{g.rank}", resume=True)
+    again = asked(out=folder / f"spectrum-{g.rank}", resume=True)
     rates = ceilings(resume=folder / f"lr-{g.rank}")
     found["kept"] = sorted(p.name for p in folder.iterdir() if p.name.startswith(("spectrum", "lr")))
     alone = qd.Group()

@@ -1,0 +1,111 @@
+"""One question for Python and command line: every field is read, and both give the same record."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import quadform as qf
+from quadform.applications.asking import Door
+from quadform.applications.opening import Opening
+from quadform.cli import main
+from quadform.core.errors import UnknownName
+from quadform.core.question import Fields, options
+from quadform.core.record import Record
+from quadform.core.work import Work
+
+MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
+PROBE: dict[str, Any] = {"data": "add:digits=1", "batch": 2}
+
+#: verb -> (its Python function, fields of a small question)
+ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
+    "spectrum": (qf.spectrum, {**PROBE, "top": 1, "density": True, "probes": 2, "steps": 3, "route": "eager"}),
+}
+#: Entries of a record that differ between two runs of one question.
+TIMES = ("cost", "timing", "speed", "seconds")
+
+
+def recording(asked: Any) -> tuple[Any, set[str]]:
+    """The same value, and the names of the fields that are read from now on."""
+    names, seen = set(options(type(asked))), set()
+
+    def read(self: Any, name: str) -> Any:
+        if name in names:
+            seen.add(name)
+        return object.__getattribute__(self, name)
+
+    cls = dataclasses.make_dataclass("Recording", [], bases=(type(asked),), frozen=True, kw_only=True)
+    cls.__getattribute__ = read  # type: ignore[method-assign]
+    same = object.__new__(cls)
+    same.__dict__.update(vars(asked))
+    return same, seen
+
+
+def parts(door: Door[Any], fields: dict[str, Any]) -> tuple[Any, Opening | None]:
+    """The question and the opening of a call."""
+
+    def of(part: type[Fields], **more: Any) -> Any:
+        return part(**{n: v for n, v in fields.items() if n in options(part)}, **more)
+
+    return of(door.question), None if door.opening is None else of(door.opening, model=MODEL)
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_every_field_is_read(verb: str) -> None:
+    """No field is accepted and ignored, neither of the question nor of what opens its model."""
+    question, opening = parts(*ASKED[verb])
+    asked, seen = recording(question)
+    subject = None
+    if opening is not None:
+        opener, opened = recording(opening)
+        subject = opener.open()
+        # reading a pickle or a hub needs one; tests/applications/test_subject.py has both
+        assert opened >= set(options(type(opening))) - {"allow_download", "trust_pickle", "length"}
+    with Work(progress=False) as work:
+        measurement = asked.measurement(subject)
+        measurement.plan()
+        measurement.measure(work)
+    assert seen == set(options(type(question)))
+
+
+@pytest.mark.parametrize("verb", ASKED)
+def test_python_and_command_line_give_the_same_record(verb: str, tmp_path: Path) -> None:
+    """The same question by both ways: equal numbers, tensors and inputs, bit for bit."""
+    door, fields = ASKED[verb]
+    model = [] if door.opening is None else [MODEL]
+    here = door(*model, **fields, progress=False).record
+    words = [w for n, v in fields.items() for w in flag(n, v)]
+    assert main([verb, *model, *words, "--out", str(tmp_path), "--quiet"]) in (0, 3)
+    there = Record.load(tmp_path)
+    assert there.scalars == here.scalars
+    assert there.tensors.keys() == here.tensors.keys()
+    assert all(torch.equal(t, here.tensors[n]) for n, t in there.tensors.items())
+    assert {k: v for k, v in there.inputs.items() if k not in TIMES} == {
+        k: v for k, v in here.inputs.items() if k not in TIMES
+    }
+
+
+def flag(name: str, value: Any) -> list[str]:
+    """A field as words of the command line."""
+    word = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [word] if value else []
+    return [word, ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)]
+
+
+def test_unknown_fields_are_named() -> None:
+    """A mistyped field of a question, or one that only a named model has."""
+    with pytest.raises(UnknownName, match="has no field 'tpo'"):
+        qf.spectrum(MODEL, tpo=3)
+    with pytest.raises(UnknownName, match="has no field 'batch'"):
+        qf.spectrum(torch.nn.Linear(1, 1), torch.ones(1, 1), batch=3)
+
+
+def test_doors_describe_themselves() -> None:
+    """`help(qf.spectrum)`: arguments, fields with their defaults and texts."""
+    assert "top=5" in str(qf.spectrum.__signature__)
+    assert "top: Largest eigenvalues." in (qf.spectrum.__doc__ or "")
