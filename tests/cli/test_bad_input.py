@@ -180,11 +180,11 @@ def test_filter_matches_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def frozen_subject(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let MODEL be a small model whose parameters are all frozen."""
-    from quadform.applications.spectrum import measure as spectrum
+    from quadform.applications import subject
 
     model = Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8).requires_grad_(False)
     rows = {"tokens": torch.arange(16).reshape(2, 8) % 12}
-    monkeypatch.setattr(spectrum, "open_subject", lambda _: Subject("m", model, [rows], {"weights": "0", "model": "m"}))
+    monkeypatch.setattr(subject, "open_subject", lambda _: Subject("m", model, [rows], {"weights": "0", "model": "m"}))
 
 
 def test_nothing_trainable(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_not_converged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Reported as a lower bound; continue with `--resume --products 6`." in said
     assert main([*words, "--products", "80", "--resume", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
-    assert body["converged"]
+    assert body["ok"]
     assert body["scalars"]["top/0"]["kind"] != "bound"
 
 
@@ -285,7 +285,7 @@ def test_resume_with_other_weights(capsys: pytest.CaptureFixture[str]) -> None:
     main(words)
     said = refused([*words, "--resume", "--seed", "1"], capsys)
     assert said.startswith("This run was started with other weights (hash ")
-    assert said.endswith("). Start fresh with `--out` or name the old weights.")
+    assert said.endswith("). Use the old weights or another folder.")
 
 
 # --- files and packages -----------------------------------------------------------------------------------------------

@@ -116,12 +116,12 @@ def test_a_finished_answer_is_read_again(tmp_path: Path) -> None:
     saved = work.finish(record(x=Estimate(1.0)))
     assert saved.inputs["question"] == ASKED
     assert not (tmp_path / WORK).exists()
-    found = Work(tmp_path, resume=True).begin(ASKED)
+    found = Work(tmp_path, resume=True).finished(ASKED)
     assert found is not None
     assert found.scalars["x"].value == 1.0
     with pytest.raises(InputError, match="top 2 / 9"):
-        Work(tmp_path, resume=True).begin({**ASKED, "top": 9})
-    assert Work(tmp_path).begin(ASKED) is None
+        Work(tmp_path, resume=True).finished({**ASKED, "top": 9})
+    assert Work(tmp_path).finished(ASKED) is None
 
 
 @pytest.mark.parametrize("partial", [True, False])
@@ -133,7 +133,8 @@ def test_an_incomplete_answer_goes_on(partial: bool, tmp_path: Path) -> None:
     work.partial = partial
     work.finish(record(x=Estimate(1.0, kind="bound", converged=partial)))
     again = Work(tmp_path, resume=True)
-    assert again.begin(ASKED) is None
+    assert again.finished(ASKED) is None
+    again.begin(ASKED)
     assert again.piece("p", never) == 1
 
 

@@ -188,7 +188,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         InputError,
         match=r"^This run was started with other weights \(hash [0-9a-f]{8} / [0-9a-f]{8}\)\."
-        r" Start fresh with `--out` or name the old weights\.$",
+        r" Use the old weights or another folder\.$",
     ):
         trace(Spectrum(D * (1 + 1e-6)), 20, method="hutchinson", resume=tmp_path)
     with pytest.raises(InputError, match="other weights"):

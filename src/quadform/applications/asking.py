@@ -31,10 +31,12 @@ class Measurement(Protocol[A]):
 
 def ask(question: Question, work: Work, subject: Subject | None = None) -> Any:
     """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
-    found = work.begin(question.identity() | ({} if subject is None else subject.identity()))
+    identity = question.identity() | ({} if subject is None else subject.identity())
+    found = work.finished(identity)
     if found is not None:
         return question.answer(found)
     measurement: Measurement[Any] = question.measurement(subject)
+    work.begin(identity)
     if work.progress:
         say(measurement.plan().text)
     answer = measurement.measure(work)

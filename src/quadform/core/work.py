@@ -1,7 +1,7 @@
 """Work: a long question while it runs. Finished pieces are kept, the time is watched, progress is shown.
 
 with Work("runs/x", seconds=600, resume=True) as work:
-    found = work.begin({"verb": "spectrum", "top": 5, "weights": "ab12..."})    # a finished record, or None
+    work.begin({"verb": "spectrum", "top": 5, "weights": "ab12..."})
     with work.bar(45, "spectrum"), work.in_time():
         lam = work.piece("lambda_max", compute, expected=25)    # computed once; read again by the next run
     work.finish(record)
@@ -142,17 +142,23 @@ class Work:
             self._scratch = None
 
     # --- beginning and ending ---------------------------------------------------------------------------------------
-    def begin(self, question: Mapping[str, Any]) -> Record | None:
-        """Write the question down; the finished answer to this very question, where a resumed folder holds one."""
+    def finished(self, question: Mapping[str, Any]) -> Record | None:
+        """The complete answer to this very question, where a resumed folder holds one; another's is refused."""
+        if not self.resume or self.folder is None or type(self.group) is not OneProcess:
+            return None
+        if not (self.folder / JSON_NAME).exists():
+            return None
+        record = Record.load(self.folder)
+        if "question" not in record.inputs or not is_complete(record):
+            return None
+        refuse_other(json.loads(strict_json(record.inputs["question"])), json.loads(strict_json(question)))
+        return record
+
+    def begin(self, question: Mapping[str, Any]) -> None:
+        """Write the question down, or take up what an earlier run of the same question has finished."""
         self.question = json.loads(strict_json(question))
-        if self.resume and self.folder is not None and type(self.group) is OneProcess:
-            found = self._finished()
-            if found is not None:
-                return found
-        told = self.group.by_first(self._open)
-        self._done = told
-        self.seconds = sum(float(event["seconds"]) for event in told.values())
-        return None
+        self._done = self.group.by_first(self._open)
+        self.seconds = sum(float(event["seconds"]) for event in self._done.values())
 
     def finish(self, record: Record) -> Record:
         """Save the answer with its question; what is unfinished is removed once the answer is complete."""
@@ -162,16 +168,6 @@ class Work:
             record.save(self.folder)
             if is_complete(record):
                 shutil.rmtree(self.folder / WORK, ignore_errors=True)
-        return record
-
-    def _finished(self) -> Record | None:
-        assert self.folder is not None
-        if not (self.folder / JSON_NAME).exists():
-            return None
-        record = Record.load(self.folder)
-        if "question" not in record.inputs or not is_complete(record):
-            return None
-        refuse_other(json.loads(strict_json(record.inputs["question"])), self.question)
         return record
 
     def _open(self) -> dict[str, Any]:
@@ -334,11 +330,11 @@ def refuse_other(before: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     if "weights" in changed:
         old, new = (str(q.get("weights"))[:8] for q in (before, asked))
         raise InputError(
-            f"this run was started with other weights (hash {old} / {new}). Use the old weights or another folder."
+            f"This run was started with other weights (hash {old} / {new}). Use the old weights or another folder."
         )
     if changed:
         told = ", ".join(f"{k} {_short(before.get(k))} / {_short(asked.get(k))}" for k in changed[:4])
-        raise InputError(f"this run was started with other settings ({told}). Use the old settings or another folder.")
+        raise InputError(f"This run was started with other settings ({told}). Use the old settings or another folder.")
 
 
 # --- values as JSON ---------------------------------------------------------------------------------------------------

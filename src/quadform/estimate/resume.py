@@ -147,14 +147,14 @@ class Checkpoint:
         if not _same_operator(old, self._print):
             raise InputError(
                 f"This run was started with other weights (hash {_short_hash(old)} / {_short_hash(self._print)})."
-                " Start fresh with `--out` or name the old weights."
+                " Use the old weights or another folder."
             )
         asked = json.loads(strict_json(self._settings))
         other = [f"{k} {settings.get(k)} / {asked.get(k)}" for k in asked | settings if settings.get(k) != asked.get(k)]
         if other:
             raise InputError(
                 f"This run was started with other settings ({', '.join(other)})."
-                " Start fresh with `--out` or name the old settings."
+                " Use the old settings or another folder."
             )
         return {"numbers": numbers, "tensors": tensors}
 
