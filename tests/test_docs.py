@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from quadform.applications.configs.shared import Output
-from quadform.cli.main import _HELP, VERBS
+from quadform.cli.main import _HELP, VERBS, fields_of
 from quadform.cli.parse import _flags
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,8 +48,7 @@ def test_verbs_take_the_flags_they_are_said_to_take(text: str) -> None:
         named = set(re.findall(r"--[a-z-]+", part))
         assert len(named) == few, named
         for verb in verbs:
-            module, _, config = VERBS[verb].config.partition(":")
-            taken = _flags(getattr(importlib.import_module(f"quadform.applications.configs.{module}"), config))
+            taken = _flags(fields_of(verb))
             assert named <= taken.keys() | _flags(Output).keys(), f"{verb} does not take all of {sorted(named)}"
 
 

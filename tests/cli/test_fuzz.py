@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import io
 import json
 import shutil
@@ -26,7 +25,7 @@ from hypothesis import strategies as st
 
 from quadform.applications.configs.shared import Output
 from quadform.cli import parse
-from quadform.cli.main import VERBS, main
+from quadform.cli.main import VERBS, fields_of, main
 from quadform.core import progress
 from quadform.core.errors import QuadformError
 from quadform.core.record import Estimate, Provenance, Record
@@ -107,11 +106,6 @@ def no_litter(folder: Path) -> None:
 
 
 # --- flags ------------------------------------------------------------------------------------------------------------
-def config_of(verb: str) -> type:
-    module, _, name = VERBS[verb].config.partition(":")
-    return getattr(importlib.import_module(f"quadform.applications.configs.{module}"), name)
-
-
 def values(hint: Any) -> st.SearchStrategy[str]:
     """Words for a flag of this type: right ones and wrong ones."""
     if typing.get_origin(hint) is Literal:
@@ -122,7 +116,7 @@ def values(hint: Any) -> st.SearchStrategy[str]:
 @st.composite
 def commands(draw: st.DrawFn, verb: str) -> list[str]:
     """Flags of a verb, a few at a time, in any order, some of them wrong, and words where words may stand."""
-    flags = {**parse._flags(config_of(verb)), **parse._flags(Output)}
+    flags = {**parse._flags(fields_of(verb)), **parse._flags(Output)}
     words = draw(st.lists(st.one_of(TEXTS, st.sampled_from(["new:pre-ln,depth=1", "pre-ln", "runs"])), max_size=2))
     for flag in draw(st.lists(st.sampled_from([*flags, "--nothing"]), max_size=4)):
         if flags.get(flag, bool) is bool:
@@ -141,8 +135,8 @@ def test_any_flags_are_understood_or_refused(verb: str, data: st.DataObject) -> 
     """From words to a config: a config, or a refusal of ours; nothing else comes out of the parser."""
     words = data.draw(commands(verb))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(QuadformError, SystemExit):
-        config, output = parse.parse(verb, config_of(verb), words)
-        assert isinstance(config, config_of(verb))
+        config, output = parse.parse(verb, fields_of(verb), words)
+        assert isinstance(config, fields_of(verb))
         assert isinstance(output, Output)
 
 
@@ -168,7 +162,7 @@ _LARGE += ("--batches", "--batch", "--networks", "--depths", "--length", "--poin
 @given(data=st.data())
 def test_any_command_ends_well(verb: str, data: st.DataObject) -> None:
     """The whole way through `main`: a known exit code, no traceback, one line where it refuses."""
-    flags = {f: h for f, h in {**parse._flags(config_of(verb)), **parse._flags(Output)}.items() if f not in _LARGE}
+    flags = {f: h for f, h in {**parse._flags(fields_of(verb)), **parse._flags(Output)}.items() if f not in _LARGE}
     words = list(BOUNDED[verb])
     for flag in data.draw(st.lists(st.sampled_from(sorted(flags)), max_size=2, unique=True)):
         words += [flag] if flags[flag] is bool else [flag, data.draw(values(flags[flag]))]

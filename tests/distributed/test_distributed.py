@@ -374,7 +374,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert abs(two["scalars"][name]["value"] - e["value"]) <= ROUNDING * abs(e["value"]), name
     assert two["inputs"]["notes"][-1] == "rows split over 2 processes"
     names = [sorted(p.name for p in (tmp_path / run).iterdir() if p.suffix == ".json") for run in ("one", "two")]
-    assert names[0] == names[1] == ["config.json", "record.json"]
+    assert names[0] == names[1] == ["record.json"]
 
 
 def test_verbs_for_one_process(tmp_path: Path) -> None:

@@ -62,9 +62,13 @@ class Command:
 
 def command_of(verb: str, question: str, opening: str, words: list[str]) -> Command:
     """Read the words; `question` and `opening` are written `module:Class` below `quadform.applications`."""
-    parts = [_class(question), *([_class(opening)] if opening else []), Limits, Output]
-    found = read(verb, parts, words)
+    found = read(verb, parts_of(question, opening), words)
     return Command(found[0], found[1] if opening else None, found[-2], found[-1])
+
+
+def parts_of(question: str, opening: str) -> list[type]:
+    """The parts of a command: what is asked, what opens its model, its limits, where its answer goes."""
+    return [_class(question), *([_class(opening)] if opening else []), Limits, Output]
 
 
 def _class(where: str) -> type:

@@ -149,6 +149,18 @@ def _asked(name: str, verb: Verb, words: list[str]) -> tuple[str, Any, Callable[
     return str(getattr(config, "device", "")), output, answer
 
 
+def fields_of(name: str) -> type:
+    """A dataclass of all flags of a verb."""
+    verb = VERBS[name]
+    module, _, config = verb.config.partition(":")
+    if "." in module:
+        from .flags import call_of, parts_of
+
+        return call_of(name, parts_of(verb.config, verb.opening))
+    found: type = getattr(importlib.import_module(f"quadform.applications.configs.{module}"), config)
+    return found
+
+
 def _share_the_machine() -> None:
     """As many threads as cores are idle now, and threads that sleep while they wait, unless the user has said.
 

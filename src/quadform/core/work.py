@@ -40,6 +40,8 @@ from .progress import Progress, Report
 from .record import JSON_NAME, Estimate, Record, from_json, strict_json, to_json, write_atomically
 
 WORK, QUESTION, PIECES, STATE = "work", "question.json", "pieces.jsonl", "state"
+#: What tells a folder that holds a model, which is never written over.
+MODEL_FILES = ("config.json", "model.json")
 #: States above this many bytes are written only where the time is limited: writing costs more than it saves.
 LARGE_STATE = 30e6
 
@@ -177,6 +179,8 @@ class Work:
         try:
             if self.resume and (inside / QUESTION).exists():
                 return self._take_up(inside)
+            if any((self.folder / name).exists() for name in MODEL_FILES):
+                raise InputError(f"`{self.folder}` holds a model. Choose another folder for the results.")
             shutil.rmtree(inside, ignore_errors=True)
             inside.mkdir(parents=True, exist_ok=True)
             write_atomically(inside / PIECES, b"")

@@ -125,7 +125,7 @@ class SpectrumMeasurement:
         slope = sum(float(g.double().square().sum()) for g in self.risk.gradient().values()) ** 0.5
         out["gradient_norm"] = Estimate(slope)
         if top is not None and top.converged and self.asked.curvature == "hessian":
-            drop = descent(slope, top.value + (top.stderr or 0.0))
+            drop = descent(slope, top.value + (top.error or 0.0))
             if drop is not None:
                 note = "to second order, one step at 1 / lambda_max, at least"
                 out["descent"] = Estimate(drop, kind="bound", note=note)
@@ -226,5 +226,5 @@ def _blocks(risk: Risk, blocks: str | Sequence[str] | Mapping[str, Sequence[str]
 def root(square: Estimate) -> Estimate:
     """sqrt(x +- s) = sqrt(x) +- s / (2 sqrt(x))."""
     value = max(square.value, 0.0) ** 0.5
-    spread = None if square.stderr is None else square.stderr / (2 * value) if value else 0.0
+    spread = None if square.error is None else square.error / (2 * value) if value else 0.0
     return Estimate(value, spread, square.kind, square.matvecs, note="root mean square eigenvalue, |H|_F / sqrt(n)")
