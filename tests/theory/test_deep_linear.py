@@ -13,8 +13,10 @@ from torch.func import grad, jacfwd
 
 from quadform.core.errors import InputError, UnknownName
 from quadform.testing import check_operator
-from quadform.theory.deep_linear import DeepLinearTransformer, Ranged
+from quadform.theory.deep_linear import DeepLinearTransformer
+from quadform.theory.growth import GrowthModel, LinearAttention, Residual
 from quadform.theory.linear_attention import LinearAttentionLayer
+from quadform.theory.ranged import Ranged
 
 torch.set_num_threads(1)
 TOL = 1e-12
@@ -77,6 +79,143 @@ def test_blocks_are_autograd(depth, n, d, d_K, batch, t, seed):
     assert float((got - g).abs().max()) <= TOL * float(g.abs().max())
     for operator, want in [(model.hessian(), H), (model.outer_operator(), H_o), (model.functional_operator(), H - H_o)]:
         assert float((operator.dense() - want).abs().max()) <= TOL * float(H.abs().max().clamp_min(H_o.abs().max()))
+
+
+# --- masks, output matrices, MLPs and skips -------------------------------------------------------------------------
+def draw_whole(
+    seed, depth, *, n=3, d=2, d_K=2, batch=(), hidden=(3,), output=True, mask=None, skips=(0.0, 0.0), slope=1.0,
+    sigma=1.0,
+):  # fmt: skip
+    """A model with all parts, and what the oracle needs of it."""
+    gen = torch.Generator().manual_seed(seed)
+    widths = [d, *hidden, d]
+    layers = []
+    for _ in range(depth):
+        layer = {"W_Q": rand(gen, d, d_K), "W_K": rand(gen, d, d_K), "W_V": rand(gen, d, 2 if output else d)}
+        layer |= {"W_O": rand(gen, 2, d)} if output else {}
+        layer |= {f"W_{i + 1}": rand(gen, a, b) for i, (a, b) in enumerate(pairwise(widths)) if hidden}
+        layers.append(layer)
+    X, Y = sigma * rand(gen, *batch, n, d), rand(gen, *batch, n, d)
+    model = DeepLinearTransformer(X, layers, Y, mask=mask, attn_skip=skips[0], mlp_skip=skips[1], slope=slope)
+    return model, (X, layers, Y, mask, skips, slope)
+
+
+def whole_oracle(X, layers, Y, mask, skips, slope):
+    """H, H_o and gradient by dense autograd on a plain forward with (n, n) attention."""
+    names = [(l, name) for l, layer in enumerate(layers) for name in layer]
+    Ws = [layers[l][name] for l, name in names]
+    sizes, n = [W.numel() for W in Ws], X.shape[-2]
+    seen = torch.ones(n, n, dtype=X.dtype)
+    if mask is not None:
+        seen = seen.tril() if isinstance(mask, str) else mask.to(X.dtype)
+
+    def forward(theta):
+        parts = dict(zip(names, (p.reshape(W.shape) for p, W in zip(theta.split(sizes), Ws, strict=True)), strict=True))
+        F = X
+        for l, layer in enumerate(layers):
+            w = {name: parts[l, name] for name in layer}
+            A = seen * ((F @ w["W_Q"]) @ (F @ w["W_K"]).mT) / math.sqrt(w["W_Q"].shape[1])
+            out = A @ F @ w["W_V"]
+            F = skips[0] * F + (out @ w["W_O"] if "W_O" in w else out)
+            if "W_1" in w:
+                h, m = F, len([name for name in w if name[2:].isdigit()])
+                for i in range(1, m):
+                    h = torch.nn.functional.leaky_relu(h @ w[f"W_{i}"], slope)
+                F = skips[1] * F + h @ w[f"W_{m}"]
+        return F
+
+    theta = torch.cat([W.reshape(-1) for W in Ws])
+    g = grad(lambda th: ((forward(th) - Y) ** 2).mean())
+    J = jacfwd(lambda th: forward(th).reshape(-1))(theta)
+    return jacfwd(g)(theta), 2 / Y.numel() * J.T @ J, g(theta)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(1, 2), st.integers(1, 4), st.integers(1, 3), st.sampled_from([(), (2,)]),
+    st.sampled_from([(), (1,), (3,), (2, 3)]), st.booleans(), st.sampled_from([None, "causal", "decay", "padding"]),
+    st.sampled_from([(0.0, 0.0), (0.0, 1.0), (1.0, 1.0), (0.5, -0.7)]), st.sampled_from([1.0, 0.0, 0.2]),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_every_part_is_autograd(depth, n, d, batch, hidden, output, mask, skips, slope, seed):
+    """H, H_o, H_f and the gradient with masks, W_O, linear or ReLU MLPs and skips are the autograd split."""
+    gen = torch.Generator().manual_seed(seed)
+    masks = {
+        "decay": torch.rand(n, n, generator=gen, dtype=torch.float64),
+        "padding": torch.rand(n, n, generator=gen) < 0.7,
+    }
+    model, args = draw_whole(
+        seed, depth, n=n, d=d, batch=batch, hidden=hidden, output=output, mask=masks.get(mask, mask), skips=skips,
+        slope=slope, sigma=0.7,
+    )  # fmt: skip
+    H, H_o, g = whole_oracle(*args)
+    size = float(H.abs().max().clamp_min(H_o.abs().max()))
+    for operator, want in [(model.hessian(), H), (model.outer_operator(), H_o), (model.functional_operator(), H - H_o)]:
+        assert float((operator.dense() - want).abs().max()) <= 1e-11 * max(size, 1e-9)
+    got = torch.cat([t.reshape(-1) for t in model.gradients().values()])
+    assert float((got - g).abs().max()) <= 1e-11 * max(float(g.abs().max()), 1e-9)
+    slices = model.space.slices()
+    for a in model.weights:
+        for b in model.weights:
+            block = H[slices[a], slices[b]]
+            bound = 1e-10 * max(float(block.abs().max()), float(H_o[slices[a], slices[b]].abs().max()), 1e-12 * size)
+            assert float((model.block(a, b).flushed() - block).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("slope", [1.0, 0.0])
+def test_the_papers_model_keeps_its_degree(depth, slope):
+    """Figures 4 and 7 (causal, no skip around attention, an MLP with its skip): all of H_o is of degree 2 * 3^D."""
+    how = {"mask": "causal", "skips": (0.0, 1.0), "slope": slope}
+    one, far = (draw_whole(3, depth, sigma=sigma, **how)[0].log_norms("outer") for sigma in (1.0, 1e40))
+    for pair, value in one.items():
+        if value > -math.inf:
+            assert far[pair] - value == pytest.approx(2 * 3**depth * 40 * math.log(10), rel=1e-12)
+
+
+@pytest.mark.parametrize(("regime", "exponents"), [("small", (-60, -59)), ("large", (30, 31))])
+@pytest.mark.parametrize("part", ["outer", "functional"])
+def test_skips_grow_as_the_calculus_says(regime, exponents, part):
+    """With skips around two attention layers the exponent of every block is that of `GrowthModel`, at both ends."""
+    calculus = GrowthModel(Residual(LinearAttention()), Residual(LinearAttention()))
+    want = calculus.exponents(part, "X", regime, dl="squared")
+    low, high = (
+        draw_whole(5, 2, hidden=(), output=False, skips=(1.0, 0.0), sigma=10.0**e)[0].log_norms(part) for e in exponents
+    )
+    for pair, value in low.items():
+        if value == -math.inf:
+            assert want[pair] == -math.inf
+        else:
+            assert (high[pair] - value) / math.log(10) == pytest.approx(want[pair], rel=1e-6)
+
+
+def test_silent_branch():
+    """W_V = 0 behind a skip: the stream passes unchanged, and the Hessian of the silent weights is autograd's."""
+    _, (X, layers, Y, mask, skips, slope) = draw_whole(4, 2, skips=(1.0, 1.0))
+    layers[0]["W_V"] = torch.zeros_like(layers[0]["W_V"])
+    model = DeepLinearTransformer(X, layers, Y, attn_skip=1.0, mlp_skip=1.0)
+    H, _, _ = whole_oracle(X, layers, Y, mask, skips, slope)
+    assert float((model.hessian().dense() - H).abs().max()) <= 1e-11 * float(H.abs().max())
+
+
+def test_parts_that_do_not_fit_are_named():
+    """Widths under a skip, names of weights, and sizes beyond the range that is kept."""
+    _, (X, layers, Y, *_) = draw_whole(4, 1)
+    with pytest.raises(InputError, match="a skip needs an output as wide as its input, 2"):
+        DeepLinearTransformer(
+            X,
+            [(layers[0]["W_Q"], layers[0]["W_K"], torch.ones(2, 3).double())],
+            torch.ones(3, 3).double(),
+            attn_skip=1.0,
+        )
+    with pytest.raises(InputError, match="may have W_O, W_1, W_2"):
+        DeepLinearTransformer(X, [{**layers[0], "W_up": layers[0]["W_Q"]}], Y)
+    with pytest.raises(InputError, match=r"is \(W_Q, W_K, W_V\), or weights by name"):
+        DeepLinearTransformer(X, [tuple(layers[0].values())], Y)
+    with pytest.raises(InputError, match=r"is e\^-[0-9]+ of its stream, beyond torch.float64"):
+        DeepLinearTransformer(1e-150 * X, layers, Y, attn_skip=1.0)
+    with pytest.raises(InputError, match="skips and slope are finite"):
+        DeepLinearTransformer(X, layers, Y, slope=math.nan)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -160,7 +299,7 @@ def test_input_errors():
         DeepLinearTransformer(X, layers, Y[:-1])
     with pytest.raises(InputError, match="temperature is a positive number"):
         DeepLinearTransformer(X, layers, Y, temperature=math.inf)
-    with pytest.raises(InputError, match="layer 1 takes tokens of width"):
+    with pytest.raises(InputError, match=r"takes tokens of width 2; got layers\.1\.attn\.W_Q"):
         DeepLinearTransformer(X, [layers[0], (layers[0][0][:1], layers[0][0][:1], layers[0][2])], Y)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import randn, seeds
 
 from quadform.core.errors import InputError
-from quadform.theory import HiddenLayerMLP, LinearAttentionLayer, LinearMLP, MergedLayer
+from quadform.theory import DeepLinearTransformer, HiddenLayerMLP, LinearAttentionLayer, LinearMLP, MergedLayer
 from quadform.theory.gauge import gauges
 from quadform.theory.mlp import convolution
 
@@ -24,7 +24,7 @@ def holds(layer, pair, seed):
     r = pair.P.shape[1]
     B = randn(torch.Generator().manual_seed(seed), r, r)
     zero = {name: torch.zeros(shape, dtype=B.dtype) for name, shape in layer.space.parts}
-    got, want = layer.hvp(zero | pair.direction(B)), zero | pair.action(B)
+    got, want = layer.hessian() @ (zero | pair.direction(B)), zero | pair.action(B)
     size = max(float(layer.hessian().dense().abs().max()) * float(B.abs().max()), 1e-9)
     assert max(float((got[name] - want[name]).abs().max()) for name in zero) <= 1e-10 * size
     assert pair.defect <= 1e-9 or float(pair.Gam.abs().max()) <= 1e-10 * size
@@ -54,6 +54,21 @@ def test_linear_mlp(widths, loss, seed):
     assert [p.names for p in pairs] == [(f"W_{i}", f"W_{i + 1}") for i in range(1, len(W))]
     for pair in pairs:
         holds(layer, pair, seed)
+
+
+@pytest.mark.parametrize("slope", [1.0, 0.0])
+def test_deep_linear(slope):
+    """(W_Q, W_K) and (W_V, W_O) of every layer, (W_1, W_2) of linear MLPs, under masks and skips."""
+    g = torch.Generator().manual_seed(5)
+    shapes = {"W_Q": (2, 3), "W_K": (2, 3), "W_V": (2, 2), "W_O": (2, 2), "W_1": (2, 3), "W_2": (3, 2)}
+    layers = [{name: randn(g, *shape) for name, shape in shapes.items()} for _ in range(2)]
+    model = DeepLinearTransformer(
+        randn(g, 3, 2), layers, randn(g, 3, 2), mask="causal", attn_skip=0.5, mlp_skip=1.0, slope=slope
+    )
+    pairs = gauges(model)
+    assert len(pairs) == (6 if slope == 1 else 4)
+    for pair in pairs:
+        holds(model, pair, 6)
 
 
 def test_layers_without_pairs():

@@ -1,21 +1,24 @@
 """The linear Transformer of any depth, exact at any input scale.
 
-`X_{l+1} = sc X_l W_Q W_K^T (X_l^T X_l) W_V`, no residual, F = X_D. Each layer is cubic in its input, so F is of degree
-3^D in X and every block of H_o of degree 2 * 3^D (6, 18, 54, ...), while a linear MLP stays at 2 for every depth.
-Source: [ODS25]; the exponent bookkeeping and the functional part [own].
+`X -> s X + (M o sc X W_Q W_K^T X^T) X W_V W_O`, then, where a layer has an MLP, `X -> s' X + MLP(X)`; F is the last X.
+Without skips around attention each layer is cubic in its input, so F is of degree 3^D in X and every block of H_o of
+degree 2 * 3^D (6, 18, 54, ...), while a linear MLP stays at 2 for every depth. Source: [ODS25]; the exponent
+bookkeeping, skips and the functional part [own].
 
 Numbers of degree 54 leave the range of floating point at modest input scales (the paper's float32 curves break off at
-depth 3). Here inputs, weights and layer outputs are divided by their norms once, as constants, and the logarithms of
-these are kept beside the results: `F = e^Lambda F_hat(W_hat)` holds identically in W, so all derivatives follow.
+depth 3). Here inputs, weights and streams are divided by their norms once, as constants, and the logarithms of these
+are kept beside the results: `F = e^Lambda F_hat(W_hat)` holds identically in W, so all derivatives follow. A skip and
+its branch differ in size by a factor that is kept with the directions of the branch's weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from itertools import pairwise
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -25,141 +28,115 @@ from ..core.operator import Operator
 from ..core.space import Space, Vector, paper_name
 from .inputs import finite, one_kind
 from .layer import Part, known_part
+from .linear_attention import multiplier
+from .linear_stages import MLP, Attention, Branch
+from .ranged import Ranged
+
+#: A layer: (W_Q, W_K, W_V), or weights by name: these, W_O and the matrices W_1, W_2, ... of an MLP.
+Layer = Sequence[Tensor] | Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Ranged:
-    """A tensor `e^log mantissa`, whatever the size of log."""
+class _Stage:
+    """`X -> skip X + gain branch(X)` between streams of norm 1; `log_gain` is the logarithm of the gain.
 
-    mantissa: Tensor
-    log: float
+    Directions of the weights carry the gain: U here is gain dW_hat, and gradients are those in gain W_hat.
+    """
 
-    @classmethod
-    def of(cls, tensor: Tensor, log: float = 0.0) -> Ranged:
-        """The mantissa scaled to norm 1 (a zero tensor stays as it is)."""
-        top = float(tensor.abs().max()) if tensor.numel() else 0.0
-        if top == 0.0 or not math.isfinite(top):
-            return cls(tensor, log)
-        shrunk = tensor / top  # the norm of a very small or large tensor leaves floating point before its entries do
-        norm = float(shrunk.norm())
-        return cls(shrunk / norm, log + math.log(top) + math.log(norm))
+    branch: Branch
+    names: tuple[str, ...]
+    W: tuple[Tensor, ...]
+    skip: float
+    log_gain: float
 
-    def __add__(self, other: Ranged) -> Ranged:
-        low, high = sorted((self, other), key=lambda r: r.log if bool(r.mantissa.any()) else -math.inf)
-        if not bool(low.mantissa.any()):
-            return high
-        return Ranged(high.mantissa + math.exp(low.log - high.log) * low.mantissa, high.log)
+    @property
+    def gain(self) -> float:
+        return math.exp(self.log_gain)
 
-    def log_norm(self) -> float:
-        """The natural logarithm of the Frobenius norm; -inf for zero."""
-        norm = float(self.mantissa.norm())
-        return self.log + math.log(norm) if norm > 0 else -math.inf
+    def push(self, X: Tensor, dX: Tensor, U: Vector) -> Tensor:
+        moved = self.branch.push(X, self.gain * dX, self.W, [U[name] for name in self.names])
+        return moved + self.skip * dX if self.skip else moved
 
-    def value(self) -> Tensor:
-        """The tensor itself, where it fits its dtype."""
-        info, size = torch.finfo(self.mantissa.dtype), self.log_norm()
-        if size > math.log(info.max) or -math.inf < size < math.log(info.tiny):
-            raise InputError(
-                f"a tensor of norm e^{size:.1f} does not fit {self.mantissa.dtype}; use `mantissa` and `log`, or"
-                " `log_norm()`."
-            )
-        return self.flushed()
-
-    def flushed(self) -> Tensor:
-        """The tensor itself in plain floating point: too small becomes 0, too large infinite."""
-        half = math.exp(min(max(self.log / 2, -700.0), 700.0))
-        return (self.mantissa.double() * half * half).to(self.mantissa.dtype)
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """One layer with norm-1 weights: `X -> s X W_Q W_K^T (X^T X) W_V` on X (B, n, d)."""
-
-    W_Q: Tensor
-    W_K: Tensor
-    W_V: Tensor
-    s: float
-
-    def forward(self, X: Tensor) -> Tensor:
-        return self.s * X @ (self.W_Q @ self.W_K.T @ (X.mT @ X) @ self.W_V)
-
-    def push(self, X: Tensor, dX: Tensor, U_Q: Tensor, U_K: Tensor, U_V: Tensor) -> Tensor:
-        """The tangent of the output: dX (k, B, n, d), U (k, ., .)."""
-        M, G = self.W_Q @ self.W_K.T, X.mT @ X
-        dM = (U_Q @ self.W_K.T + self.W_Q @ U_K.mT)[:, None]
-        dG = dX.mT @ X + X.mT @ dX
-        inner = dM @ (G @ self.W_V) + M @ dG @ self.W_V + (M @ G) @ U_V[:, None]
-        return self.s * (dX @ (M @ G @ self.W_V) + X @ inner)
-
-    def pull(self, X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, g: Tensor) -> tuple[Tensor, ...]:
-        """Gradients of `<g, output>` in X, W_Q, W_K, W_V; with Gamma = X^T g that of X is
-        `g (M G W_V)^T + X (M^T Gamma W_V^T + W_V Gamma^T M)`."""
-        M, G, Gamma = W_Q @ W_K.T, X.mT @ X, X.mT @ g
-        mixed = M.T @ Gamma @ W_V.T
-        g_X = g @ (M @ G @ W_V).mT + X @ (mixed + mixed.mT)
-        g_Q, g_K, g_V = Gamma @ W_V.T @ G @ W_K, G @ W_V @ Gamma.mT @ W_Q, G @ M.T @ Gamma
-        return self.s * g_X, self.s * g_Q.sum(0), self.s * g_K.sum(0), self.s * g_V.sum(0)
+    def pull(self, X: Tensor, W: tuple[Tensor, ...], g: Tensor) -> tuple[Tensor, ...]:
+        g_X, *g_W = self.branch.pull(X, W, g)
+        g_X = self.gain * g_X
+        return g_X + self.skip * g if self.skip else g_X, *g_W
 
 
 class DeepLinearTransformer:
     """D linear attention layers in a row on X (n, d) or (B, n, d) with targets Y, mean squared error.
 
-    `layers` is a sequence of (W_Q, W_K, W_V); W_V of one layer gives the width of the next. Weights are called
-    `layers.0.attn.W_Q` ... H_f is block-hollow in the LAST layer only: earlier ones enter F more than once.
+    A layer is (W_Q, W_K, W_V), or a mapping with these names and, if it has them, W_O and the MLP's W_1, W_2, ...; its
+    output gives the width of the next. `mask` is that of `LinearAttentionLayer`. `attn_skip` and `mlp_skip` are the
+    strengths of the skips around attention and MLP (0: none). `slope` is that of the MLP's activation below 0: 1 is a
+    linear MLP, 0 a ReLU; other activations are not homogeneous and have no exact form at any scale: for those take
+    `curvature.hessian`. The model of the paper's Figures 4 and 7 has mask "causal", mlp_skip 1 and slope 0.
+
+    Weights are called `layers.0.attn.W_Q`, `layers.0.mlp.W_1` ... Without MLPs, H_f is block-hollow in the LAST layer
+    only: earlier ones enter F more than once.
     """
 
     def __init__(
         self,
         X: Tensor,
-        layers: Sequence[tuple[Tensor, Tensor, Tensor]],
+        layers: Sequence[Layer],
         Y: Tensor,
         *,
+        mask: Literal["causal"] | Tensor | None = None,
         temperature: float = 1.0,
+        attn_skip: float = 0.0,
+        mlp_skip: float = 0.0,
+        slope: float = 1.0,
     ) -> None:
         finite("X", X)
         if not layers or X.dim() not in (2, 3):
             raise InputError(
                 f"a linear Transformer needs X (n, d) or (B, n, d) and a layer; got {tuple(X.shape)} and {len(layers)}."
             )
-        if any(len(triple) != 3 for triple in layers):
-            raise InputError("a layer is (W_Q, W_K, W_V); got another number of weights.")
         if not 0 < temperature < math.inf:
             raise InputError(f"the temperature is a positive number; got {temperature}.")
-        named = {
-            f"{n} of layer {l}": W for l, t in enumerate(layers) for n, W in zip(("W_Q", "W_K", "W_V"), t, strict=True)
-        }
-        one_kind({"X": X, "Y": Y, **named})
+        if not all(map(math.isfinite, (attn_skip, mlp_skip, slope))):
+            raise InputError(f"skips and slope are finite numbers; got {attn_skip}, {mlp_skip} and {slope}.")
+        parts = [part for l, layer in enumerate(layers) for part in _parts(l, layer)]
+        self.weights = {name: W for part in parts for name, W in part.items()}
+        one_kind({"X": X, "Y": Y, **self.weights})
         width = X.shape[-1]
-        for l, (W_Q, W_K, W_V) in enumerate(layers):
-            matrices = W_Q.dim() == W_V.dim() == 2
-            if not matrices or W_Q.shape != W_K.shape or W_Q.shape[0] != width or W_V.shape[0] != width:
-                raise InputError(
-                    f"layer {l} takes tokens of width {width}; got W_Q {tuple(W_Q.shape)}, W_K {tuple(W_K.shape)}, W_V"
-                    f" {tuple(W_V.shape)}."
-                )
-            width = W_V.shape[1]
+        for part in parts:
+            width = _output_width(part, width, mlp_skip if _is_mlp(part) else attn_skip)
         if Y.shape != (*X.shape[:-1], width):
             raise InputError(f"targets Y have shape {(*X.shape[:-1], width)}; got {tuple(Y.shape)}.")
-        self.weights = {
-            f"layers.{l}.attn.{name}": W
-            for l, triple in enumerate(layers)
-            for name, W in zip(("W_Q", "W_K", "W_V"), triple, strict=True)
-        }
         self.space = Space.of(self.weights)
-        self.depth = len(layers)
+        self.depth, self.slope = len(layers), slope
         ranged = {name: Ranged.of(W) for name, W in self.weights.items()}
-        self.log_weight = {name: r.log for name, r in ranged.items()}
-        start = Ranged.of(X if X.dim() == 3 else X[None])
-        self.streams, self.layers, Lambda = [start.mantissa], [], start.log
-        for l in range(self.depth):
-            names = self._names(l)
-            W_Q, W_K, W_V = (ranged[name].mantissa for name in names)
-            log_sc = -math.log(temperature) - 0.5 * math.log(W_Q.shape[1])
-            raw = Ranged.of(_Layer(W_Q, W_K, W_V, 1.0).forward(self.streams[-1]))
-            self.layers.append(_Layer(W_Q, W_K, W_V, math.exp(-raw.log)))
-            self.streams.append(raw.mantissa)
-            Lambda = 3 * Lambda + log_sc + raw.log + sum(self.log_weight[name] for name in names)
-        self.F = Ranged(self.streams[-1], Lambda)
+        tokens = X if X.dim() == 3 else X[None]
+        attention, mlp = Attention(multiplier(mask, tokens, tokens)), MLP(slope)
+        stream = Ranged.of(tokens)
+        self.streams: list[Tensor] = [stream.mantissa]
+        self.stages: list[_Stage] = []
+        #: The logarithm of the unit in which the directions and gradients of each weight are kept.
+        self.log_unit: dict[str, float] = {}
+        for part in parts:
+            branch, skip = (mlp, mlp_skip) if _is_mlp(part) else (attention, attn_skip)
+            W = tuple(ranged[name].mantissa for name in part)
+            log = branch.degree * stream.log + sum(ranged[name].log for name in part)
+            if branch is attention:
+                log -= math.log(temperature) + 0.5 * math.log(W[0].shape[1])
+            after = Ranged.of(branch.value(stream.mantissa, W), log)
+            if skip:
+                total = after + Ranged(skip * stream.mantissa, stream.log)
+                after = Ranged.of(total.mantissa, total.log)
+            log_gain = log - after.log
+            if abs(log_gain) > math.log(torch.finfo(X.dtype).max) / 2:
+                raise InputError(
+                    f"the branch of {', '.join(part)} is e^{log_gain:.0f} of its stream, beyond {X.dtype}; bring X or"
+                    " these weights nearer to the size of the others."
+                )
+            kept = skip * math.exp(stream.log - after.log) if skip else 0.0
+            self.stages.append(_Stage(branch, tuple(part), W, kept, log_gain))
+            self.log_unit |= {name: ranged[name].log - log_gain for name in part}
+            self.streams.append(after.mantissa)
+            stream = after
+        self.F = stream
         self.c = 2.0 / Y.numel()
         target = Ranged.of(Y.reshape(self.streams[-1].shape))
         residual = self.F + Ranged(-target.mantissa, target.log)
@@ -167,7 +144,10 @@ class DeepLinearTransformer:
 
     @property
     def degree(self) -> int:
-        """The degree of F in X, 3^D; H_o has twice that, H_f this one while |F| << |Y| and twice it when |F| >> |Y|."""
+        """The degree of F in X, 3^D; H_o has twice that, H_f this one while |F| << |Y| and twice it when |F| >> |Y|.
+
+        With a skip around attention it is the largest degree, seen at large scales; `growth` has the others.
+        """
         return 3**self.depth
 
     def log_loss(self) -> float:
@@ -179,12 +159,12 @@ class DeepLinearTransformer:
         """`H_o(a, b) = c J_a^T J_b`, (size_a, size_b) row-major, of degree 2 * 3^D in X exactly."""
         a, b = self._known(a), self._known(b)
         J_a, J_b = self._jacobian(a), self._jacobian(b)
-        return Ranged(self.c * J_a @ J_b.T, 2 * self.F.log - self.log_weight[a] - self.log_weight[b])
+        return Ranged(self.c * J_a @ J_b.T, 2 * self.F.log - self.log_unit[a] - self.log_unit[b])
 
     def functional(self, a: str, b: str) -> Ranged:
         """`H_f(a, b) = <dl/dF, d2F/da db>`."""
         a, b = self._known(a), self._known(b)
-        log = self.F.log + self.g.log - self.log_weight[a] - self.log_weight[b]
+        log = self.F.log + self.g.log - self.log_unit[a] - self.log_unit[b]
         return Ranged(self._curvature(a)[b], log)
 
     def block(self, a: str, b: str) -> Ranged:
@@ -200,7 +180,7 @@ class DeepLinearTransformer:
     def gradients(self) -> dict[str, Tensor]:
         """dL/dW for every weight in the order of the space, where they fit floating point."""
         log, grads = self.F.log + self.g.log, self._backward[1]
-        return {name: Ranged(grads[name], log - self.log_weight[name]).value() for name in self.weights}
+        return {name: Ranged(grads[name], log - self.log_unit[name]).value() for name in self.weights}
 
     def hessian(self) -> Operator:
         return _DeepOperator(self, "total")
@@ -212,9 +192,6 @@ class DeepLinearTransformer:
         return _DeepOperator(self, "functional")
 
     # --- the normalised network -------------------------------------------------------------------------------------
-    def _names(self, l: int) -> tuple[str, str, str]:
-        return f"layers.{l}.attn.W_Q", f"layers.{l}.attn.W_K", f"layers.{l}.attn.W_V"
-
     def _known(self, name: str) -> str:
         if paper_name(name) not in self.weights:
             raise UnknownName(
@@ -224,22 +201,21 @@ class DeepLinearTransformer:
         return paper_name(name)
 
     def _tangents(self, U: Vector) -> list[Tensor]:
-        """dX_0 ... dX_D for k directions U of the norm-1 weights."""
+        """The tangent of every stream for k directions U."""
         k = len(next(iter(U.values())))
         dX = [torch.zeros_like(self.streams[0]).expand(k, -1, -1, -1)]
-        for l, layer in enumerate(self.layers):
-            dX.append(layer.push(self.streams[l], dX[l], *(U[name] for name in self._names(l))))
+        for X, stage in zip(self.streams, self.stages, strict=False):
+            dX.append(stage.push(X, dX[-1], U))
         return dX
 
     @cached_property
     def _backward(self) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """dl/dX_hat at every layer output, and the gradients of the norm-1 weights."""
+        """dl/dX_hat at every stream, and the gradients of the weights."""
         at = [self.g.mantissa]
         grads: dict[str, Tensor] = {}
-        for l in range(self.depth - 1, -1, -1):
-            layer = self.layers[l]
-            g_X, *g_W = layer.pull(self.streams[l], layer.W_Q, layer.W_K, layer.W_V, at[0])
-            grads.update(zip(self._names(l), g_W, strict=True))
+        for X, stage in zip(self.streams[-2::-1], reversed(self.stages), strict=True):
+            g_X, *g_W = stage.pull(X, stage.W, at[0])
+            grads |= dict(zip(stage.names, g_W, strict=True))
             at.insert(0, g_X)
         return at, grads
 
@@ -247,15 +223,17 @@ class DeepLinearTransformer:
         """The tangent of every weight gradient: forward mode through the closed-form gradient, k directions at once."""
         at = self._backward[0]
         out: dict[str, Tensor] = {}
-        for l in range(self.depth - 1, -1, -1):
-            layer = self.layers[l]
-            point = (self.streams[l], layer.W_Q, layer.W_K, layer.W_V, at[l + 1])
+        for l in range(len(self.stages) - 1, -1, -1):
+            stage, X, g = self.stages[l], self.streams[l], at[l + 1]
 
-            def along(*step: Tensor, layer: _Layer = layer, point: tuple[Tensor, ...] = point) -> tuple[Tensor, ...]:
-                return torch.func.jvp(layer.pull, point, step)[1]
+            def along(
+                dX: Tensor, dW: tuple[Tensor, ...], dg: Tensor, stage: _Stage = stage, X: Tensor = X, g: Tensor = g
+            ) -> tuple[Tensor, ...]:
+                return torch.func.jvp(stage.pull, (X, stage.W, g), (dX, dW, dg))[1]
 
-            dg, *d_W = torch.func.vmap(along)(dX[l], *(U[name] for name in self._names(l)), dg)
-            out.update(zip(self._names(l), d_W, strict=True))
+            dW = tuple(U[name] / stage.gain for name in stage.names)
+            dg, *d_W = torch.func.vmap(along)(dX[l], dW, dg)
+            out |= dict(zip(stage.names, d_W, strict=True))
         return out
 
     def _units(self, name: str) -> dict[str, Tensor]:
@@ -288,7 +266,7 @@ class DeepLinearTransformer:
         return {}
 
     def _products(self, V: Vector, part: Part) -> dict[str, Tensor]:
-        U = {name: math.exp(-self.log_weight[name]) * t for name, t in V.items()}
+        U = {name: Ranged(t, -self.log_unit[name]).flushed() for name, t in V.items()}
         dX = self._tangents(U)
         outer = self._pull_back(self.c * dX[-1]) if part != "functional" else {}
         functional = self._gradient_tangents(dX, U, torch.zeros_like(dX[-1])) if part != "outer" else {}
@@ -296,20 +274,18 @@ class DeepLinearTransformer:
         for name in self.weights:
             total = Ranged(torch.zeros_like(V[name]), 0.0)
             if outer:
-                total = total + Ranged(outer[name], 2 * self.F.log - self.log_weight[name])
+                total = total + Ranged(outer[name], 2 * self.F.log - self.log_unit[name])
             if functional:
-                total = total + Ranged(functional[name], self.F.log + self.g.log - self.log_weight[name])
+                total = total + Ranged(functional[name], self.F.log + self.g.log - self.log_unit[name])
             out[name] = total.flushed()
         return out
 
     def _pull_back(self, g: Tensor) -> dict[str, Tensor]:
         """J_hat^T g for k cotangents (k, B, n, d_out)."""
         out: dict[str, Tensor] = {}
-        for l in range(self.depth - 1, -1, -1):
-            layer, X = self.layers[l], self.streams[l]
-            pull = torch.func.vmap(lambda t, layer=layer, X=X: layer.pull(X, layer.W_Q, layer.W_K, layer.W_V, t))
-            g, *g_W = pull(g)
-            out.update(zip(self._names(l), g_W, strict=True))
+        for X, stage in zip(self.streams[-2::-1], reversed(self.stages), strict=True):
+            g, *g_W = torch.func.vmap(lambda t, stage=stage, X=X: stage.pull(X, stage.W, t))(g)
+            out |= dict(zip(stage.names, g_W, strict=True))
         return out
 
 
@@ -324,3 +300,35 @@ class _DeepOperator(Operator):
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         return self.model._products(V, self.part)
+
+
+# --- what a layer may be --------------------------------------------------------------------------------------------
+def _parts(l: int, layer: Layer) -> list[dict[str, Tensor]]:
+    """The weights of layer l by name, those of attention first and then, if there are any, those of the MLP."""
+    if not isinstance(layer, Mapping):
+        if len(layer) != 3:
+            raise InputError(f"layer {l} is (W_Q, W_K, W_V), or weights by name; got {len(layer)} of them.")
+        layer = dict(zip(("W_Q", "W_K", "W_V"), layer, strict=True))
+    attention = ["W_Q", "W_K", "W_V", *(["W_O"] if "W_O" in layer else [])]
+    mlp = [f"W_{i + 1}" for i in range(len(layer) - len(attention))]
+    if set(layer) != {*attention, *mlp}:
+        raise InputError(f"layer {l} has W_Q, W_K, W_V and may have W_O, W_1, W_2, ...; got {', '.join(layer)}.")
+    parts = [{f"layers.{l}.attn.{name}": layer[name] for name in attention}]
+    return [*parts, {f"layers.{l}.mlp.{name}": layer[name] for name in mlp}] if mlp else parts
+
+
+def _is_mlp(part: Mapping[str, Tensor]) -> bool:
+    return next(iter(part)).endswith(".mlp.W_1")
+
+
+def _output_width(part: Mapping[str, Tensor], width: int, skip: float) -> int:
+    """The width of what attention or an MLP gives to tokens of a width."""
+    shapes = [tuple(W.shape) for W in part.values()]
+    got = ", ".join(f"{name} {shape}" for name, shape in zip(part, shapes, strict=True))
+    chain = shapes if _is_mlp(part) else shapes[2:]
+    fits = all(len(s) == 2 for s in shapes) and all(a[1] == b[0] for a, b in pairwise([(0, width), *chain]))
+    if not fits or (not _is_mlp(part) and not shapes[0] == shapes[1] == (width, shapes[0][1])):
+        raise InputError(f"this part takes tokens of width {width}; got {got}.")
+    if skip and chain[-1][1] != width:
+        raise InputError(f"a skip needs an output as wide as its input, {width}; got {got}.")
+    return chain[-1][1]

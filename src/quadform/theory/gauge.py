@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from .deep_linear import DeepLinearTransformer
 from .linear_attention import LinearAttentionLayer
+from .linear_stages import Attention
 from .merged_qk import MergedLayer
 from .mlp import LinearMLP
 from .score_split import ScoreSplit
@@ -149,10 +151,11 @@ class Gauge:
 
 
 def gauges(
-    layer: SoftmaxLayer | LinearAttentionLayer | MergedLayer | LinearMLP,
+    layer: SoftmaxLayer | LinearAttentionLayer | MergedLayer | LinearMLP | DeepLinearTransformer,
 ) -> list[Gauge]:
     """Every gauge pair of a layer: (W_Q, W_K) of each head and, with an output matrix, (W_V, W_O) of each head; of a
-    linear MLP, every two matrices that follow each other. One matrix W_QK leaves no pair: the list is empty.
+    linear MLP, every two matrices that follow each other; of a deep linear Transformer, all of these in every layer.
+    One matrix W_QK leaves no pair: the list is empty.
 
     Names are those of the layer's space (`W_Q[2]` for a head), so `layer.hessian().block(pair.names) @
     pair.direction(B)` is `pair.action(B)`.
@@ -171,10 +174,26 @@ def gauges(
             pair for pair, both in zip(pairwise(W), pairwise(layer.structure), strict=True) if both == (None, None)
         ]
         return [Gauge.vo(W[a], W[b], g[a], g[b], (a, b)) for a, b in follow]
+    if isinstance(layer, DeepLinearTransformer):
+        return _deep_gauges(layer)
     raise InputError(
-        f"gauge pairs are known for AttentionLayer, MultiHeadAttentionLayer, LinearAttentionLayer, MergedLayer and"
-        f" LinearMLP; got {type(layer).__name__}. Any other pair: `Gauge.qk` or `Gauge.vo` with its gradients."
+        "gauge pairs are known for AttentionLayer, MultiHeadAttentionLayer, LinearAttentionLayer, MergedLayer,"
+        f" LinearMLP and DeepLinearTransformer; got {type(layer).__name__}. Any other pair: `Gauge.qk` or `Gauge.vo`"
+        " with its gradients."
     )
+
+
+def _deep_gauges(model: DeepLinearTransformer) -> list[Gauge]:
+    g, W, pairs = model.gradients(), model.weights, []
+    for stage in model.stages:
+        chain = stage.names
+        if isinstance(stage.branch, Attention):
+            Q, K, chain = *chain[:2], chain[2:]
+            pairs.append(Gauge.qk(W[Q], W[K], g[Q], g[K], (Q, K)))
+        elif model.slope != 1.0:  # what stands between two matrices is no product
+            continue
+        pairs += [Gauge.vo(W[a], W[b], g[a], g[b], (a, b)) for a, b in pairwise(chain)]
+    return pairs
 
 
 def _head_gauges(layer: SoftmaxLayer) -> list[Gauge]:
