@@ -49,7 +49,7 @@ $(BIN)/python:
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "== installing $(TORCH) (large, once)"; $(PIP) "$(TORCH)"
-	@echo "== installing quadform and what it runs on"; $(PIP) --editable ".[page]"
+	@echo "== installing quadform and what it runs on"; $(PIP) --editable ".[cli,report,page]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
