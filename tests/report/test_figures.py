@@ -334,6 +334,17 @@ def test_a_notebook_gets_the_live_chart_and_the_words(record) -> None:
     assert figure.headline in bundle["text/plain"]
 
 
+def test_a_chart_alone_shows_without_a_network(record) -> None:
+    """`figure.chart` and charts made from it come as a specification and a picture; no script that loads Vega."""
+    for chart in (blocks(record).chart, blocks(record).chart.properties(title="mine")):
+        bundle = chart._repr_mimebundle_()
+        assert "text/html" not in bundle
+        assert bundle["image/svg+xml"].startswith("<svg")
+        assert "cdn" not in str(bundle)
+        (live,) = [kind for kind in bundle if "vegalite" in kind]
+        assert bundle[live] == chart.to_dict()
+
+
 def test_a_csv_loses_nothing(record) -> None:
     """Numbers in the CSV are the record's to the last bit."""
     lines = spectrum(record).table.csv().splitlines()

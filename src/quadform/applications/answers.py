@@ -8,13 +8,14 @@ from __future__ import annotations
 import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from ..core.errors import FileError, UnknownName, did_you_mean
 from ..core.record import Record, strict_json
+from ..core.showing import data_frame, html_table
 from ..core.work import is_complete
 
 
@@ -41,6 +42,10 @@ class Grid:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def to_dataframe(self) -> Any:
+        """The rows as a pandas DataFrame."""
+        return data_frame(self.columns, self.rows)
+
     def column(self, name: str) -> tuple[Any, ...]:
         """The values of one column."""
         if name not in self.columns:
@@ -48,11 +53,7 @@ class Grid:
         return tuple(row[self.columns.index(name)] for row in self.rows)
 
     def _repr_html_(self) -> str:
-        def row(cells: Iterable[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{html.escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        body = "".join(row((cell(v) for v in r), "td") for r in self.rows)
-        return f"<table><thead>{row(self.columns, 'th')}</thead><tbody>{body}</tbody></table>"
+        return html_table(self.columns, ([cell(v) for v in row] for row in self.rows))
 
 
 def cell(value: Any) -> str:
@@ -95,6 +96,10 @@ class Answer(ABC):
         return is_complete(self.record)
 
     # --- written once -----------------------------------------------------------------------------------------------
+    def to_dataframe(self) -> Any:
+        """The rows of `table()` as a pandas DataFrame."""
+        return self.table().to_dataframe()
+
     def figures(self, lang: str = "en") -> dict[str, Any]:
         """All figures by name."""
         from ..report.page import drawn
@@ -142,6 +147,9 @@ class Answer(ABC):
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {next(iter(self.lines()), repr(self.record))}>"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"

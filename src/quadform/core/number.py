@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .errors import InputError
+from .showing import html_table
 
 Kind = Literal["exact", "estimate", "bound"]
 ErrorKind = Literal["stderr", "residual", "none"]
@@ -89,6 +90,11 @@ class Estimate:
         spread = f"{word} {self.error:.2g}" if self.error else ""
         tag = f"{self.side} bound" if self.side else self.kind
         return f"{self.value:.4g}{spread} [{tag}{'' if self.converged else ', not converged'}]"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(("value", "note"), [(str(self), self.note)])
 
 
 def joint_kind(of: Iterable[Estimate]) -> ErrorKind:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .errors import InputError
 from .memory import guard_memory
+from .showing import first_rows, html_table
 from .space import Space, Vector
 
 if TYPE_CHECKING:
@@ -165,6 +166,11 @@ class Operator(ABC):
     def __repr__(self) -> str:
         kind = "psd " if self.psd else "symmetric " if self.symmetric else ""
         return f"<{kind}{type(self).__name__} {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}, {self.device}>"
+
+    def _repr_html_(self) -> str:
+        spaces = {"from": self.domain} if self.symmetric else {"from": self.domain, "to": self.codomain}
+        rows = [(end, name, " x ".join(map(str, shape))) for end, space in spaces.items() for name, shape in space]
+        return html_table(("space", "tensor", "shape"), first_rows(rows), repr(self))
 
 
 def _agree(a: Operator, b: Operator) -> None:

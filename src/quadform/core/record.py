@@ -20,7 +20,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +33,7 @@ from .errors import FileError, InputError
 from .files import alone
 from .number import Estimate as Estimate
 from .number import Kind as Kind
+from .showing import brief, data_frame, first_rows, html_table
 
 #: Written into every record; raised when the layout changes so that an older reader refuses instead of guessing.
 #: 2: `Estimate.error`, `error_kind` and `side` in place of `stderr`; 1 is read.
@@ -113,6 +114,20 @@ class Record:
     tensors: Mapping[str, Tensor]
     made: Provenance
     schema: int = field(default=SCHEMA)
+
+    def __repr__(self) -> str:
+        return f"<Record {self.kind!r}: {len(self.scalars)} numbers, {len(self.tensors)} tensors, {self.made.made_at}>"
+
+    def _repr_html_(self) -> str:
+        rows = [(name, str(e), e.note) for name, e in self.scalars.items()]
+        rows += [(name, brief(t), "tensor") for name, t in self.tensors.items()]
+        return html_table(("name", "value", "note"), first_rows(rows), repr(self))
+
+    def to_dataframe(self) -> Any:
+        """The numbers as a pandas DataFrame, one row each, by name; tensors are in `tensors`."""
+        columns = [f.name for f in fields(Estimate)]
+        rows = [[name, *(getattr(e, column) for column in columns)] for name, e in self.scalars.items()]
+        return data_frame(["name", *columns], rows).set_index("name")
 
     def save(self, folder: str | Path) -> Path:
         """Write into `folder` (made if missing) and return it. A crash leaves the previous record readable."""

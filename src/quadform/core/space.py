@@ -179,6 +179,8 @@ class Space:
         more = f", and {len(self) - 6} more" if len(self) > 6 else ""
         return f"Space({shown}{more}; {self.size:,} coordinates)"
 
+    __repr__ = __str__
+
     # --- names ------------------------------------------------------------------------------------------------------
     def _resolve(self, name: str) -> str:
         for known in (self._shapes, self._views):

@@ -113,6 +113,9 @@ class Risk:
             say(str(self))
 
     # --- what it is -------------------------------------------------------------------------------------------------
+    def __repr__(self) -> str:
+        return f"<Risk of {type(self.model).__name__}: {self.coverage}, {len(self.batches)} batches>"
+
     def __str__(self) -> str:
         return "; ".join([self.coverage, f"{len(self.batches)} batch{'es' * (len(self.batches) > 1)}", *self.notes])
 

@@ -20,6 +20,7 @@ from ..core.errors import InputError
 from ..core.number import Estimate
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
+from ..core.showing import fields_in_brief
 from ..core.space import Vector
 from .resume import Checkpoint, State
 from .sampling import batch_size, mean_and_error, sample, sweep
@@ -156,6 +157,8 @@ class BlockNorms:
     stderr: Tensor
     exact: Tensor
     matvecs: int
+
+    __repr__ = fields_in_brief
 
     def __getitem__(self, pair: tuple[str, str]) -> Estimate:
         try:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.number import Kind
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
+from ..core.showing import fields_in_brief
 from .resume import Checkpoint, State
 from .sampling import batch_size, student, sweep
 from .vectors import AT_ONCE, Probe, at_least, chunks, need_square, probes, working_dtype
@@ -30,6 +31,8 @@ class Diagonal:
     matvecs: int
     converged: bool
     note: str
+
+    __repr__ = fields_in_brief
 
 
 def diagonal(

@@ -21,6 +21,7 @@ from ..core.errors import InputError, TooLarge
 from ..core.number import Estimate, Side
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
+from ..core.showing import fields_in_brief
 from ..core.space import Vector
 from ..distributed.processes import group_of
 from .krylov import Krylov
@@ -49,6 +50,8 @@ class Eigenpairs:
     residuals: Tensor
     products: int
     asymmetry: float
+
+    __repr__ = fields_in_brief
 
     @property
     def values(self) -> tuple[Estimate, ...]:

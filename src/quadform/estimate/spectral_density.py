@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.number import Estimate
+from ..core.showing import fields_in_brief
 from .sampling import jackknife, mean_and_error
 from .vectors import at_least, chunks
 
@@ -49,6 +50,8 @@ class Density:
     exact: bool
     eps: float
     note: str = ""
+
+    __repr__ = fields_in_brief
 
     # --- means over the spectrum ------------------------------------------------------------------------------------
     def mean(self, f: Callable[[Tensor], Tensor]) -> Estimate:

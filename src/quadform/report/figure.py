@@ -11,6 +11,7 @@ import html
 import io
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .numbers import power
@@ -57,18 +58,14 @@ class Figure:
 
     def svg(self) -> str:
         """The picture as SVG text, drawn without a browser and without a network."""
-        import vl_convert
-
-        return vl_convert.vegalite_to_svg(self.spec, allowed_base_urls=[])
+        return svg(self.spec)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """What a notebook shows: the live chart, or the picture with its words where charts are not drawn."""
-        versions = self.spec["$schema"].rsplit("/v", 1)[-1].split(".", 1)[0]
-        return {
-            f"application/vnd.vegalite.v{versions}+json": self.spec,
-            "text/html": self._repr_html_(),
-            "text/plain": f"{self.title}: {self.headline}",
-        }
+        return bundle(self.spec) | {"text/html": self._repr_html_(), "text/plain": repr(self)}
+
+    def __repr__(self) -> str:
+        return f"<Figure {self.name}: {self.headline}>"
 
     def _repr_html_(self) -> str:
         words = [
@@ -118,4 +115,35 @@ class Rows:
 
     def finish(self, chart: Any, style: Style, **usermeta: int) -> Any:
         """The chart with its rows, in the house style; `usermeta` tells the page how it may be fitted."""
-        return chart.configure(**style.config()).properties(datasets=self.tables, usermeta=usermeta)
+        return offline(chart.configure(**style.config()).properties(datasets=self.tables, usermeta=usermeta))
+
+
+class Offline:
+    """A chart that a notebook shows without a network. Altair's own way loads Vega from a server and stays blank."""
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return bundle(self.to_dict())  # type: ignore[attr-defined]  # Altair's half of the class has it
+
+
+@cache
+def _offline_kind(kind: type) -> type:
+    return type(kind.__name__, (Offline, kind), {"__module__": kind.__module__})
+
+
+def offline(chart: Any) -> Any:
+    """The same Altair chart, and every chart made from it by its methods, drawn here rather than by a server."""
+    object.__setattr__(chart, "__class__", _offline_kind(type(chart)))  # past Altair, which keeps attributes as data
+    return chart
+
+
+def bundle(spec: dict[str, Any]) -> dict[str, Any]:
+    """A chart for notebooks: live in front ends that have Vega-Lite themselves, else as a picture."""
+    version = spec["$schema"].rsplit("/v", 1)[-1].split(".", 1)[0]
+    return {f"application/vnd.vegalite.v{version}+json": spec, "image/svg+xml": svg(spec), "text/plain": "<a chart>"}
+
+
+def svg(spec: dict[str, Any]) -> str:
+    """A specification as SVG text, drawn without a browser and without a network."""
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])

@@ -291,7 +291,7 @@ def summary(record: Record, texts: Texts) -> str:
         out.append(texts("spectral_sharp", high=number(high), low=number(s["bottom/0"].value), ceiling=ceiling))
     if "heterogeneity" in s:
         e = s["heterogeneity"]
-        surely = e.value - 2 * (e.stderr or 0.0) > UNEVEN[0]
+        surely = e.value - e.reach > UNEVEN[0]
         key = "spectral_even" if e.value <= UNEVEN[0] else "spectral_split" if surely else "spectral_unsure"
         out.append(texts(key, ratio=times(e.value), limit=times(UNEVEN[0]), **_apart(e, texts)))
     out.append(sentence(record, texts))

@@ -142,6 +142,9 @@ class DeepLinearTransformer:
         residual = self.F + Ranged(-target.mantissa, target.log)
         self.g = Ranged(self.c * residual.mantissa, residual.log)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} over {self.space}>"
+
     @property
     def degree(self) -> int:
         """The degree of F in X, 3^D; H_o has twice that, H_f this one while |F| << |Y| and twice it when |F| >> |Y|.

@@ -45,6 +45,9 @@ class TokenLayer(ABC):
     weights: dict[str, Tensor]
     output: OutputLoss
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} over {self.space}, {type(self.output).__name__}>"
+
     # --- what a layer gives -----------------------------------------------------------------------------------------
     @abstractmethod
     def terms(self, part: Part, a: str, b: str) -> list[Term]:

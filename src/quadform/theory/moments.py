@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..core.showing import fields_in_brief
+
 if TYPE_CHECKING:
     from jaxtyping import Float
 
@@ -33,6 +35,8 @@ class Moments:
     M1: Float[Tensor, "*rows d"]
     M2: Float[Tensor, "*rows d d"]
     M3: Float[Tensor, "*rows d2 d"]
+
+    __repr__ = fields_in_brief
 
 
 def attention_moments(A: Float[Tensor, "*batch i j"], Z: Float[Tensor, "*batch j d"]) -> Moments:

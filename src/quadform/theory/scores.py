@@ -71,6 +71,9 @@ class ScoreAttentionLayer:
         self.g = self.output.g.unflatten(0, self.A.shape[:2])
         self._flat = Space.of(self.theta)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} over {self.space}, {type(self.output).__name__}>"
+
     def forward(self, weights: Vector) -> Tensor:
         """F at other weights, `(N, d_V)`."""
         theta = {name: weights[name] for name in self.theta}

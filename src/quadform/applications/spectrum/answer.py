@@ -152,12 +152,7 @@ class Spectrum(Answer):
 
     def to_pandas(self) -> Any:
         """`table()` as a DataFrame."""
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("`.to_pandas()` needs `pip install pandas`; `.table()` has the same rows.") from error
-        grid = self.table()
-        return pandas.DataFrame(list(grid.rows), columns=list(grid.columns))
+        return self.to_dataframe()
 
     def lines(self) -> Sequence[str]:
         inputs, s = self.record.inputs, self.record.scalars
