@@ -23,8 +23,23 @@ NAMED = {
     "Falcon, heads of their own": {**SIZES, **WIDE, "multi_query": False, "new_decoder_architecture": False},
     "Phi3": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "pad_token_id": 0},
     "Llama": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2},
+    "Qwen3": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4},
+    "Bert": {**SIZES, **WIDE, "intermediate_size": 8},
+    "OPT": {**SIZES, **WIDE, "ffn_dim": 8, "word_embed_proj_dim": 16},
 }
 UNNAMED = {
+    "Deberta": {**SIZES, **WIDE, "intermediate_size": 8, "pos_att_type": ["c2p", "p2c"], "relative_attention": True},
+    "MiniMax": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "layer_types": ["linear_attention"]},
+    "Qwen3Next": {
+        **SIZES,
+        **WIDE,
+        "intermediate_size": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "layer_types": ["full_attention"],
+        "num_experts": 0,
+    },
+    "Lfm2": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "layer_types": ["conv"]},
     "Falcon": {**SIZES, **WIDE, "multi_query": True, "new_decoder_architecture": False},
     "CodeGen": {**GPT, "rotary_dim": 2, "n_ctx": 16},
     "Mamba2": {
@@ -45,7 +60,8 @@ def made(name: str, sizes: dict[str, Any]) -> tuple[nn.Module, dict[str, View]]:
     with torch.no_grad():
         for n, p in model.named_parameters():
             p.zero_() if n.endswith("bias") else p.normal_()
-    return model, {v.name: v for v in attention_views(model, {n for n, _ in model.named_parameters()})}
+    run = lambda: model(input_ids=torch.tensor([[3, 5, 4, 9, 7]]))  # noqa: E731
+    return model, {v.name: v for v in attention_views(model, {n for n, _ in model.named_parameters()}, run)}
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -73,6 +89,34 @@ def test_a_view_is_what_its_name_says(name: str) -> None:
     assert float(without("W_V").abs().max()) < 1e-9 * float(without("W_Q").abs().max())
     if f"{path}.W_K[3]" in views:
         torch.testing.assert_close(without("W_Q[3]"), without("W_K[3]"))
+
+
+def test_a_norm_inside_the_module_hides_no_names() -> None:
+    """ALBERT's attention ends with a skip and a norm; the weights are named all the same, shared by its layers."""
+    sizes = {**SIZES, **WIDE, "intermediate_size": 8, "embedding_size": 8}
+    assert [n for n in made("Albert", sizes)[1] if n.endswith((".W_Q", ".W_K", ".W_V"))]
+
+
+def test_attention_written_out_is_seen() -> None:
+    """A module of one's own, with scores and softmax in plain torch; without its softmax it has no names."""
+
+    class Plain(nn.Module):
+        def __init__(self, softmax: bool) -> None:
+            super().__init__()
+            self.num_heads, self.softmax = 2, softmax
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (p(x).unflatten(-1, (2, 4)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+            A = q @ k.mT
+            return ((A.softmax(-1) if self.softmax else A) @ v).transpose(1, 2).flatten(2)
+
+    for softmax in (True, False):
+        model = Plain(softmax)
+        views = attention_views(
+            model, {n for n, _ in model.named_parameters()}, lambda m=model: m(torch.randn(2, 5, 8))
+        )
+        assert ("W_Q[1]" in {v.name for v in views}) is softmax
 
 
 @pytest.mark.parametrize("name", UNNAMED)

@@ -85,7 +85,7 @@ def find(model: nn.Module, run: Run, params: Mapping[str, Tensor]) -> Place:
             if isinstance(getattr(type(module), "loss_function", None), property):
 
                 def given(args: list[Any], options: dict[str, Any], owner: nn.Module = module) -> None:
-                    held = [*enumerate(args), *options.items()]
+                    held: list[tuple[Any, Any]] = [*enumerate(args), *options.items()]
                     arguments.extend((owner, i, weakref.ref(t)) for i, t in held if isinstance(t, Tensor))
 
                 stack.enter_context(_loss_arguments(module, given))

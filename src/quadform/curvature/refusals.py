@@ -12,6 +12,7 @@ from ..core.errors import InputError
 
 #: Kinds of numbers with 16 bits or fewer that torch multiplies in.
 _HALVES = (torch.bfloat16, torch.float16)
+_UNDERFLOW = "float16 underflows in second derivatives. Load the model in float32."
 
 
 def refuse_unusable(params: Mapping[str, Tensor], every: Mapping[str, Tensor]) -> None:
@@ -31,17 +32,24 @@ def refuse_unusable(params: Mapping[str, Tensor], every: Mapping[str, Tensor]) -
         raise InputError(f"`{empty[0]}` holds no numbers (device meta). Load the weights before measuring.")
     kinds = {t.dtype for t in params.values()}
     if torch.float16 in kinds:
-        raise InputError("float16 underflows in second derivatives. Load the model in float32.")
+        raise InputError(_UNDERFLOW)
+    refuse_halves(every)
+    places = {t.device for t in params.values()}
+    for found, what in ((kinds, "of several kinds"), (places, "on several devices")):
+        if len(found) > 1:
+            raise InputError(f"parameters are {what} ({', '.join(sorted(map(str, found)))}); choose some with params=.")
+
+
+def refuse_halves(every: Mapping[str, Tensor]) -> None:
+    """bfloat16 and float16 on a CPU; frozen weights are multiplied too."""
     halves = [n for n, t in every.items() if t.dtype in _HALVES and t.device.type == "cpu"]
+    if halves and all(t.dtype == torch.float16 for t in every.values()):
+        raise InputError(_UNDERFLOW)
     if halves:
         raise InputError(
             f"`{halves[0]}` is {_kind_of(every[halves[0]])}, in which a CPU has two or three digits and some"
             " CPUs cannot multiply at all. Use `model.float()`, or a GPU."
         )
-    places = {t.device for t in params.values()}
-    for found, what in ((kinds, "of several kinds"), (places, "on several devices")):
-        if len(found) > 1:
-            raise InputError(f"parameters are {what} ({', '.join(sorted(map(str, found)))}); choose some with params=.")
 
 
 def refuse_quantised(model: nn.Module) -> None:

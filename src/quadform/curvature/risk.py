@@ -20,13 +20,13 @@ from torch.func import grad_and_value, jvp
 
 from ..core.errors import InputError, UnknownName, closest
 from ..core.progress import say
-from ..core.space import Space, Vector
+from ..core.space import Space, Vector, View
 from ..distributed.processes import Group, group_of
 from .batches import IGNORED, batches_of, targets
-from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_quantised, refuse_unusable
+from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_halves, refuse_quantised, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, Loss, ModuleRunner, Runner, own_loss
-from .settings import stock_settings, watched_attention
+from .settings import evaluation_mode, stock_settings, watched_attention
 from .views import attention_views
 
 
@@ -76,9 +76,10 @@ class Risk:
         self.through = False  # whether it was seen that the loss sees all parameters through the output alone
         self.forward: bool | None = None  # whether forward derivatives agree with reverse ones, where it was measured
         if isinstance(model, nn.Module):
-            chosen, self.coverage, views = self._choose(model, params, include_frozen)
             self.writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
-            self._runner: Runner = ModuleRunner(model, loss, self.writes)
+            runner = ModuleRunner(model, loss, self.writes)
+            self._runner: Runner = runner
+            chosen, self.coverage, views = self._choose(model, params, include_frozen, runner)
         else:
             if not isinstance(params, Mapping) or loss is None:
                 raise InputError(
@@ -297,7 +298,9 @@ class Risk:
                 return isinstance(a, Tensor) and torch.equal(a, b)
         return False
 
-    def _choose(self, model: nn.Module, params: Any, include_frozen: bool) -> tuple[dict[str, Tensor], str, list[Any]]:
+    def _choose(
+        self, model: nn.Module, params: Any, include_frozen: bool, runner: ModuleRunner
+    ) -> tuple[dict[str, Tensor], str, list[View]]:
         if isinstance(params, Mapping):
             raise InputError("params={...} is for function models; for a module give globs of parameter names.")
         refuse_quantised(model)
@@ -312,7 +315,9 @@ class Risk:
         integer = [n for n, p in named.items() if not p.is_floating_point()]
         if not usable:
             raise nothing_to_measure(named)
-        views = attention_views(model, set(usable))
+        refuse_halves(named)
+        with evaluation_mode(model):
+            views = attention_views(model, set(usable), lambda: runner.call(self.batches[0]))
         whole = Space.of(usable, views)
         globs = (params,) if isinstance(params, str) else tuple(params)
         try:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 #: Attention without its softmax in the registry of transformers, as `applications.why` enters it.
@@ -16,6 +17,24 @@ _TWICE = {
     "_attn_implementation": ((None, "eager", "sdpa", "quadform", LINEAR_ATTENTION), "sdpa"),
     "_experts_implementation": ((None, "eager", "batched_mm"), "eager"),
 }
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """A scope for plain evaluations: eval mode, stock settings, the caller's autocast and random state left outside."""
+    modes = [(m, m.training) for m in model.modules()]
+    devices = {t.device for t in model.parameters()}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([d for d in devices if d.type == "cuda"]))
+        for kind in {"cpu", *(d.type for d in devices if d.type != "meta")}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(stock_settings(model))
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
 
 @contextlib.contextmanager

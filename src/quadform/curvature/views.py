@@ -7,11 +7,13 @@ keeps `(out, in)`, GPT-2's `Conv1D` and this project `(in, out)`. `h.0.attn.W_Q`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import nn
 
 from ..core.space import View, heads
+from .scaling import seen_by_scaling
 
 #: Names under which models store one matrix, and the paper's name for it.
 _SEPARATE = {
@@ -28,12 +30,21 @@ _SQUARE = ("query_key_value", "in_proj")
 _OTHERWISE = ("CodeGenAttention",)
 
 
-def attention_views(model: nn.Module, names: set[str]) -> list[View]:
-    """All views of the attention weights among the parameters `names`."""
+def attention_views(model: nn.Module, names: set[str], run: Callable[[], Any]) -> list[View]:
+    """All views of the attention weights among the parameters `names`.
+
+    Views inside the projections of a model's own attention are given where `run()`, an evaluation of the model, shows
+    that they are what their names say (`scaling`); those of torch's attention and under the paper's own names always.
+    """
+    claimed = {path: list(_of_module(path, module)) for path, module in model.named_modules()}
+    unsure = {p: views for p, views in claimed.items() if any(v.of.rpartition(".")[0] != p for v in views)}
+    sure = set(claimed) - set(unsure)
+    if unsure:
+        sure |= seen_by_scaling(model, unsure, run)
     found: dict[str, View] = {}
-    for path, module in model.named_modules():
-        for view in _of_module(path, module):
-            if view.of in names and view.name not in names:
+    for path, views in claimed.items():
+        for view in views:
+            if path in sure and view.of in names and view.name not in names:
                 found.setdefault(view.name, view)
     return list(found.values())
 

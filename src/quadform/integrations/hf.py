@@ -8,7 +8,7 @@ s = qf.spectrum(model, probe)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -20,6 +20,7 @@ from ..applications.hugging_face import tokenizer_of
 from ..applications.subject import open_subject
 from ..core.errors import FileError, InputError, MissingExtra
 from ..core.space import LABELS
+from ..curvature.settings import evaluation_mode
 from ..curvature.views import attention_views
 
 #: The label that losses leave out.
@@ -110,14 +111,29 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(getattr(found, "ids", found))
 
 
-def names(model: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
+def names(model: nn.Module, batch: Mapping[str, Any] | None = None) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The paper's names of the attention weights: `{"h.0.attn.W_Q": ("h.0.attn.c_attn.weight", shape), ...}`.
 
+    Names are given where an evaluation on `batch` (default: a few tokens, or a black image) shows that the weights are
+    what the names say; of attention of another kind there are none.
     Heads are `h.0.attn.W_Q[3]`; the labels query, key, value and out stand for W_Q, W_K, W_V and W_O everywhere.
     """
     known = {name for name, _ in model.named_parameters()}
     own = {n: (n, tuple(p.shape)) for n, p in model.named_parameters() if n.rpartition(".")[2] in set(LABELS.values())}
-    return own | {v.name: (v.of, tuple(v.shape)) for v in attention_views(model, known)}
+    with evaluation_mode(model):
+        views = attention_views(model, known, lambda: model(**(_example(model) if batch is None else batch)))
+    return own | {v.name: (v.of, tuple(v.shape)) for v in views}
+
+
+def _example(model: nn.Module) -> dict[str, Tensor]:
+    """A batch that models of transformers take, as far as their configuration tells."""
+    config: Any = getattr(model, "config", None)
+    device = next(model.parameters()).device
+    if getattr(model, "main_input_name", None) == "pixel_values":
+        size = config.image_size
+        return {"pixel_values": torch.zeros(1, config.num_channels, size, size, device=device)}
+    ids = (torch.arange(3, 11, device=device) % config.vocab_size)[None]
+    return {"input_ids": ids} | ({"decoder_input_ids": ids} if config.is_encoder_decoder else {})
 
 
 @contextlib.contextmanager
