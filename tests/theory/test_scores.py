@@ -14,10 +14,11 @@ from strategies import randn, seeds, weight
 from torch import Tensor
 
 from quadform.core.errors import InputError
+from quadform.core.space import Space
 from quadform.testing import check_operator
-from quadform.theory import AttentionLayer, ScoreAttentionLayer
+from quadform.theory import AttentionLayer, MultiHeadAttentionLayer, ScoreAttentionLayer
 from quadform.theory.layer import autodiff_hessian
-from quadform.theory.scores import alibi, dot_product, masked, qk_norm, rope, soft_cap, with_sink
+from quadform.theory.scores import alibi, dot_product, masked, per_head, qk_norm, rope, soft_cap, with_sink
 
 INSTANCES: dict[str, Callable[[Tensor], tuple[object, list[str]]]] = {
     "dot product": lambda X: (dot_product(X), []),
@@ -86,6 +87,57 @@ def test_dot_product_scores_give_the_attention_layer() -> None:
         assert torch.allclose(general.matrix(part), special.matrix(part), atol=1e-14)
 
 
+@pytest.mark.parametrize("name", ["dot product", "rope", "qk-norm", "capped rope with a sink", "causal rope"])
+@pytest.mark.parametrize(("kv_heads", "output"), [(2, True), (1, True), (2, False)])
+def test_several_heads(name: str, kv_heads: int, output: bool) -> None:
+    """Any scores per head, with W_O: H, H_f, gradients and norms against automatic differentiation."""
+    g = torch.Generator().manual_seed(0)
+    X = randn(g, 2, 3, 3)
+    scores, extra = INSTANCES[name](X)
+    theta = {"W_Q": weight(g, 3, 4), "W_K": weight(g, 3, 2 * kv_heads)} | {n: randn(g, 2) for n in extra}
+    Z = torch.cat([X, torch.zeros_like(X[:, :1])], dim=1) if "sink" in extra else X
+    W_O = weight(g, 4, 3) if output else None
+    Y = randn(g, 2, 3, 3 if output else 4)
+    weights = torch.rand(2, 3, generator=g, dtype=X.dtype)
+    layer = ScoreAttentionLayer(
+        per_head(scores, 2, kv_heads), theta, Z, weight(g, 3, 4), Y, W_O=W_O, token_weights=weights, prefix="h."
+    )
+
+    def scalar(w: dict[str, Tensor]) -> Tensor:
+        T = per_head(scores, 2, kv_heads)({n: w[n] for n in theta})
+        z = torch.cat([T[:, h].softmax(-1) @ Z @ w["W_V"][:, 2 * h : 2 * h + 2] for h in range(2)], -1)
+        F = z @ w["W_O"] if output else z
+        return (weights * (F - Y).square().mean(-1)).sum() / weights.sum()
+
+    H = autodiff_hessian(scalar, layer.weights)
+    H_f = autodiff_hessian(lambda w: (layer.output.g * layer.forward(w)).sum(), layer.weights)
+    size = float(H.abs().max())
+    assert float(layer.loss) == pytest.approx(float(scalar(layer.weights)), rel=1e-13)
+    for part, want in (("total", H), ("functional", H_f), ("outer", H - H_f)):
+        assert float((layer.matrix(part) - want).abs().max()) <= 1e-12 * size
+    for n, want in torch.func.grad(scalar)(layer.weights).items():
+        assert torch.allclose(layer.gradients()["h." + n], want, rtol=0, atol=1e-13)
+    at = Space.of(layer.weights).slices()
+    for (a, b), norm in layer.norms().items():
+        assert norm.value == pytest.approx(float(H[at[a], at[b]].norm()), rel=1e-9)
+    for A in (layer.hessian(), layer.outer_operator(), layer.functional_operator()):
+        check_operator(A)
+
+
+def test_dot_product_scores_per_head_give_the_multi_head_layer() -> None:
+    """With grouped keys, named by head."""
+    g = torch.Generator().manual_seed(0)
+    X, Y = randn(g, 2, 4, 3), randn(g, 2, 4, 3)
+    W_Q, W_K, W_V, W_O = weight(g, 3, 4), weight(g, 3, 2), weight(g, 3, 4), weight(g, 4, 3)
+    general = ScoreAttentionLayer(per_head(dot_product(X), 2, 1), {"W_Q": W_Q, "W_K": W_K}, X, W_V, Y, W_O=W_O)
+    keys = torch.cat([W_K, W_K], 1)  # the same function; blocks without W_K are the same too
+    special = MultiHeadAttentionLayer(X, W_Q, keys, W_V, W_O, Y, heads=2)
+    for a, b in (("W_V[1]", "W_Q"), ("W_O[0]", "W_V[1]"), ("W_O[1]", "W_O[0]")):
+        got, want = general.hessian().block(a, b).dense(), special.hessian().block(a, b).dense()
+        assert torch.allclose(got, want, atol=1e-14), (a, b)
+        assert general.norm(a, b).value == pytest.approx(float(want.norm()), rel=1e-12)
+
+
 def test_score_functions_are_what_they_say() -> None:
     """Entry by entry: rotary pairs as complex numbers, distances, root mean squares of a token, caps, one more key."""
     g = torch.Generator().manual_seed(0)
@@ -138,3 +190,12 @@ def test_scores_of_the_wrong_shape_are_refused() -> None:
         )
     with pytest.raises(InputError, match="even width"):
         ScoreAttentionLayer(rope(X), {"W_Q": W[:, :1], "W_K": W[:, :1]}, X, W, X)
+    theta = {"W_Q": W, "W_K": W}
+    with pytest.raises(InputError, match="cannot be cut into 3 heads"):
+        ScoreAttentionLayer(per_head(dot_product(X), 3), theta, X, W, X)
+    with pytest.raises(InputError, match="kv_heads divides heads"):
+        per_head(dot_product(X), 3, 2)
+    with pytest.raises(InputError, match=r"these keys and 2 heads need \(2, 2 d_V\)"):
+        ScoreAttentionLayer(per_head(dot_product(X), 2), theta, X, W[:, :1], X)
+    with pytest.raises(InputError, match="as many rows as W_V"):
+        ScoreAttentionLayer(dot_product(X), theta, X, W, X, W_O=W[:1])
