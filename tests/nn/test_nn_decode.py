@@ -162,7 +162,7 @@ def test_bound_is_sharp(alpha, penalty, best, ended, n):
     penalties = torch.tensor([1.0, *(how.normaliser(m) for m in range(1, 12))], dtype=torch.float64)
     live = torch.tensor([[best, -math.inf]], dtype=torch.float64)
     reach = max(best / how.normaliser(m) for m in range(n + 1, 10))
-    assert bool(_proved(how, live, pool, torch.tensor([n]), penalties)) == (ended >= reach)
+    assert bool(_proved(how, live, pool, torch.tensor([n]), penalties, torch.tensor([9]))) == (ended >= reach)
 
 
 def test_refill_after_an_end():
@@ -305,6 +305,29 @@ def test_lengths():
     for beam in (1, 3):  # one token each, also after prompts of unequal length
         for x, (h,) in zip(INPUTS, generate(decoder, INPUTS, Search(beam=beam, max_length=1)), strict=True):
             assert whole(h) == [int(decoder(ids(x))[0, -1].argmax())]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("stop", ["count", "bound"])
+@pytest.mark.parametrize("alpha", [-0.5, 0.6])
+def test_length_beyond_the_source(beam, stop, alpha):
+    """`beyond` b: in a batch of unequal sources each answer is that of max_length = its source + b, alone."""
+    model = make(seed=3)
+    how = Search(beam=beam, stop=stop, alpha=alpha, max_length=9, beyond=1)
+    lengths = set()
+    for x, found in zip(INPUTS, generate(model, INPUTS, how), strict=True):
+        limit = min(len(x) + 1, 9)
+        (alone,) = generate(model, [x], dataclasses.replace(how, beyond=None, max_length=limit))
+        assert [h.tokens for h in found] == [h.tokens for h in alone]
+        assert [h.score for h in found] == pytest.approx([h.score for h in alone], abs=1e-10)
+        lengths |= {len(whole(h)) - limit for h in found}
+    assert max(lengths) == 0
+    drawn = generate(model, INPUTS, Sampling(seed=2, max_length=9, beyond=0))
+    assert all(len(whole(h)) <= len(x) for x, (h,) in zip(INPUTS, drawn, strict=True))
+    with pytest.raises(InputError, match="a decoder does not have"):
+        generate(make(kind="decoder"), INPUTS, how)
+    with pytest.raises(InputError, match="beyond is a whole number"):
+        Search(beyond=-1)
 
 
 def test_min_length_is_exact():

@@ -12,10 +12,12 @@ import torch
 
 from ..core.errors import InputError
 from ..core.record import Estimate, Provenance, Record, strict_json, write_atomically
+from ..nn.transformer import Transformer
 from ..train.datasets import Dataset, dataset
 from ..train.ddp import rank_and_world
 from ..train.recipes import Plan, prepare, score_test
 from ..train.runs import Run, is_run
+from ..train.snapshots import AVERAGED
 from .configs.train import TrainVerbConfig
 from .machine import DTYPES, device_of
 from .subject import parse_data
@@ -49,6 +51,7 @@ def plan(config: TrainVerbConfig) -> Plan:
         data_of(config),
         design=config.design,
         objective=config.objective,
+        recipe=config.recipe,
         start_from=config.start_from,
         seed=config.seed,
         device=device,
@@ -63,10 +66,13 @@ def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
         raise InputError(f"`{folder}` holds a run already. `--resume` goes on with it; another `--out` begins anew.")
     made = plan(config)
     done = made.train(out=folder, resume=config.resume, seconds=config.seconds)
-    found = Run(folder, done.model.eval(), made.data, made.config, done.step, {}, done)
+    model = done.model
+    rank, _ = rank_and_world()
+    if made.config.average is not None and done.stopped != "time" and rank == 0:
+        model = Transformer.load(folder / AVERAGED, device=model.embed.W_E.device)
+    found = Run(folder, model.eval(), made.data, made.config, done.step, {}, done)
     scalars = {"loss": Estimate(done.loss), "steps": Estimate(float(done.step))}
     scalars |= {f"valid {name}": e for name, e in done.valid.items()}
-    rank, _ = rank_and_world()
     if config.test and done.stopped != "time" and rank == 0:
         scalars |= {f"test {name}": e for name, e in score_test(found, config.test).items()}
     inputs: dict[str, Any] = {

@@ -44,6 +44,10 @@ def _model_shapes(c: ModelConfig) -> Shapes:
         yield "W_C", (d, c.classes)
         yield "b_C", (c.classes,)
         return
+    if c.transform is not None:
+        yield "transform.W_T", (d, d)
+        yield "transform.b_T", (d,)
+        yield from _norm_shapes("transform.norm", "layer", d)
     if not c.tied:
         yield "W_U", (d, c.vocab)
     if "out" in c.biases:

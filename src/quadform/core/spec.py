@@ -148,7 +148,7 @@ class BlockSpec:
     value: Projection | None = field(default_factory=Projection)
     proj: Projection | None = field(default_factory=Projection)
     query_init: Init = "default"
-    activation: Literal["relu", "gelu", "geglu", "swiglu", "leaky"] = "relu"
+    activation: Literal["relu", "gelu", "gelu-tanh", "geglu", "swiglu", "leaky"] = "relu"
     slope: float = 0.0
     init_gain: float = 1.0
     tie_gains: bool = False
@@ -185,7 +185,8 @@ class ModelConfig:
     after the activation (a gated MLP reads d_model x 2 d_ff). `biases` names which of q, k, v, o, mlp, out have one.
     `classes > 0` replaces the token output by a classifier on the mean of the real tokens. `init` is the distribution
     of all matrices not named in a block: N(0, init_std^2), N(0, 1/fan_in), Glorot uniform, or orthogonal. Embeddings
-    enter as embed_scale W_E[token] + position.
+    enter as embed_scale W_E[token] + position. Rotary position p turns pair i by p rotary_base^{-2i/d_k} (10,000 unless
+    given). `transform` puts LayerNorm(act(X W_T + b_T)) in front of the token output, as BERT has it.
     """
 
     kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
@@ -200,11 +201,13 @@ class ModelConfig:
     classes: int = 0
     seq_len: int = 1024
     positions: Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "none"] = "learned"
+    rotary_base: float | None = None
     tied: bool = True
     biases: tuple[str, ...] = ()
     embed_scale: float = 1.0
     embed_norm: Norm = "none"
     final_norm: Norm = "layer"
+    transform: Literal["relu", "gelu", "gelu-tanh"] | None = None
     eps: float = 1e-5
     dropout: float = 0.0
     init: Literal["normal", "fan-in", "xavier", "orthogonal"] = "fan-in"
@@ -230,6 +233,10 @@ class ModelConfig:
             raise InputError(f"{self.heads} heads do not share {self.key_heads} key heads evenly. Change one of them.")
         if self.positions == "rotary" and self.head_width % 2:
             raise InputError(f"rotary positions turn pairs of coordinates; a head width of {self.head_width} is odd.")
+        if self.rotary_base is not None and not 0 < self.rotary_base < math.inf:
+            raise InputError(f"rotary_base is above 0 and finite; got {self.rotary_base}.")
+        if self.transform is not None and self.classes:
+            raise InputError("a transform belongs to the token output; a classifier has none.")
         if not 0 <= self.eps < math.inf:
             raise InputError(
                 f"eps, which keeps norms from dividing by zero, is a number of at least 0; got {self.eps}."

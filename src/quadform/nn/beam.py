@@ -52,8 +52,8 @@ def beam_search(run: Run) -> list[list[Hypothesis]]:
         tokens = tokens.gather(1, parent[:, :, None].expand_as(tokens))
         tokens[:, :, t] = choice
         t += 1
-        limit = n >= how.max_length if forced is None else (n >= how.max_length) & ~forced
-        done = limit | _proved(run.how, score, pool, n, penalties)
+        limit = n >= run.limits if forced is None else (n >= run.limits) & ~forced
+        done = limit | _proved(run.how, score, pool, n, penalties, run.limits)
         if how.stop == "count":
             done = done | (pool.count >= K)
         rows = parent + K * torch.arange(B, device=device)[:, None]
@@ -112,10 +112,10 @@ def _candidates(run: Run, logits: Tensor, score: Tensor, made: Tensor):
     return live[:, :K], parent.gather(1, order), choice.gather(1, order), ends
 
 
-def _proved(how: Search, score: Tensor, pool: Pool, n: Tensor, penalties: Tensor) -> Tensor:
+def _proved(how: Search, score: Tensor, pool: Pool, n: Tensor, penalties: Tensor, limits: Tensor) -> Tensor:
     """Sentences whose n_best-th ended score no live hypothesis can pass any more."""
     best = score.amax(1)
-    reach = best / (penalties[how.max_length] if how.alpha >= 0 else penalties[(n + 1).clamp_max(len(penalties) - 1)])
+    reach = best / penalties[limits if how.alpha >= 0 else (n + 1).clamp_max(len(penalties) - 1)]
     return pool.score[:, how.n_best - 1] >= reach
 
 

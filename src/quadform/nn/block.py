@@ -52,6 +52,8 @@ def activate(X: Tensor, name: str, slope: float = 0.0) -> Tensor:
         return X.relu()
     if name == "gelu":
         return F.gelu(X)
+    if name == "gelu-tanh":
+        return F.gelu(X, approximate="tanh")
     if name == "leaky":
         return math.sqrt(2 / (1 + slope**2)) * F.leaky_relu(X, slope)
     gate, value = X.chunk(2, dim=-1)

@@ -49,11 +49,15 @@ MOST_ALPHA = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """Greedy (beam 1) or beam search. `max_length` and `min_length` count generated tokens, the end token included."""
+    """Greedy (beam 1) or beam search. `max_length` and `min_length` count generated tokens, the end token included.
+
+    With `beyond` a text is also at most so many tokens longer than its source (the source's end token included).
+    """
 
     beam: int = 1
     n_best: int = 1
     max_length: int = 128
+    beyond: int | None = None
     min_length: int = 0
     alpha: float = 1.0
     penalty: Literal["power", "gnmt"] = "power"
@@ -61,7 +65,7 @@ class Search:
     cache: Cache = "kv"
 
     def __post_init__(self) -> None:
-        _check_lengths(self.max_length, self.min_length, self.cache)
+        _check_lengths(self.max_length, self.min_length, self.beyond, self.cache)
         if not isinstance(self.beam, int) or not isinstance(self.n_best, int) or not 1 <= self.n_best <= self.beam:
             raise InputError(f"n_best lies between 1 and the beam, whole numbers; got {self.n_best} and {self.beam}.")
         if not -MOST_ALPHA <= self.alpha <= MOST_ALPHA:
@@ -76,18 +80,22 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Draw from p^(1/temperature) among the top_k likeliest tokens (0: all) and the smallest set of mass top_p."""
+    """Draw from p^(1/temperature) among the top_k likeliest tokens (0: all) and the smallest set of mass top_p.
+
+    Lengths are those of `Search`.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
     max_length: int = 128
+    beyond: int | None = None
     min_length: int = 0
     cache: Cache = "kv"
 
     def __post_init__(self) -> None:
-        _check_lengths(self.max_length, self.min_length, self.cache)
+        _check_lengths(self.max_length, self.min_length, self.beyond, self.cache)
         whole = isinstance(self.top_k, int) and self.top_k >= 0
         if not 0 < self.temperature < math.inf or not whole or not 0 < self.top_p <= 1:
             raise InputError(
@@ -96,11 +104,13 @@ class Sampling:
             )
 
 
-def _check_lengths(most: int, least: int, cache: str) -> None:
+def _check_lengths(most: int, least: int, beyond: int | None, cache: str) -> None:
     if not isinstance(most, int) or not isinstance(least, int) or most < 1 or not 0 <= least <= most:
         raise InputError(
             f"max_length is a whole number of at least 1, min_length one from 0 to it; got {most}, {least}."
         )
+    if beyond is not None and (not isinstance(beyond, int) or beyond < 0):
+        raise InputError(f"beyond is a whole number of tokens of at least 0, or None; got {beyond!r}.")
     if cache not in get_args(Cache):
         raise InputError(f"a cache is {', '.join(get_args(Cache))}; got {cache!r}.")
 
@@ -136,6 +146,8 @@ def generate(
         raise InputError("an encoder or classifier writes no text; decoding needs a decoder or an encoder-decoder.")
     if not both and prefixes is not None:
         raise InputError("the prompts of a decoder are its `inputs`; prefixes belong to an encoder-decoder.")
+    if not both and how.beyond is not None:
+        raise InputError("`beyond` counts from the length of a source, which a decoder does not have; use max_length.")
     starts = _starts(model, inputs, prefixes) if both else inputs
     if len(starts) != len(inputs) or batch_size < 1:
         raise InputError(
@@ -160,7 +172,8 @@ def generate(
                 source, mask = pad_rows([inputs[i] for i in rows], model.config.pad or 0, _device(model))
                 memory = model.encode(source, None if model.config.pad is None and bool(mask.all()) else mask)
                 memory.keys_values = {}
-            run = Run(model, [list(starts[i]) for i in rows], memory, how, static)
+            limits = [_limit(how, len(inputs[i])) for i in rows]
+            run = Run(model, [list(starts[i]) for i in rows], memory, how, static, limits)
             if isinstance(how, Sampling):
                 found = run.stepwise(_sampler(how, rows, _device(model)))
             else:
@@ -195,6 +208,11 @@ def log_probabilities(
     model.train(training)
     counted = mask[:, 1:] & (torch.arange(1, whole.shape[1], device=whole.device) >= given[:, None])
     return logs.masked_fill(~counted, 0.0).sum(1).tolist()
+
+
+def _limit(how: Search | Sampling, source: int) -> int:
+    """Tokens generated at most for a source of so many tokens."""
+    return how.max_length if how.beyond is None else max(min(how.max_length, source + how.beyond), 1)
 
 
 def _starts(
@@ -265,15 +283,18 @@ class Run:
         memory: Memory | None,
         how: Search | Sampling,
         static: StaticDecoder | None = None,
+        limits: Sequence[int] | None = None,
     ) -> None:
         self.model, self.memory, self.how, self.eos = model, memory, how, model.config.eos
         self.given, _ = pad_rows(starts, 0, _device(model))
         self.lengths = torch.tensor([len(s) for s in starts], device=self.given.device)
         self.shortest, self.longest = min(map(len, starts)), max(map(len, starts))
-        self.capacity = self.longest + how.max_length
+        self.limits = torch.tensor(limits or [how.max_length] * len(starts), device=self.given.device)
+        most = int(self.limits.max())
+        self.capacity = self.longest + most
         if model.config.positions == "learned" and self.capacity - 1 > model.config.seq_len:
             raise InputError(
-                f"a prefix of {self.longest} and {how.max_length} new tokens exceed the {model.config.seq_len} learned "
+                f"a prefix of {self.longest} and {most} new tokens exceed the {model.config.seq_len} learned "
                 f"positions of this model (seq_len). Lower max_length, or shorten the prefix."
             )
         self._check_size(model.config)
@@ -324,14 +345,14 @@ class Run:
             for layer in self.cache or ():
                 layer.select(rows)
         if sentences is not None:
-            self.given, self.lengths = self.given[sentences], self.lengths[sentences]
+            self.given, self.lengths, self.limits = (x[sentences] for x in (self.given, self.lengths, self.limits))
             if self.memory is not None and not self.started:
                 self.memory = self.memory.select(sentences)
 
     # ------------------------------------------------------------------------------------------- greedy and sampling
     def stepwise(self, draw: Draw | None) -> list[list[Hypothesis]]:
         """One hypothesis a sentence: the likeliest token at every step, or a drawn one."""
-        device, how = self.given.device, self.how
+        device = self.given.device
         tokens = self.given.new_zeros(len(self.given), self.capacity)
         tokens[:, : self.given.shape[1]] = self.given
         log_prob = torch.zeros(len(tokens), dtype=torch.float64, device=device)
@@ -357,7 +378,7 @@ class Run:
             log_prob += gained
             t += 1
             ends = running & (choice == self.eos) if self.eos is not None else torch.zeros_like(closed)
-            new = ends | (running & (t - self.lengths >= how.max_length))
+            new = ends | (running & (t - self.lengths >= self.limits))
             if not bool(new.any()):
                 continue
             for row in new.nonzero()[:, 0].tolist():

@@ -32,7 +32,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
             _set(parameter, std * _normal(parameter.shape, generator))
         elif tail == "W_pos":
             _set(parameter, std * config.embed_scale * _normal(parameter.shape, generator))
-        elif tail in ("W_U", "W_C"):
+        elif tail in ("W_U", "W_C", "W_T"):
             _set(parameter, _matrix(config, parameter.shape, generator))
         elif tail.startswith("b_") or tail == "bias":
             parameter.zero_()

@@ -21,7 +21,7 @@ from quadform.core.spec import BlockSpec, ModelConfig, design
 
 from .attend import linear
 from .attention import Attention
-from .block import Block, make_norm
+from .block import Block, activate, make_norm
 from .frame import Frame, LayerCache, Memory
 from .init import initialise
 
@@ -71,9 +71,23 @@ class Embedding(nn.Module):
         return F.dropout(X, self.dropout, self.training) if self.dropout else X
 
 
-def angles(positions: Tensor, d: int) -> Tensor:
-    """p / 10000^{2i/d} for i = 0, ..., ceil(d/2) - 1: (..., ceil(d/2)), in double precision."""
-    rates = 10_000.0 ** (-2 * torch.arange((d + 1) // 2, dtype=torch.float64, device=positions.device) / d)
+class Transform(nn.Module):
+    """LayerNorm(act(X W_T + b_T)), W_T (d, d): what BERT puts in front of its token output."""
+
+    def __init__(self, activation: str, d: int, eps: float, **options: Any) -> None:
+        super().__init__()
+        self.activation = activation
+        self.W_T = nn.Parameter(torch.empty(d, d, **options))
+        self.b_T = nn.Parameter(torch.empty(d, **options))
+        self.norm = nn.LayerNorm(d, eps=eps, **options)
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.norm(activate(linear(X, self.W_T, self.b_T), self.activation))
+
+
+def angles(positions: Tensor, d: int, base: float = 10_000.0) -> Tensor:
+    """p / base^{2i/d} for i = 0, ..., ceil(d/2) - 1: (..., ceil(d/2)), in double precision."""
+    rates = base ** (-2 * torch.arange((d + 1) // 2, dtype=torch.float64, device=positions.device) / d)
     return positions[..., None] * rates
 
 
@@ -123,6 +137,7 @@ class Transformer(nn.Module):
         both = config.kind == "encoder-decoder"
         self.encoder_norm = make_norm(config.final_norm, d, config.eps, **options) if both else None
         self.final_norm = make_norm(config.final_norm, d, config.eps, **options)
+        self.transform = Transform(config.transform, d, config.eps, **options) if config.transform else None
         if config.classes:
             self.W_C = nn.Parameter(torch.empty(d, config.classes, **options))
             self.b_C = nn.Parameter(torch.empty(config.classes, **options))
@@ -165,7 +180,8 @@ class Transformer(nn.Module):
     def placed(self, frame: Frame) -> Frame:
         """The frame with the rotations of its positions, where the model has rotary ones."""
         if self.config.positions == "rotary":
-            turns, kind = angles(frame.positions, self.config.head_width), self.embed.W_E.dtype
+            base, kind = self.config.rotary_base or 10_000.0, self.embed.W_E.dtype
+            turns = angles(frame.positions, self.config.head_width, base)
             turns = turns if turns.ndim == 2 else turns[:, None]
             frame.rotary = turns.cos().to(kind), turns.sin().to(kind)
         return frame
@@ -212,7 +228,8 @@ class Transformer(nn.Module):
         return X if self.final_norm is None else self.final_norm(X)
 
     def logits(self, X: Tensor) -> Tensor:
-        """Scores over the vocabulary of hidden states X (..., d): X W_E^T when tied, else X W_U."""
+        """Scores over the vocabulary of hidden states X (..., d): X W_E^T when tied, else X W_U; `transform` first."""
+        X = X if self.transform is None else self.transform(X)
         W = self.embed.W_E.mT if self.config.tied else self.W_U
         return linear(X, W, getattr(self, "b_U", None))
 

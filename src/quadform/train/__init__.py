@@ -22,6 +22,8 @@ __getattr__, __dir__, __all__ = attach(
         "score_model": ".bleu",
         "score_translations": ".bleu",
         "translate": ".bleu",
+        "average": ".snapshots",
+        "average_run": ".snapshots",
         "Masked": ".objectives",
         "Packages": ".objectives",
         "accuracy": ".objectives",

@@ -36,6 +36,7 @@ class TrainConfig:
     Every `watch_every` steps the token cosine of every layer is measured; `collapse_at` is the value that warns.
     The run is given up when the mean loss of `log_every` steps exceeds `diverged_at` times max(first loss, log vocab).
 
+    With `average` the last so many models, one every `save_every` steps, are kept, and their mean at the end.
     `weight_decay` is 0.1 for adamw and muon, which shrink the weights apart from the gradient, and 0 for adam and sgd.
     Asked for there, it is added to the gradient (an L2 penalty on the matrices), as `torch.optim.Adam` and `SGD` do.
     """
@@ -63,6 +64,7 @@ class TrainConfig:
     patience: int = 0
     goal: float = 0.0
     save_every: int = 200
+    average: int | None = None
     watch_every: int = 100
     collapse_at: float = 0.95
     diverged_at: float = 3.0
@@ -76,6 +78,8 @@ class TrainConfig:
         choose("precision", self.precision, PRECISIONS)
         for name in WHOLE:
             self._whole(name, 1)
+        if self.average is not None:
+            self._whole("average", 1)
         for name in ("watch_every", "questions", "patience"):
             self._whole(name, 0)
         for name in ("clip", "weight_decay", "lr", "eps", "momentum"):

@@ -4,6 +4,7 @@ out/metrics.jsonl    one JSON object a line: training loss, validation, token co
 out/checkpoint/      where a killed run goes on, bit for bit on a CPU
 out/best/            the model of the best validation
 out/model/           the model at the end; `Transformer.load(out / "model")`
+out/snapshots/       the models of the last `average` saves, and out/averaged/ their mean, where `average` is given
 
 On CUDA nothing waits for the device inside a step: batches are made ahead, and the loss and gradient norm of a step are
 looked at one step later. A step whose gradient is not finite changes no weights; the device itself decides that.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,7 @@ from .objectives import accuracy
 from .optimiser import Optimiser
 from .score import evaluate, exact_match
 from .size import check_size
+from .snapshots import AVERAGED, SNAPSHOTS, average, keep_snapshot, snapshots
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
 
 LATE_ON = ("cuda",)
@@ -89,6 +92,8 @@ def train(
     if config.precision == "bf16" and device.type != "cuda":
         raise InputError("precision bf16 is for CUDA (many CPUs have no bfloat16 products); use precision = full.")
     check_size(model.config, config, model.embed.W_E.dtype, device, made=True)
+    if config.average is not None and out is None:
+        raise InputError("the models to be averaged are kept in a folder; give `out`, or leave `average` out.")
     next(iter(data.batches("valid", config.batch_size, config.seed)))  # what cannot be validated is not trained first
     training = model.training
     with Group(device) as group:
@@ -159,6 +164,7 @@ class _Run:
             raise FileError(f"cannot write a run to {out}: {error.strerror}. Choose another folder.") from error
         if not resume and self.group.writes:
             (out / "checkpoint" / JSON_NAME).unlink(missing_ok=True)
+            shutil.rmtree(out / SNAPSHOTS, ignore_errors=True)
         self.group.wait()
         found = load_checkpoint(out / "checkpoint")
         if found is None:
@@ -189,9 +195,11 @@ class _Run:
         write_atomically(log, "".join(kept).encode())
         bars.say(f"going on from step {self.state.step} in {out}")
 
-    def save(self) -> None:
+    def save(self, *, snapshot: bool) -> None:
         self.settle()
         if self.out is not None and self.group.writes:
+            if snapshot and self.config.average is not None:
+                keep_snapshot(self.out, self.model, self.state.step, self.config.average)
             state = {"identity": self.identity(), "state": vars(self.state)}
             save_checkpoint(self.out / "checkpoint", self.model, self.optimiser, state, self.made)
 
@@ -233,7 +241,7 @@ class _Run:
                     interrupted = False
                 leaves = interrupted or self.out_of_time
                 if s.step % c.save_every == 0 or s.stopped or leaves:
-                    self.save()
+                    self.save(snapshot=s.step % c.save_every == 0 or bool(s.stopped))
                 bar.step(text=self.text())
                 if interrupted and not s.stopped:
                     raise KeyboardInterrupt
@@ -241,6 +249,8 @@ class _Run:
                     break
         if self.out is not None and g.writes:
             self.model.save(self.out / "model")
+            if c.average is not None and s.stopped:
+                average(snapshots(self.out)).save(self.out / AVERAGED)
 
     def update(self, meal: Meal) -> float:
         """One step of the optimiser; returns its learning rate."""

@@ -70,6 +70,24 @@ def recipe_for(data: Dataset) -> Recipe:
     return Recipe(_SMALL, {"steps": 1000})
 
 
+def original(dim: int = 512, warmup: float = 4000, steps: int = 100_000) -> Recipe:
+    """The base model of the original Transformer and its training. Source: [VSP17, Sec. 3, 5, 6.1].
+
+    The peak rate is d^-0.5 warmup^-0.5. Snapshots of the paper are ten minutes apart, which was 1,500 steps. It has its
+    own batches of 25,000 source and 25,000 target tokens; here `batch_size` counts sentences, and is left to you.
+    """
+    model = {"design": "post-ln", "depth": 6, "dim": dim, "heads": 8, "d_ff": 4 * dim, "dropout": 0.1}
+    model |= {"positions": "sinusoidal", "biases": ("mlp",), "init": "xavier"}
+    training = {"optimiser": "adam", "betas": (0.9, 0.98), "eps": 1e-9, "clip": 0.0, "smoothing": 0.1}
+    schedule = Schedule(decay="inverse-sqrt", warmup=warmup)
+    training |= {"schedule": schedule, "lr": (dim * max(schedule.warmup_steps(steps), 1)) ** -0.5}
+    return Recipe(model, training | {"steps": steps, "save_every": 1500, "average": 5, "valid_every": 1500})
+
+
+RECIPES = ("auto", "vaswani")
+"""What fits the data, or the original Transformer."""
+
+
 def with_objective(data: Dataset, objective: str = "auto") -> Dataset:
     """The data as an objective sees it: "masked" hides tokens of running text; the others are checked against it."""
     choose("objective", objective, OBJECTIVES)
@@ -149,30 +167,36 @@ class Plan:
 def prepare(
     data: Dataset | str,
     *,
-    design: str = "pre-ln",
+    design: str | None = None,
     objective: str = "auto",
+    recipe: str = "auto",
     start_from: str | Path | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     **settings: Any,
 ) -> Plan:
-    """The model and training that `settings` and the recipe of the data describe.
+    """The model and training of `settings` and a recipe: that of the data ("auto"), or "vaswani" (`original`).
+
+    `design` is the recipe's, or pre-ln, unless given.
 
     `settings` are fields of `TrainConfig` (steps, lr, ...), `warmup` and `decay` of its schedule, or settings of the
     model (depth, dim, heads, dropout, ...). With `start_from`, a run folder, its model goes on with this data.
     """
     data = with_objective(dataset(data) if isinstance(data, str) else data, objective)
-    recipe = recipe_for(data)
+    choose("recipe", recipe, RECIPES)
     names = {f.name for f in dataclasses.fields(TrainConfig)}
     told = {k: v for k, v in settings.items() if v is not None}
+    sizes = {k: told[k] for k in ("dim", "warmup", "steps") if k in told}
+    found = original(**sizes) if recipe == "vaswani" else recipe_for(data)
     schedule = {k: told.pop(k) for k in ("warmup", "decay") if k in told}
     said = {k: told.pop(k) for k in list(told) if k in names}
-    training = dict(recipe.train) | said | {"seed": seed}
-    if said.get("optimiser", "adamw") not in DECOUPLED and "weight_decay" not in said:
+    training = dict(found.train) | said | {"seed": seed}
+    if training.get("optimiser", "adamw") not in DECOUPLED and "weight_decay" not in said:
         training.pop("weight_decay", None)  # that of the recipe is AdamW's
     if schedule:
-        training["schedule"] = Schedule(**schedule)
+        usual = found.train.get("schedule", Schedule())
+        training["schedule"] = dataclasses.replace(usual, **schedule)
     if start_from is not None:
         if told:
             raise InputError(f"the model of {start_from} is taken as it is; {', '.join(told)} cannot be changed.")
@@ -180,7 +204,7 @@ def prepare(
         return Plan(data, model, TrainConfig(**training), tuple(fresh))
     config = TrainConfig(**training)
     try:
-        described = describe(design, **(data.settings | dict(recipe.model) | told))
+        described = describe(**(data.settings | _named(found.model, design) | told))
     except UnknownName as error:
         known = {*names, *inspect.signature(describe).parameters, *(f.name for f in dataclasses.fields(ModelConfig))}
         for key in told:
@@ -190,6 +214,12 @@ def prepare(
         raise
     check_size(described, config, dtype, device)
     return Plan(data, Transformer(described, seed=seed, device=device, dtype=dtype), config)
+
+
+def _named(model: Mapping[str, Any], design: str | None) -> dict[str, Any]:
+    """The recipe's settings of a model, with the design as `describe` calls it."""
+    rest = {k: v for k, v in model.items() if k != "design"}
+    return rest | {"name": design or model.get("design", "pre-ln")}
 
 
 def fit(

@@ -27,6 +27,7 @@ from .checkpoint import load_checkpoint, restore
 from .config import TrainConfig
 from .datasets import Addition, Dataset, Letters
 from .optimiser import Optimiser
+from .snapshots import average_run
 
 if TYPE_CHECKING:
     from .loop import Trained
@@ -150,7 +151,10 @@ class Run:
             raise InputError(f"a text has {longest} tokens; this model has learned {config.seq_len} positions.")
         if room < 1:
             raise InputError(f"a text has {longest} tokens and leaves no room in the {config.seq_len} of this model.")
-        if config.positions == "learned" or how.max_length == type(how)().max_length:
+        usual = how.max_length == type(how)().max_length
+        if both and usual and how.beyond is not None:  # the source decides, as far as there are positions
+            how = dataclasses.replace(how, max_length=longest + how.beyond)
+        if config.positions == "learned" or (usual and how.beyond is None):
             least = min(how.min_length, room)
             how = dataclasses.replace(how, max_length=min(how.max_length, self._usual(room)), min_length=least)
         found = generate(self.model, inputs, how, batch_size=batch)
@@ -160,8 +164,10 @@ class Run:
         return self.data.digits + 1 if isinstance(self.data, Addition) else room
 
 
-def open_run(folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Run:
-    """The run in `folder` as its last checkpoint has it."""
+def open_run(
+    folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, average: int = 1
+) -> Run:
+    """The run in `folder` as its last checkpoint has it, or with the mean of its last `average` snapshots as model."""
     found = load_checkpoint(Path(folder) / CHECKPOINT)
     if found is None:
         raise FileError(f"there is no training run at {folder}. `quadform train --out {folder}` makes one.")
@@ -177,4 +183,6 @@ def open_run(folder: str | Path, *, device: torch.device | str = "cpu", dtype: t
         model.load_state_dict(weights)
     except (KeyError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
         raise FileError(f"{folder}/{CHECKPOINT} is not complete ({error}). Train it again.") from error
+    if average > 1:
+        model = average_run(folder, average, device=device).to(kind)
     return Run(Path(folder), model.eval(), data, config, step, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -37,17 +38,29 @@ class DecodeConfig(Numerics):
     """Of a sample: only the k likeliest tokens (0: all)."""
     top_p: float = 1.0
     """Of a sample: only the likeliest tokens of this total probability."""
-    max_length: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: what fits the data)")] = None
-    """Tokens generated at most."""
+    max_length: Annotated[str | None, arg(metavar="INT|+INT", help_behavior_hint="(default: what fits the data)")] = (
+        None
+    )
+    """Tokens generated at most; `+50`: 50 more than the source has."""
+    recipe: Annotated[Literal["vaswani"] | None, arg(help_behavior_hint="")] = None
+    """`vaswani`: the original Transformer's search, `--beam 4 --penalty gnmt --length-penalty 0.6 --max-length +50`."""
+    average: int = 1
+    """Decode with the mean of the weights of the last so many snapshots (`quadform train --average N` keeps them)."""
     batch: int = 64
     """Texts decoded together."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number format of the computation."""
 
     def __post_init__(self) -> None:
-        for name in ("beam", "n_best", "batch", "max_length"):
+        if self.recipe == "vaswani":
+            for name, value in {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "max_length": "+50"}.items():
+                if getattr(self, name) == type(self).__dataclass_fields__[name].default:
+                    object.__setattr__(self, name, value)
+        if self.max_length is not None and not re.fullmatch(r"\+\d+|0*[1-9]\d*", self.max_length):
+            raise InputError(f"`--max-length {self.max_length}`: give a number of tokens of at least 1, or `+50`.")
+        for name in ("beam", "n_best", "batch", "average"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value < 1:
                 raise InputError(f"`--{name.replace('_', '-')} {value}`: give at least 1.")
         if self.n_best > self.beam and not self.sample:
             raise InputError(f"`--n-best {self.n_best}` needs a beam at least as wide: add `--beam {self.n_best}`.")

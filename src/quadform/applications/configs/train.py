@@ -32,7 +32,9 @@ class TrainVerbConfig(LongWork, Numerics):
     """A data set (`quadform ls data`) with its settings: `reverse`, `add:digits=3`, `tsmsg-de:pieces=1000`."""
     objective: Literal["auto", "causal", "masked", "seq2seq", "classify"] = "auto"
     """What is predicted; `masked` hides tokens of running text from an encoder, the others follow from the data."""
-    design: str = "pre-ln"
+    recipe: Literal["auto", "vaswani"] = "auto"
+    """What is not said: `auto` fits the data, `vaswani` is the original Transformer (Post-LN, d 512, 100,000 steps)."""
+    design: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the recipe's, or pre-ln)")] = None
     """Block design (`quadform ls designs`)."""
     start_from: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None
     """Go on with the weights of a trained run (fine-tuning) in place of a fresh model."""
@@ -52,7 +54,9 @@ class TrainVerbConfig(LongWork, Numerics):
     """Sequences of a batch, in the mean where batches are cut by length."""
     accumulate: _Int = None
     """Batches of a step."""
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    optimizer: Annotated[
+        Literal["adamw", "adam", "sgd", "muon"] | None, arg(help_behavior_hint="(default: the recipe's, or adamw)")
+    ] = None
     """The optimizer; muon is for CUDA."""
     lr: _Float = None
     """Peak learning rate."""
@@ -72,6 +76,10 @@ class TrainVerbConfig(LongWork, Numerics):
     """Stop after so many validations without a better one."""
     goal: _Float = None
     """Stop once this share of held-out questions is answered exactly."""
+    save_every: _Int = None
+    """Steps between checkpoints."""
+    average: _Int = None
+    """Keep the last so many models, one at every checkpoint; the test is scored with their mean."""
     test: int = 1000
     """Questions or sentences of the test split to score at the end; 0 leaves it unseen."""
     precision: Literal["full", "bf16"] = "full"
@@ -83,7 +91,8 @@ class TrainVerbConfig(LongWork, Numerics):
 
     def __post_init__(self) -> None:
         LongWork.__post_init__(self)
-        choose_design(self.design)
+        if self.design is not None:
+            choose_design(self.design)
         if self.test < 0:
             raise InputError(f"`--test {self.test}`: give 0 or more.")
         if self.test > MOST_TESTED:
@@ -92,7 +101,7 @@ class TrainVerbConfig(LongWork, Numerics):
     def settings(self) -> dict[str, Any]:
         """What was said of the model and its training, by the names of the Python functions."""
         left_out = {f.name for c in (LongWork, Numerics) for f in dataclasses.fields(c)}
-        left_out |= {"data", "objective", "design", "start_from", "test"}
+        left_out |= {"data", "objective", "design", "recipe", "start_from", "test"}
         said = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
         return {_OTHER_NAMES.get(k, k): v for k, v in said.items() if v is not None}
 

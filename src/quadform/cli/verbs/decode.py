@@ -21,14 +21,17 @@ def answer(config: DecodeConfig, output: Output) -> int:
 
     folder = writable(output)
     texts = _texts(config)
-    run = open_run(config.run, device=device_of(config.device), dtype=DTYPES[config.dtype])
+    device, dtype = device_of(config.device), DTYPES[config.dtype]
+    run = open_run(config.run, device=device, dtype=dtype, average=config.average)
     how: Search | Sampling = (
         Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, seed=config.seed)
         if config.sample
         else Search(beam=config.beam, n_best=config.n_best, alpha=config.length_penalty, penalty=config.penalty)
     )
     if config.max_length is not None:
-        how = dataclasses.replace(how, max_length=config.max_length)
+        most = int(config.max_length)
+        relative = config.max_length.startswith("+")
+        how = dataclasses.replace(how, beyond=most) if relative else dataclasses.replace(how, max_length=most)
     found = run.decode(texts, how, batch=config.batch)
     body = {
         "run": config.run,

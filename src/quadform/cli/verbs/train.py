@@ -62,7 +62,8 @@ def answer(config: TrainVerbConfig, output: Output) -> int:
 
 def default_folder(config: TrainVerbConfig) -> Path:
     """`runs/DATA-DESIGN` beside where the command runs."""
-    name = re.sub(r"[^\w.-]+", "-", f"{Path(config.data).name}-{config.design}").strip("-.")
+    made = config.design or ("pre-ln" if config.recipe == "auto" else config.recipe)
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(config.data).name}-{made}").strip("-.")
     return Path("runs") / name[:100]  # of a long path its beginning tells enough
 
 
