@@ -117,7 +117,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(config, ModelConfig):
-            config = design(config or description.pop("design", "pre-ln"), **description)
+            name: Any = config or description.pop("design", "pre-ln")
+            config = design(name, **description)
         elif description:
             raise InputError(
                 f"give a config or a design with its settings, not both; got {', '.join(description)} too."

@@ -29,7 +29,7 @@ class Optimiser:
         if not self.names:
             raise InputError("no parameter of this model is trained (requires_grad is off everywhere).")
         adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-        wd = config.weight_decay
+        wd = config.weight_decay or 0.0
         everything = list(self.names)
         self.fused = all(p.device.type in ("cpu", "cuda") for p in everything)
         adam["fused"] = self.fused
