@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,6 +15,8 @@ from torch import Tensor
 from quadform.core import progress
 
 torch.set_num_threads(1)
+# Tests press Ctrl-C. A shell that runs them in the background has it ignored, here and in every process started here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if not torch.cuda.is_available():  # Triton then runs in its interpreter; it reads the variable when first imported
     os.environ["TRITON_INTERPRET"] = "1"
 

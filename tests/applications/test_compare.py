@@ -104,6 +104,33 @@ def test_training_lasts_as_long_as_the_budget_says(data):
     assert 1 <= short < long
 
 
+def test_a_training_ends_with_its_share_of_the_budget(data, monkeypatch):
+    """Steps that take longer than planned are cut, for every model; the row says so, and the answer is whole."""
+    monkeypatch.setattr(_Work, "share", lambda *words: 0.0)
+    found = compare(["pre-ln", "sas-p"], depth=1, data=data, **{**OPTIONS, "budget": 5.0})
+    planned = [note for _, _, note in found.record.inputs["notes"] if "its share of the budget was over" in note]
+    assert [found.get(name, 1, "steps").value for name in ("pre-ln", "sas-p")] == [1, 1]
+    assert len(planned) == 2
+    assert planned[0].startswith("trained 1 of ")
+    assert not found.record.inputs["partial"]
+
+
+def test_shares_are_equal_parts_of_what_is_left(data):
+    """100 s are left, 20 s of them for measuring two models: one is measured, so 90 s for two trainings."""
+    plan = {"steps": {"pre-ln/1": 5, "sas-p/1": 5}, "measuring": 20.0}
+    work = work_of(data, 1.0)
+    assert work.share(plan, {"health/pre-ln/1": 0}, 100.0) == 45.0
+    assert work.share(plan, {"health/pre-ln/1": 0, "training/pre-ln/1": 0, "health/sas-p/1": 0}, 100.0) == 100.0
+
+
+def test_the_end_of_the_budget_ends_the_measuring(data, monkeypatch):
+    """A comparison that is past its budget and its grace stops with what there is, marked partial."""
+    monkeypatch.setattr(measure, "GRACE", -1e6)
+    found = compare(["pre-ln"], depth=1, data=data, **OPTIONS)
+    assert found.record.inputs["partial"]
+    assert not found.ok
+
+
 # --- words ----------------------------------------------------------------------------------------------------------
 def fake(lr: float = 1e-3, **cells: dict[str, tuple[float, float]]) -> Compare:
     scalars = {f"{d}/1/{m}": Estimate(v, e, "estimate") for d, ms in cells.items() for m, (v, e) in ms.items()}

@@ -55,8 +55,8 @@ def test_a_meter_counts_products() -> None:
     assert bar.done == 40
     assert [s[0] for s in seen] == sorted(s[0] for s in seen)
     assert seen[0][3] == "a x"
-    elapsed = seen[0][2] / 29  # 29 to do after the first of this run, each as long as that one
-    assert 0 < elapsed < 1
+    assert seen[0][2] == float("inf")  # the first may have compiled: the rate is known from the second on
+    assert 0 < seen[1][2] / 28 < 1  # 28 to do, each as long as the second
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from quadform.applications.subject import Subject
 from quadform.cli import main
 from quadform.core import progress
 from quadform.core.errors import InputError, TooLarge
+from quadform.core.record import Record
 from quadform.curvature.operators import hessian
 from quadform.curvature.risk import Risk
 from quadform.nn.transformer import Transformer
@@ -336,3 +339,123 @@ def test_no_help_loads_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= 14
+
+
+# --- names and numbers no machine can use -----------------------------------------------------------------------------
+LONG = "a" * 300
+HUGE = "99999999999"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lr", LONG],
+        ["spectrum", LONG, "--out", "here"],
+        ["why", LONG],
+        ["signal", LONG],
+        ["report", LONG],
+        ["decode", LONG, "text"],
+        ["train", "--data", LONG, "--out", "here"],
+        ["lr", MODEL, "--data", LONG],
+        ["compare", "--data", LONG],
+        ["ls", "runs", LONG],
+        ["attention", "--out", LONG],
+    ],
+)
+def test_a_name_longer_than_a_file_can_have(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """No model, run or data set has it: one sentence with the reason, not an error nobody expected."""
+    assert "a" * 40 in refused(words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["attention", "--tokens", HUGE], "attention of 99,999,999,999 tokens"),
+        (["verify", "--largest", HUGE], "The exact Hessian of "),
+        (["spectrum", *SMALL[:-1], HUGE], "a probe of 1 x 99,999,999,999 sequences"),
+        (["spectrum", *SMALL, "--batches", HUGE], "a probe of 99,999,999,999 x 2 sequences"),
+        (["lr", *SMALL[:-1], HUGE], "a probe of 4 x 99,999,999,999 sequences"),
+        (["lr", *SMALL, "--batches", HUGE], "a probe of 99,999,999,999 x 2 sequences"),
+        (["lr", *SMALL, "--verify", HUGE], "the course of 99,999,999,999 steps on a copy"),
+        (["why", *SMALL, "--batches", HUGE], "a probe of 99,999,999,999 x 2 sequences"),
+        (["why", *SMALL, "--steps", HUGE], "the course of 99,999,999,999 training steps"),
+        (["compare", "--batch", HUGE], "a probe of 1 x 99,999,999,999 sequences"),
+        (["compare", "--depths", HUGE], "with 99,999,999,999 blocks of width 64"),
+        (["compare", "--dim", "99999999996"], "blocks of width 99,999,999,996"),
+        (["signal", "pre-ln", "--depths", HUGE], "with 99,999,999,999 blocks of width 256"),
+        (["signal", "pre-ln", "--tokens", HUGE], "attention of 8 x 99,999,999,999 tokens"),
+        (["signal", "pre-ln", "--batch", HUGE], "attention of 99,999,999,999 x 64 tokens"),
+        (["signal", "pre-ln", "--networks", HUGE], "the signal of 99,999,999,999 networks"),
+        (["signal", MODEL, "--batches", HUGE], "a probe of 99,999,999,999 x 8 sequences"),
+    ],
+)
+def test_sizes_are_held_against_memory(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it needs and what is free, before anything is computed."""
+    said = refused([*words, "--quiet"], capsys)
+    assert re.search(rf"{re.escape(what)}.* needs \S+ \S?B; \S+ \S?B are free\. ", said), said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lr", *SMALL, "--batches", "9" * 30],
+        ["why", *SMALL, "--steps", "9" * 30],
+        ["compare", "--depths", "9" * 30],
+        ["signal", "pre-ln", "--depths", "9" * 30],
+        ["attention", "--seed", "9" * 30],
+    ],
+)
+def test_whole_numbers_torch_cannot_count_to(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a whole number is at most 9,223,372,036,854,775,807." in refused(words, capsys)
+
+
+@pytest.mark.parametrize("words", [["compare", "--budget", "9" * 400], ["explore", "--max-time", "9" * 400 + "h"]])
+def test_times_no_clock_can_wait(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a length of time" in refused(words, capsys)
+
+
+def test_other_numbers_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(["spectrum", *SMALL, "--tol", "inf"], capsys) == "tol=inf: give a finite number."
+    assert "describes up to 10,000 blocks" in refused(["ls", "designs", "--depth", HUGE], capsys)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000000000 bytes."),
+            2,
+            "8 GB",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "does not fit the memory"),
+        (MemoryError(), 2, "does not fit the memory"),
+        (OSError(28, "No space left on device", "runs/x"), 2, "`runs/x` cannot be used: No space left on device."),
+        (RuntimeError("shapes differ"), 1, "an error nobody expected: RuntimeError: shapes differ."),
+        (FileNotFoundError(2, "No such file or directory", "ours"), 1, "an error nobody expected: FileNotFoundError"),
+    ],
+)
+def test_what_the_machine_says(
+    error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory and disks that are full are told as such; a mistake of ours stays an error nobody expected."""
+
+    def fails(*words: Any) -> int:
+        raise error
+
+    monkeypatch.setattr("quadform.cli.verbs.doctor.answer", fails)
+    assert said in refused(["doctor"], capsys, code)
+
+
+def test_a_record_that_contradicts_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Tensors of another size than the scalars say: told by `report`, and by `ls runs` in its row."""
+    assert main(["attention", "--tokens", "3", "--dim", "2", "--out", "run", "--quiet"]) == 0
+    record = Record.load("run")
+    for name in record.tensors:
+        for other in (torch.zeros(1, dtype=torch.float64), torch.zeros(2, 3, 5, 7, dtype=torch.float64)):
+            changed = dataclasses.replace(record, tensors={**record.tensors, name: other})
+            changed.save("changed")
+            capsys.readouterr()
+            code, said = main(["report", "changed", "--quiet"]), capsys.readouterr().err
+            assert code in (0, 2), (name, said)
+            assert said.count("\n") == (code == 2)
+            assert main(["ls", "runs", "changed"]) == 0

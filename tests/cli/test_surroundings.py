@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from quadform.applications.study.folder import begin
 from quadform.cli import main
 
 SMALL = ["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--quiet"]
@@ -153,3 +155,96 @@ def test_threads_sleep_while_they_wait(said):
     policy, threads = done.stdout.splitlines()[-1].split()
     assert policy == said.get("OMP_WAIT_POLICY", "PASSIVE")
     assert threads == said["OMP_NUM_THREADS"] if said else int(threads) >= 1
+
+
+# --- what a folder already holds --------------------------------------------------------------------------------------
+MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
+QUICK = ["--data", "add:digits=1", "--batch", "2", "--quiet"]
+SPECTRUM = [*QUICK, "--top", "1", "--products", "4", "--blocks", "none"]
+
+
+def _kept(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A training run of two steps."""
+    run = tmp_path / "trained"
+    shape = ["--design", "pre-ln", "--depth", "1", "--dim", "4", "--heads", "2", "--steps", "2", "--test", "0"]
+    assert main(["train", "--data", "add:digits=1", *shape, "--batch", "2", "--quiet", "--out", str(run)]) == 0
+    return run
+
+
+def test_a_folder_keeps_what_another_verb_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another kind of result, or one about another model, is refused before the work; what is there stays."""
+    folder = tmp_path / "a result"
+    assert main([*SMALL, "--out", str(folder), "--quiet"]) == 0
+    before = _kept(folder)
+    for words in (
+        ["spectrum", MODEL, *SPECTRUM],
+        ["lr", MODEL, *QUICK],
+        ["why", MODEL, *QUICK],
+        ["compare", "--budget", "1s", "--quiet"],
+        ["signal", "pre-ln", "--quiet"],
+        ["signal", "--table", "--quiet"],
+        ["verify", "--quiet"],
+    ):
+        capsys.readouterr()
+        assert main([*words, "--out", str(folder)]) == 2, words
+        said = capsys.readouterr()
+        assert re.fullmatch(
+            rf"quadform: `{folder}` holds a result of `quadform attention` \([-\d]+ \d\d:\d\d\), which is kept\."
+            rf" Choose another folder: `--out '{folder}-{words[0]}'`\.\n",
+            said.err,
+        ), said.err
+        assert _kept(folder) == before
+
+
+def test_another_model_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same verb on the same model replaces its result and says so; on another model it is refused."""
+    folder = tmp_path / "s"
+    loud = [w for w in SPECTRUM if w != "--quiet"]
+    assert main(["spectrum", MODEL, *SPECTRUM, "--out", str(folder)]) in (0, 3)
+    capsys.readouterr()
+    assert main(["spectrum", MODEL, *loud, "--seed", "1", "--out", str(folder)]) in (0, 3)
+    assert "holds the same of " in capsys.readouterr().err
+    assert json.loads((folder / "record.json").read_text())["made"]["seed"] == 1
+    before = _kept(folder)
+    assert main(["spectrum", MODEL.replace("pre", "post"), *SPECTRUM, "--out", str(folder)]) == 2
+    assert f"`{folder}` holds a result about `{MODEL}` (" in capsys.readouterr().err
+    assert _kept(folder) == before
+
+
+def test_a_training_run_is_no_place_for_a_result(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`lr RUN --out RUN` is refused; where an earlier version wrote one, `ls runs` shows both."""
+    capsys.readouterr()
+    assert main(["lr", str(trained), "--verify", "0", "--batch", "2", "--quiet", "--out", str(trained)]) == 2
+    said = capsys.readouterr().err
+    other = f"Choose another folder: `--out {trained}-lr`."
+    assert said == f"quadform: `{trained}` holds a training run, which is kept. {other}\n"
+    aside = trained.parent / "aside"
+    assert main([*SMALL, "--out", str(aside), "--quiet"]) == 0
+    for file in aside.iterdir():
+        file.rename(trained / file.name)
+    capsys.readouterr()
+    assert main(["ls", "runs", str(trained), "--json"]) == 0
+    assert [row["kind"] for row in json.loads(capsys.readouterr().out)["runs"]] == ["attention", "training run"]
+
+
+def test_a_study_keeps_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A study is not measured into a folder that holds a result, nor into the study of another model."""
+    folder = tmp_path / "r"
+    assert main([*SMALL, "--out", str(folder), "--quiet"]) == 0
+    before = _kept(folder)
+    assert main(["report", MODEL, "--out", str(folder), "--quiet"]) == 2
+    assert f"`{folder}` holds a result, which is kept." in capsys.readouterr().err
+    assert _kept(folder) == before
+    other = tmp_path / "s"
+    other.mkdir()
+    begin(other, {"model": "one"}, ["lr"], resume=False)
+    assert main(["report", MODEL, "--out", str(other), "--quiet"]) == 2
+    assert "holds a study of `one`, which is kept." in capsys.readouterr().err
+    assert main(["lr", MODEL, *QUICK, "--out", str(other)]) == 2
+    assert "holds a study of `one`, which is kept." in capsys.readouterr().err
+    begin(other, {"model": "one", "seed": 1}, ["lr"], resume=False)  # the same model: measured again

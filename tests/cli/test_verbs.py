@@ -281,19 +281,40 @@ def test_exit_codes(
     assert said.out == ""
 
 
-def test_control_c(tmp_path: Path) -> None:
-    """A real SIGINT in the middle of the work: exit code 130, no traceback, nothing half-written."""
-    words = ["verify", "--shapes", "100000", "--out", str(tmp_path)]
+#: Ctrl-C is ignored in what a script starts in the background (`quadform ... &`).
+IN_BACKGROUND = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+
+
+@pytest.mark.parametrize(
+    ("before", "stop", "code", "told"),
+    [
+        ("", signal.SIGINT, 130, "interrupted"),
+        ("", signal.SIGTERM, 143, "terminated"),
+        (IN_BACKGROUND, signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_stopped_from_outside(before: str, stop: signal.Signals, code: int, told: str, tmp_path: Path) -> None:
+    """A real signal in the middle of the work: its exit code, one line, no traceback, nothing half-written."""
+    python, option, program = COMMAND
+    words = ["verify", "--shapes", "100000", "--out", str(tmp_path), "--quiet"]
     child = subprocess.Popen(
-        [*COMMAND, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ONE_THREAD
+        [python, option, before + program, *words],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ONE_THREAD,
     )
-    time.sleep(6)
-    assert child.poll() is None
-    child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
+    try:
+        while not (tmp_path / ".quadform-writing").exists():
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.send_signal(stop)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert child.returncode == code, err
     assert out == ""
-    assert "Traceback" not in err
+    assert err == f"quadform: {told}; what was already saved is kept.\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,6 +63,21 @@ def test_a_slow_log_gets_a_line_per_minute(monkeypatch: pytest.MonkeyPatch) -> N
     assert stream.getvalue().splitlines() == ["products  2/1000  499:00 left", "products  4/1000  498:00 left"]
 
 
+def test_the_first_step_is_not_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first product compiles for 100 s, each after it takes 1 s: the time left is that of the later ones."""
+    now, left = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Progress(50, "products", show=lambda done, total, seconds, text: left.append(seconds)) as p:
+        p.skip(10)  # of an earlier run
+        now[0] += 100
+        p.step()
+        p.step(0)
+        for _ in range(39):
+            now[0] += 1
+            p.step()
+    assert left == [float("inf"), float("inf"), *range(38, -1, -1)]
+
+
 def test_the_last_text_stays_until_the_next() -> None:
     """A step without text shows the best value known."""
     stream = io.StringIO()

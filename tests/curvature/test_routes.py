@@ -163,6 +163,16 @@ def test_prediction_prefers_preparation_only_when_it_pays() -> None:
     assert best(10.0, 100) == "compiled"
 
 
+def test_the_first_product_is_not_the_rate(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first product of a process may load and warm up for a minute: the plan counts with the second."""
+    model, batch = net
+    risk = Risk(model, mse, batch)
+    A = hessian(risk, products=10)
+    times = iter((60.0, 0.5))
+    monkeypatch.setattr(A.run, "_timed", lambda v: next(times))
+    assert A.run.predict(risk.space.random(dtype=F64))["eager"] == 10 * 0.5
+
+
 def test_auto_says_what_it_took(net: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """The route is chosen at the first product and said in one line where somebody would wait."""
     model, batch = net

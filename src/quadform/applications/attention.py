@@ -18,7 +18,7 @@ from ..core.progress import Progress, Report, clock, say
 from ..core.record import Estimate, Provenance, Record
 from ..theory.moments import moment_norms
 from .configs.attention import BLOCKS, MERGED_BLOCKS, AttentionConfig, Vary
-from .machine import DTYPES, MATRICES, device_of, guard
+from .machine import DTYPES, MATRICES, device_of, guard, guard_tokens
 from .problem import Problem, toy_problem
 
 PARTS = ("outer", "functional", "total")
@@ -200,6 +200,7 @@ def run(config: AttentionConfig, progress: bool | Report = True) -> Record:
     """Measure: the Hessian and its parts, their spectra, block norms, and their growth along the sweep."""
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     guard(config.parameters, device, dtype)
+    guard_tokens(1, config.tokens, config.dim, 1, device, dtype)
     problem = problem_of(config)
     _tell_cost(config.parameters, dtype)
     sweep = config.sweep
@@ -256,6 +257,7 @@ def plan(config: AttentionConfig) -> dict[str, Any]:
     """What `quadform attention --dry-run` tells: memory, and time from one Hessian made now, the second of two."""
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     guard(config.parameters, device, dtype)
+    guard_tokens(1, config.tokens, config.dim, 1, device, dtype)
     problem_of(config).layer().hessian().dense()
     start = time.perf_counter()
     problem_of(config).layer().hessian().dense()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..core.errors import InputError, TooLarge
-from ..core.memory import free_bytes, in_words
+from ..core.errors import InputError
+from ..core.memory import free_bytes, in_words, require
+from ..core.parameters import count_of_design
 
 #: P x P matrices alive at the peak of `quadform attention`: H_o, H_f, H, the autodiff twin, and what eigvalsh copies.
 MATRICES = 6
@@ -52,6 +57,17 @@ def vector_seconds(size: int, dtype: torch.dtype, device: torch.device, rows: in
     return (time.perf_counter() - start) * rows / 2
 
 
+def vectors_in_words(need: float, device: torch.device) -> str:
+    """`8 MB for vectors`; where that is more than estimators take (half of what is free), both numbers."""
+    have = free_bytes(device)
+    if need <= have / 2:
+        return f"{in_words(need)} for vectors"
+    return (
+        f"{in_words(need)} wanted and {in_words(have)} free (the basis is kept to half of that and takes more products)"
+        " for vectors"
+    )
+
+
 def largest_hessian(device: torch.device, dtype: torch.dtype) -> int:
     """How many parameters an exact Hessian with all its eigenvalues may have in the memory that is free now."""
     return math.isqrt(int(free_bytes(device) / (MATRICES * dtype.itemsize)))
@@ -59,13 +75,42 @@ def largest_hessian(device: torch.device, dtype: torch.dtype) -> int:
 
 def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
     """Refuse a Hessian that does not fit, before anything is computed."""
-    need, have = MATRICES * dtype.itemsize * parameters**2, free_bytes(device)
-    if need > have:
-        raise TooLarge(
-            f"The exact Hessian of {parameters:,} parameters with its eigenvalues needs {in_words(need)};"
-            f" {in_words(have)} are free. At most {largest_hessian(device, dtype):,} parameters fit here:"
-            " lower `--dim`, or measure it matrix-free with `quadform spectrum`."
-        )
+    require(
+        MATRICES * dtype.itemsize * parameters**2,
+        device,
+        f"The exact Hessian of {parameters:,} parameters with its eigenvalues",
+        f"At most {largest_hessian(device, dtype):,} parameters fit here:"
+        " lower `--dim`, or measure it matrix-free with `quadform spectrum`.",
+    )
+
+
+def guard_tokens(batch: int, tokens: int, width: int, heads: int, device: torch.device, dtype: torch.dtype) -> None:
+    """Refuse sequences whose stream `(batch, tokens, width)` and scores `(batch, heads, tokens, tokens)` do not fit."""
+    need = batch * tokens * (width + heads * tokens) * dtype.itemsize
+    many = f"{batch:,} x {tokens:,}" if batch > 1 else f"{tokens:,}"
+    require(need, device, f"attention of {many} tokens", "Ask for fewer or shorter sequences.")
+
+
+def guard_design(name: str, depth: int, device: torch.device, dtype: torch.dtype, **settings: Any) -> None:
+    """Refuse a design whose weights do not fit; no block is described for it."""
+    try:
+        size = count_of_design(name, depth, **settings)
+    except InputError:  # told where it is built
+        return
+    what = f"`{name}` with {depth:,} blocks of width {settings['dim']:,}, {size:,} parameters,"
+    require(size * dtype.itemsize, device, what, "Ask for fewer or narrower blocks.")
+
+
+def guard_kept(count: int, what: str) -> None:
+    """Refuse more numbers than fit as a list of Python's: one for every training step, network, ..."""
+    require(count * (sys.getsizeof(0.0) + 8), torch.device("cpu"), what, "Ask for fewer.")
+
+
+def guard_probe(batches: int, batch: int, row: Mapping[str, Tensor]) -> None:
+    """Refuse a probe that does not fit; `row` is a batch of one sequence."""
+    need = batches * batch * sum(t.numel() * t.element_size() for t in row.values())
+    what = f"a probe of {batches:,} x {batch:,} sequences"
+    require(need, torch.device("cpu"), what, "Ask for fewer or smaller batches.")
 
 
 def widened(stored: object, dtype: torch.dtype) -> list[str]:

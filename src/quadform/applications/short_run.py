@@ -21,7 +21,7 @@ from ..train.config import TrainConfig
 from ..train.datasets import Dataset
 from ..train.optimiser import Optimiser
 from .journal import TimeUp
-from .machine import busy_seconds
+from .machine import busy_seconds, guard_kept
 from .step_size.rules import Stepper, adam, read_optimizer
 
 
@@ -29,6 +29,7 @@ class ShortRun:
     """AdamW with the schedule and clipping of `config`. `broken` says at which step a loss was not finite."""
 
     def __init__(self, model: Transformer, data: Dataset | None, config: TrainConfig, folder: Path | None) -> None:
+        guard_kept(config.steps, f"the course of {config.steps:,} training steps")
         self.model, self.data, self.config, self.folder = model, data, config, folder
         self.optimiser = Optimiser(model, config)
         self.step, self.broken = 0, ""

@@ -29,7 +29,7 @@ from ..train.fetch.catalogue import CATALOGUE
 from ..train.runs import Run, is_run, open_run
 from .configs.shared import ModelQuestion
 from .hugging_face import PICKLES, from_folder, from_hub
-from .machine import DTYPES, device_of, widened
+from .machine import DTYPES, device_of, guard_probe, widened
 from .probes import rows_of, text_of, whole_tensors
 from .text_files import text_file
 from .trainer_files import TrainerFiles, trainer_files
@@ -52,6 +52,7 @@ class Subject:
     notes: list[str] = field(default_factory=list)
     loss: Callable[[Any, Any], Tensor] | None = None
     run: Run | None = None
+    scale: float = 1.0  # how many times longer a product takes on the batches that are meant than on these
     trainer: TrainerFiles | None = None
 
     @classmethod
@@ -226,6 +227,7 @@ def _ours(question: ModelQuestion, name: str, model: Transformer, data: Dataset 
         if data is None or question.data != "auto":
             data = _data(question, DEFAULT_DATA)
         _fits(model, data, name)
+        guard_probe(question.batches, question.batch, next(data.batches("valid", 1, question.seed)))
         batches = list(itertools.islice(data.batches("valid", question.batch, question.seed), question.batches))
         described, split = data.to_dict(), {"split": "valid"}
     device = next(model.parameters()).device

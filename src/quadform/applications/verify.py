@@ -19,7 +19,7 @@ from ..core.record import Estimate, Provenance, Record
 from ..core.rng import stream
 from ..testing import check_operator
 from .configs.checks import VerifyConfig
-from .machine import DTYPES, device_of
+from .machine import DTYPES, device_of, guard, guard_tokens
 from .problem import Problem, toy_problem
 
 #: Relative to max|H|. Rounding leaves 1e-15 for tokens ~ N(0, 1); a central difference of the gradient is good to 1e-8.
@@ -58,6 +58,8 @@ class Check:
 def run(config: VerifyConfig, progress: bool | Report = True) -> tuple[Record, list[Check]]:
     """Every identity on `config.shapes` random layers; the checks say which hold."""
     device, dtype = device_of(config.device), DTYPES[config.dtype]
+    guard(3 * config.largest**2, device, dtype)
+    guard_tokens(1, config.largest, config.largest, 1, device, dtype)
     checks: dict[str, Check] = {}
 
     def add(where: str, name: str, tolerance: float, error: float) -> None:

@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.progress import say
 from ..core.work import Work
+from .earlier import result_folder
 from .flags import Command, Output
-from .folders import report_command, resume_command, writable
+from .folders import report_command, resume_command
 from .show import print_json, print_plan, record_json
+
+if TYPE_CHECKING:
+    from ..applications.opening import Opening
+    from ..applications.subject import Subject
 
 
 def answer(command: Command, keeps: bool) -> int:
@@ -20,12 +25,13 @@ def answer(command: Command, keeps: bool) -> int:
     from ..distributed import current
 
     question, opening, limits, output = command.question, command.opening, command.limits, command.output
-    subject = None if opening is None else opening.open()
     if limits.dry_run:
-        return print_plan(question.measurement(subject).plan().to_json(), output)
+        return print_plan(question.measurement(_light(opening)).plan().to_json(), output)
+    subject = None if opening is None else opening.open()
     if keeps and output.out is None and opening is not None:
         output = replace(output, out=str(default_folder(question.verb, opening.model)))
-    folder = writable(output)
+    model = "" if opening is None else opening.model
+    folder = result_folder(output, question.verb, model, resume=limits.resume)
     group = current() if current().world > 1 else None
     with Work(
         output.out, seconds=limits.max_time, resume=limits.resume, progress=not output.quiet, group=group
@@ -40,6 +46,16 @@ def answer(command: Command, keeps: bool) -> int:
     if work.partial and folder:
         say(f"the time was up; resume with `{resume_command()}`")
     return 0 if found.ok else 3
+
+
+def _light(opening: Opening | None) -> Subject | None:
+    """What a plan is made on: a large model with single sequences."""
+    if opening is None:
+        return None
+    from ..applications.lighter import lighter
+
+    light, scale = lighter(opening)
+    return replace(light.open(), scale=scale)
 
 
 def _show(found: Any, folder: Path | None, output: Output) -> None:

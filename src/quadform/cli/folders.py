@@ -55,8 +55,10 @@ def writable(output: Output) -> Path | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".quadform-write-test"
-        probe.touch()
-        probe.unlink()
+        try:
+            probe.touch()
+        finally:
+            probe.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         raise FileError(f"`--out {output.out}` cannot be written: {why}. Choose another folder.") from error
@@ -80,17 +82,16 @@ def _hold(folder: Path) -> None:
     mark = folder.resolve() / _MARK
     if mark in _held:
         return
-    descriptor = os.open(mark, os.O_CREAT | os.O_RDWR)
+    descriptor = _held[mark] = os.open(mark, os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        os.close(descriptor)
+        os.close(_held.pop(mark))
         raise FileError(
             f"`{folder}` is being written by another quadform command. Wait for it, or choose another `--out`."
         ) from error
     except OSError:  # a file system without locks
         pass
-    _held[mark] = descriptor
 
 
 def let_go() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from ..applications.configs.shared import Output
 from ..core.progress import say
 from ..core.record import Record
-from .folders import report_command, resume_command, writable
+from .earlier import result_folder
+from .folders import report_command, resume_command
 from .show import print_json, print_plan, record_json
 
 
@@ -19,11 +20,13 @@ def answer_with(
     plan: Callable[[Any], dict[str, Any]],
     run: Callable[..., Record],
     result: Callable[[Record], Any],
+    verb: str,
+    subject: str,
 ) -> int:
     """`--dry-run` tells the plan; else the record is made, kept and shown. 3 where a check failed or time was up."""
     if config.dry_run:
         return print_plan(plan(config), output)
-    folder = writable(output)
+    folder = result_folder(output, verb, subject, resume=config.resume)
     try:
         record = run(config, folder)
     except KeyboardInterrupt:

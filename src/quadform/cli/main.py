@@ -12,6 +12,8 @@ from typing import Any
 
 from ..core import progress
 from ..core.errors import QuadformError, UnknownName, did_you_mean
+from .limits import refusal
+from .stopping import INTERRUPTED, TERMINATED, stopped_by_sigterm
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,25 @@ def main(words: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a terminal that is not UTF-8 shows `\xb1` for a letter it lacks
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
-    try:
-        code = _run(words)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        return _told("interrupted; what was already saved is kept.", 130, words)
-    except BrokenPipeError:  # the reader (`| head`) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except QuadformError as error:
-        return _told(str(error), error.exit_code, words)
-    except Exception as error:
-        text = f"an error nobody expected: {type(error).__name__}: {error}. Run again with `--debug` and report it."
-        return _told(text, 1, words)
+    with stopped_by_sigterm() as terminated:
+        try:
+            code = _run(words)
+            sys.stdout.flush()
+            return code
+        except KeyboardInterrupt:
+            how, code = ("terminated", TERMINATED) if terminated.is_set() else ("interrupted", INTERRUPTED)
+            return _told(f"{how}; what was already saved is kept.", code, words)
+        except BrokenPipeError:  # the reader (`| head`) has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except QuadformError as error:
+            return _told(str(error), error.exit_code, words)
+        except Exception as error:
+            known = refusal(error)
+            if known is not None:
+                return _told(str(known), known.exit_code, words)
+            text = f"an error nobody expected: {type(error).__name__}: {error}. Run again with `--debug` and report it."
+            return _told(text, 1, words)
 
 
 def _run(words: list[str]) -> int:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from ..applications.configs.shared import Output
 from ..core.errors import InputError, QuadformError, UnknownName, did_you_mean
-from ..core.question import options
+from ..core.question import LARGEST, options
 
 Config = TypeVar("Config")
 
@@ -114,9 +114,11 @@ def _check_value(flag: str, value: str, hint: Any, help_line: str) -> None:
             raise UnknownName(f"`{flag}{value}` is not one of {listed}.{did_you_mean(value, choices)} {help_line}")
     elif hint in (int, float):
         try:
-            hint(value)
+            number = hint(value)
         except ValueError:
             raise InputError(f"`{flag}{value}`: `{flag.strip()}` takes {_WORDS[hint]}. {help_line}") from None
+        if hint is int and abs(number) > LARGEST:
+            raise InputError(f"`{flag}{value}`: a whole number is at most {LARGEST:,}. {help_line}")
 
 
 def _wanted(hint: Any) -> str:

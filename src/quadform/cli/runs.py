@@ -10,6 +10,7 @@ from typing import Any
 
 from ..core.errors import FileError, InputError, QuadformError
 from ..core.record import JSON_NAME, Record
+from .earlier import subject_of
 
 #: Folders this far below the one that was named are looked into.
 DEEPEST = 3
@@ -41,11 +42,14 @@ def runs(folder: str | Path) -> list[Row]:
 
 def _below(folder: Path, depth: int) -> Iterator[Row]:
     from ..applications.study import holds_run
+    from ..train.runs import is_run
 
     if (folder / "events.jsonl").exists() and not (folder / JSON_NAME).exists():
         yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
     elif holds_run(folder):
         yield _row(folder)
+        if is_run(folder) and (folder / JSON_NAME).exists():  # a result that was written into a training run
+            yield _row(folder, training=True)
     if depth == DEEPEST:
         return
     try:
@@ -57,12 +61,12 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
             yield from _below(child, depth + 1)
 
 
-def _row(folder: Path) -> Row:
+def _row(folder: Path, *, training: bool = False) -> Row:
     from ..applications.study import records_in
     from ..train.runs import is_run
 
     try:
-        studies = records_in(folder)
+        studies = [] if training else records_in(folder)
         if not studies and is_run(folder):
             return _training(folder)
         records = [record for study in studies for record in study.records]
@@ -71,10 +75,10 @@ def _row(folder: Path) -> Row:
         missing = [name for study in studies for name in study.missing]
         made = max(r.made.made_at for r in records)
         verdict = (f"missing {', '.join(missing)}; " if missing else "") + _verdict(first)
-        return Row(str(folder), kind, _model(first.inputs), _minute(made), verdict)
+        return Row(str(folder), kind, subject_of(first.inputs), _minute(made), verdict)
     except QuadformError as error:
         return Row(str(folder), "cannot be read", "-", "-", str(error))
-    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, OSError, RuntimeError) as error:
         return Row(str(folder), "cannot be read", "-", "-", f"incomplete: {type(error).__name__} {error}".strip())
 
 
@@ -99,19 +103,6 @@ def _training(folder: Path) -> Row:
 def _minute(made_at: str) -> str:
     """`2026-11-15T08:08:34+00:00` -> `2026-11-15 08:08`."""
     return made_at[:16].replace("T", " ")
-
-
-def _model(inputs: Any) -> str:
-    """The model a record is about, in the words of the question."""
-    if "source" in inputs:
-        return str(inputs["source"]["model"])
-    if "subjects" in inputs.get("asked", {}):
-        return ", ".join(inputs["asked"]["subjects"])
-    if "cells" in inputs:
-        return ", ".join(dict.fromkeys(str(design) for design, _ in inputs["cells"]))
-    if "tokens" in inputs and "dim" in inputs:
-        return f"one layer, {inputs['tokens']} tokens of width {inputs['dim']}"
-    return str(inputs.get("name") or inputs.get("design") or "-")
 
 
 def _verdict(record: Record) -> str:

@@ -17,14 +17,17 @@ from .errors import TooLarge
 _HUGE_FROM = 1 << 25
 
 
+def require(need: float, device: torch.device, what: str, advice: str) -> None:
+    """Refuse what needs more bytes than are free on the device, with both numbers, before it is begun."""
+    have = free_bytes(device)
+    if need > have:
+        raise TooLarge(f"{what} needs {in_words(need)}; {in_words(have)} are free. {advice}")
+
+
 def guard_memory(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse an `(m, n)` matrix that does not fit the free memory of the device."""
-    need, have = m * n * dtype.itemsize, free_bytes(device)
-    if need > have:
-        raise TooLarge(
-            f"The full matrix of {m:,} x {n:,} entries needs {in_words(need)}; {in_words(have)} are free."
-            " Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
-        )
+    advice = "Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
+    require(m * n * dtype.itemsize, device, f"The full matrix of {m:,} x {n:,} entries", advice)
 
 
 def empty_matrix(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
+from .designs import design
 from .spec import GATED, BlockSpec, Mixing, ModelConfig, Projection
 
 
@@ -16,6 +18,12 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 def count_parameters(config: ModelConfig) -> int:
     """Number of trained numbers of `quadform.nn.Transformer(config)`; tied weights count once."""
     return sum(math.prod(shape) for _, shape in _model_shapes(config))
+
+
+def count_of_design(name: str, depth: int, **settings: Any) -> int:
+    """Parameters of a design at a depth of any size: they grow evenly with its blocks, so two small ones tell."""
+    one, two = (count_parameters(design(name, depth=n, **settings)) for n in (1, 2))
+    return one + (two - one) * (depth - 1)
 
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]

@@ -25,11 +25,12 @@ class Progress:
     def __init__(self, total: int, what: str, *, show: bool | Report = True, stream: TextIO | None = None) -> None:
         self.total, self.what, self.done, self.text = max(int(total), 1), what, 0, ""
         self._skipped = 0
+        self._first: tuple[float, int] | None = None  # when the first step was done, and how many it was
         self._callable = show if callable(show) else None
         self._stream = sys.stderr if stream is None else stream
         self._shown = bool(show) and self._callable is None and not quiet
         self._bar: Any = None
-        self._started = self._told_at = time.monotonic()
+        self._told_at = time.monotonic()
         self._told = 0
 
     def __enter__(self) -> Progress:
@@ -54,8 +55,7 @@ class Progress:
         self.text = text or self.text
         now = time.monotonic()
         to_do = max(self.total - self.done, 0)
-        here = self.done - self._skipped
-        left = (now - self._started) / here * to_do if here else float("inf") if to_do else 0.0
+        left = self._left(now, to_do)
         if self._callable is not None:
             self._callable(self.done, self.total, left, self.text)
         elif self._bar is not None:
@@ -72,6 +72,18 @@ class Progress:
                     file=self._stream,
                     flush=True,
                 )
+
+    def _left(self, now: float, to_do: int) -> float:
+        """Seconds left, from the rate since the first step: that one may have compiled, or come from disk."""
+        here = self.done - self._skipped
+        if not to_do:
+            return 0.0
+        if self._first is None:
+            if here:
+                self._first = (now, here)
+            return float("inf")
+        began, before = self._first
+        return (now - began) / (here - before) * to_do if here > before else float("inf")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: The largest whole number: torch counts in 64 bits.
+LARGEST = 2**63 - 1
+#: More seconds than this no clock of the system waits.
+LONGEST = 1e12
+
 
 @dataclass(frozen=True)
 class Option:
@@ -164,7 +169,7 @@ def _check(name: str, value: Any, known: Option) -> None:
 def seconds_of(text: str) -> float:
     """`90s`, `10m`, `2h` or a plain number of seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
-    if not match or float(match[1]) == 0:
+    if not match or not 0 < float(match[1]) < LONGEST:
         raise InputError(f"{text!r} is not a length of time. Write 90s, 10m or 2h.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
@@ -177,6 +182,9 @@ def words_of(text: str) -> tuple[str, ...]:
 def whole_numbers(text: str) -> tuple[int, ...]:
     """`0,100,1000` as rising whole numbers."""
     try:
-        return tuple(sorted({int(n) for n in text.split(",")}))
+        found = tuple(sorted({int(n) for n in text.split(",")}))
     except ValueError as error:
         raise InputError(f"{text!r}: give whole numbers with commas between, such as 0,100.") from error
+    if found[-1] > LARGEST:
+        raise InputError(f"{text!r}: a whole number is at most {LARGEST:,}.")
+    return found

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError, UnknownName, did_you_mean
-from ...core.memory import in_words
 from ...core.progress import Progress, Report, clock, say
 from ...core.record import Estimate, Provenance, Record
 from ...curvature.operators import hessian
@@ -39,7 +38,7 @@ from ...train.score import evaluate
 from ..configs.compare import CompareConfig
 from ..configs.shared import seconds_of
 from ..journal import Deadline, Journal, TimeUp, kept_state
-from ..machine import DTYPES, busy_seconds, device_of
+from ..machine import DTYPES, busy_seconds, device_of, guard_design, guard_probe, vectors_in_words
 from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, seen_first
@@ -59,6 +58,8 @@ KEPT_FROM = 30.0
 LEAST_TRAINING = 0.25
 #: Training steps that are timed for the plan.
 TIMED = 4
+#: Seconds above the budget (or above the plan, where that said more) after which everything ends.
+GRACE = 20.0
 #: Held-out batches of the loss after training.
 VALID_BATCHES = 4
 
@@ -107,6 +108,22 @@ def compare(
     return Compare(work.measure(resume, True, sort, progress))
 
 
+class _Enough(Exception):
+    """A training has had its share of the budget."""
+
+
+class _Budget(Deadline):
+    """The end of the budget, told in the plan; a limit of the time that ends sooner goes first."""
+
+    def __init__(self, seconds: float, limit: Deadline) -> None:
+        super().__init__(seconds)
+        self.limit = limit
+
+    def check(self, *, advanced: bool = True) -> None:
+        self.limit.check(advanced=advanced)
+        super().check(advanced=advanced)
+
+
 class _Work:
     """A comparison under way."""
 
@@ -115,6 +132,10 @@ class _Work:
     ) -> None:
         self.question, self.data, self.budget, self.device, self.deadline = question, data, budget, device, deadline
         self.cells: list[tuple[str, int]] = [(str(d), int(n)) for d, n in question["cells"]]
+        sizes = {name: question[name] for name in ("dim", "heads")} | data.settings
+        for name, depth in self.cells:
+            guard_design(name, depth, device, getattr(torch, question["dtype"]), **sizes)
+        guard_probe(1, question["batch"], next(data.batches("valid", 1, question["seed"])))
         self.probe = self._on(next(data.batches("valid", question["batch"], question["seed"])))
 
     def _on(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -181,7 +202,7 @@ class _Work:
             f"plan: {len(self.cells)} models, {clock(total)} in all: timing {clock(timing)}, measuring about"
             f" {clock(plan['measuring'])} ({plan['products']} products), training {clock(plan['training'])}"
             f" ({min(counts):,} to {max(counts):,}"
-            f" steps each, equal time); {in_words(plan['bytes'])} for vectors"
+            f" steps each, equal time); {vectors_in_words(plan['bytes'], self.device)}"
         )
         if total <= 1.01 * self.budget:
             return text
@@ -201,8 +222,11 @@ class _Work:
         return contextlib.nullcontext()
 
     def _measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
+        began = time.monotonic()
         journal = Journal(folder, self.question, resume=resume)
         plan = journal.piece("plan", functools.partial(self.timed, progress))
+        planned = plan.get("timing", 0.0) + plan["measuring"] + plan["training"]
+        end = _Budget(max(self.budget, planned) + GRACE - (time.monotonic() - began), self.deadline)
         if progress is True:
             say(self.plan_text(plan))
         scalars: dict[str, Estimate] = {}
@@ -212,7 +236,7 @@ class _Work:
         expected = {key: {"health": TYPICAL, "training": count} for key, count in plan["steps"].items()}
         total = sum(sum(of.values()) for of in expected.values())
         with Progress(total, "compare: products and steps", show=progress) as bar:
-            meter = Meter(bar, self.deadline)
+            meter = Meter(bar, end)
             try:
                 for design, depth in self.cells:
                     key = f"{design}/{depth}"
@@ -225,7 +249,7 @@ class _Work:
                         if name in journal:
                             meter.skip(units)
                         else:
-                            self.deadline.check(advanced=False)
+                            end.check(advanced=False)
                             with meter.piece(name, units):
                                 journal.write(name, part(design, depth, plan["steps"][key], journal, meter))
                         found = journal.done[name]
@@ -290,10 +314,19 @@ class _Work:
         folder = journal.state(f"{design}-{depth}") if long else None
         run = ShortRun(self.model(design, depth), self.data, self.config(steps), folder)
         meter.spend(run.step, advanced=False)
-        for stop in sorted({*range(run.step, steps, max(1, steps // 10)), steps}):
-            run.to(stop, lambda: meter.spend(1, f"loss {run.losses[-1]:.3g}" if run.losses else ""))
+        until = time.monotonic() + self.share(plan, journal, meter.deadline.left)
+
+        def stepped() -> None:
+            meter.spend(1, f"loss {run.losses[-1]:.3g}" if run.losses else "")
+            if time.monotonic() > until:
+                raise _Enough
+
+        with contextlib.suppress(_Enough):
+            for stop in sorted({*range(run.step, steps, max(1, steps // 10)), steps}):
+                run.to(stop, stepped)
         if run.broken:
             return {"scalars": {}, "curves": {"losses": run.losses}, "note": run.broken}
+        cut = f"trained {run.step:,} of {steps:,} steps: its share of the budget was over" if run.step < steps else ""
         q = self.question
         loss = evaluate(run.model, self.data, batches=VALID_BATCHES, batch_size=q["batch"], seed=q["seed"])
         scalars = {"loss": loss, "steps": Estimate(run.step)}
@@ -302,7 +335,15 @@ class _Work:
             spread = float(speeds.std() / len(speeds) ** 0.5) if len(speeds) > 1 else math.inf
             note = "processor time of this machine"
             scalars["speed"] = Estimate(float(speeds.mean()), spread, "estimate", note=note)
-        return {"scalars": _plain(scalars), "curves": {"losses": run.losses}, "note": ""}
+        return {"scalars": _plain(scalars), "curves": {"losses": run.losses}, "note": cut}
+
+    def share(self, plan: dict[str, Any], journal: Journal, left: float) -> float:
+        """Seconds the next training may take: what is left after all measuring, in equal parts."""
+        trainings, measured = (
+            sum(f"{part}/{key}" in journal for key in plan["steps"]) for part in ("training", "health")
+        )
+        count = len(plan["steps"])
+        return (left - plan["measuring"] * (count - measured) / count) / (count - trainings)
 
 
 def _plain(scalars: dict[str, Estimate]) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from tyro.conf import Positional, arg
 
 from ...core.errors import InputError
 
+#: Blocks a design is described with, one by one, to be listed.
+DEEPEST = 10_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class LsConfig:
@@ -35,3 +38,5 @@ class LsConfig:
         for name in ("depth", "dim", "heads", "vocab"):
             if getattr(self, name) < 1:
                 raise InputError(f"`--{name} {getattr(self, name)}`: give at least 1.")
+        if self.depth > DEEPEST:
+            raise InputError(f"`--depth {self.depth}`: the list describes up to {DEEPEST:,} blocks.")

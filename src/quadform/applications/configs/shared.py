@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from tyro.conf import Positional, arg
 
 from ...core.errors import InputError
+from ...core.question import LONGEST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class LongWork:
 def seconds_of(text: str) -> float:
     """`90s`, `10m`, `2h` or a plain number of seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
-    if not match or float(match[1]) == 0:
+    if not match or not 0 < float(match[1]) < LONGEST:
         raise InputError(f"`{text}` is not a length of time. Write `90s`, `10m` or `2h`.")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 

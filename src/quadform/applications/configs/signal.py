@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError
+from ...core.question import LARGEST
 from .shared import LongWork, ModelQuestion, Numerics
 
 
@@ -85,6 +86,8 @@ class SignalConfig(LongWork, Numerics):
         if not re.fullmatch(r"\d+(,\d+)*", self.depths.replace(" ", "")):
             raise InputError(f"`--depths {self.depths}`: whole numbers with commas between, such as `6,24,72`.")
         found = tuple(dict.fromkeys(int(d) for d in self.depths.split(",")))
+        if max(found) > LARGEST:
+            raise InputError(f"`--depths {self.depths}`: a whole number is at most {LARGEST:,}.")
         if min(found) < 1:
             raise InputError(f"`--depths {self.depths}`: a stack has at least 1 block.")
         return found

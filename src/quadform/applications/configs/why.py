@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.question import LARGEST
 from .shared import ModelQuestion
 
 #: What can be taken out of a block, one at a time.
@@ -30,6 +31,8 @@ def whole_numbers(flag: str, text: str, least: int) -> tuple[int, ...]:
         found = sorted({int(n) for n in text.split(",")})
     except ValueError as error:
         raise InputError(f"`{flag} {text}`: give whole numbers with commas between, such as `{flag} 0,100`.") from error
+    if found[-1] > LARGEST:
+        raise InputError(f"`{flag} {text}`: a whole number is at most {LARGEST:,}.")
     if found[0] < least:
         raise InputError(f"`{flag} {text}`: give numbers of at least {least}.")
     return tuple(found)

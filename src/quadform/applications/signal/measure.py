@@ -34,16 +34,15 @@ from ...propagation.profile import predict
 from ...propagation.profiler import HEADS, TOKENS, Profiler
 from ...report.rows import data_words
 from ..configs.signal import SignalConfig
-from ..machine import DTYPES, device_of
+from ..machine import DTYPES, device_of, guard_kept, guard_tokens
 from ..subject import open_subject, weights_hash
 from .calls import Calls, Loss, batches_of, digest
+from .guards import VOCAB, guard_designs
 from .jacobian import isometry
 from .jacobian import jacobian as jacobian_of
 from .parts import Parts
 from .result import Curve, Signal
 
-#: Sizes of the alphabet that designs are measured on: tokens drawn uniformly.
-VOCAB = 1024
 #: Forward passes of a drawn network that its piece takes the time of, the measures themselves included (as measured).
 PASSES = 9
 #: Longer sequences are measured but not predicted: the maps cost O(T^3) a layer.
@@ -103,6 +102,7 @@ def signal(
 def run(config: SignalConfig, out: Path | None = None) -> Signal:
     """The answer to a config. Finished pieces are kept in `out` until all are done, and found again with `resume`."""
     device, dtype = device_of(config.device), DTYPES[config.dtype]
+    guard_designs(config)
     measure = Measure(
         seed=config.seed,
         jacobian=config.jacobian,
@@ -145,6 +145,7 @@ def run(config: SignalConfig, out: Path | None = None) -> Signal:
 
 def plan(config: SignalConfig) -> list[str]:
     """What will be done and what it costs, one line a curve: networks, parameters, tokens, arithmetic, seconds here."""
+    guard_designs(config)
     lines, speed = [], _flops_a_second(config.device, DTYPES[config.dtype])
     for subject in config.subjects:
         if subject not in config.designs:
@@ -270,6 +271,8 @@ class Measure:
         device: torch.device | str = "cpu",
     ) -> Curve:
         """One curve: the mean over drawn networks."""
+        guard_tokens(batch, tokens, config.d_model, config.heads, torch.device(device), dtype)
+        guard_kept(networks * config.depth, f"the signal of {networks:,} networks")
         label = f"{config.design}, {config.depth} block{'s' * (config.depth > 1)}"
         each: list[Profiler] = []
         for k in self._pieces(networks, f"{label}: networks"):

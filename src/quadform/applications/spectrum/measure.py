@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.memory import in_words
 from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Estimate, Provenance, Record
@@ -27,7 +26,7 @@ from ...distributed import current, group_of, shard
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
 from ...report.point import descent
-from ..machine import vector_seconds
+from ..machine import vector_seconds, vectors_in_words
 from ..probes import probe_of
 from ..subject import Subject
 from ..threads import fitting_threads
@@ -71,7 +70,7 @@ class SpectrumMeasurement:
     def _cost(self) -> Plan:
         asked, risk, expected = self.asked, self.risk, self.expected
         n, longest = risk.space.size, group_of(risk.space).longest(risk.space.size)
-        seconds = self.A.run.predict(_vector(risk))
+        seconds = self.A.run.predict(_vector(risk), self.subject.scale)
         route = fastest(seconds) if asked.route == "auto" else asked.route
         basis = max(ROWS, 2 * (asked.top + asked.bottom) + 24)
         rows = max(basis, asked.steps * asked.probes + asked.top if asked.density else 0) + 8
@@ -83,7 +82,7 @@ class SpectrumMeasurement:
         split = " + ".join(f"{n} {name}" for name, n in expected.items())
         text = (
             f"{'; '.join([risk.coverage, *risk.notes])}\nplan: about {products} products{more} ({split}),"
-            f" {clock(took)} by the {route} route, {in_words(memory)} for vectors"
+            f" {clock(took)} by the {route} route, {vectors_in_words(memory, risk.device)}"
         )
         details = {"coverage": risk.coverage, "notes": list(risk.notes), "planned": expected, "most": most}
         return Plan(text, products, took, memory, details | {"route": route})

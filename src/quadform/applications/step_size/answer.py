@@ -23,6 +23,7 @@ from ...distributed import current, shard
 from ..answers import Answer, Grid
 from ..configs.lr import LrConfig
 from ..configs.shared import seconds_of
+from ..lighter import lighter
 from ..subject import Subject, open_subject
 from ..threads import fitting_threads
 from ..trainer_files import TrainerFiles
@@ -186,10 +187,11 @@ def at_step_0(subject: Subject, risk: Risk) -> tuple[Risk | None, str]:
 
 def plan(config: LrConfig) -> dict[str, Any]:
     """What `quadform lr --dry-run` tells."""
-    subject, risk, stepper = _open(config)
+    light, scale = lighter(config)
+    subject, risk, stepper = _open(light)
     with fitting_threads(risk):
         first = at_step_0(subject, risk)[0] is not None
-        return plan_of(shard(risk, current()), stepper, config.verify, first)
+        return plan_of(shard(risk, current()), stepper, config.verify, first, scale)
 
 
 def _open(config: LrConfig) -> tuple[Subject, Risk, Stepper]:

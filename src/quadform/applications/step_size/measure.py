@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import CheckFailed
-from ...core.memory import in_words
 from ...core.operator import Operator
 from ...core.progress import Progress, Report, clock, say
 from ...core.record import Estimate, Provenance, Record
@@ -25,6 +24,7 @@ from ...curvature.risk import Risk
 from ...distributed import current, group_of, shard
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..journal import Deadline, Journal, TimeUp
+from ..machine import guard_kept, vectors_in_words
 from ..meter import Meter
 from ..probes import probe_of
 from ..subject import weights_hash
@@ -63,6 +63,7 @@ def measure(
 
     `first` is the same loss at step 0; `unknown` says why there is none where one might be expected.
     """
+    guard_kept(verify, f"the course of {verify:,} steps on a copy")
     before, group, count = _hash(risk), current(), len(risk.batches)
     risk, first = shard(risk, group), first and shard(first, group)
     if not stepper.second and count > 1:
@@ -154,22 +155,25 @@ def planned(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> i
     return TYPICAL * searches + trial_gradients(verify)
 
 
-def plan_of(risk: Risk, stepper: Stepper, verify: int, first: bool = False) -> dict[str, Any]:
-    """The plan and its cost: one product is timed, and one gradient of the copy the trial runs on."""
-    count, each = planned(risk, stepper, 0, first), seconds_of_product(risk)
+def plan_of(risk: Risk, stepper: Stepper, verify: int, first: bool = False, scale: float = 1.0) -> dict[str, Any]:
+    """The plan and its cost: one product is timed, and one gradient of the copy the trial runs on.
+
+    `scale`: how many times longer both take than on the probe of `risk`.
+    """
+    count, each = planned(risk, stepper, 0, first), scale * seconds_of_product(risk)
     gradients, size, seconds, tried = trial_gradients(verify), risk.space.size, count * each, ""
     if gradients:
         copy = double_copy(risk)
         copy.gradient()
         began = time.perf_counter()
         copy.gradient()
-        one = time.perf_counter() - began
+        one = scale * (time.perf_counter() - began)
         seconds += gradients * one
         tried = f" and up to {gradients} gradients of {one:.2g} s on a copy"
     memory = (ROWS + 6) * size * max(risk.dtype.itemsize, 4) + (verify > 0) * 10 * size * 8
     text = (
-        f"plan: about {count} products of {each:.2g} s{tried}, {clock(seconds)} in all; {in_words(memory)} for vectors"
-        f" of {size:,} parameters; the model is not touched"
+        f"plan: about {count} products of {each:.2g} s{tried}, {clock(seconds)} in all;"
+        f" {vectors_in_words(memory, risk.device)} of {size:,} parameters; the model is not touched"
     )
     return {"text": text, "products": count, "seconds": seconds, "bytes": memory, "parameters": size}
 

@@ -72,9 +72,16 @@ def asked_in(folder: Path) -> dict[str, Any]:
 
 
 def begin(folder: Path, asked: dict[str, Any], stages: Sequence[str], *, resume: bool) -> None:
-    """Write down what is asked; when resuming, refuse a folder whose study was asked something else."""
+    """Write down what is asked. A folder that holds another model's study, or a result of its own, keeps it.
+
+    When resuming, the study must have been asked the same.
+    """
     asked = json.loads(strict_json(asked))
     before = asked_in(folder).get("asked")
     if resume and before is not None:
         refuse_other(before, asked)
+    if before is not None and before["model"] != asked["model"]:
+        raise FileError(f"`{folder}` holds a study of `{before['model']}`, which is kept. Choose another folder.")
+    if (folder / JSON_NAME).exists():
+        raise FileError(f"`{folder}` holds a result, which is kept. Choose another folder.")
     write_atomically(folder / ASKED, strict_json({"asked": asked, "stages": list(stages)}).encode())

@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...core.errors import InputError, UnknownName, did_you_mean
-from ...core.memory import in_words
 from ...core.number import joint_kind
 from ...core.progress import Progress, Report, clock, say
 from ...core.record import Estimate, Provenance, Record
@@ -35,6 +34,7 @@ from ..answers import Answer, Grid
 from ..configs.shared import seconds_of
 from ..configs.why import REMOVABLE, WhyConfig
 from ..journal import Deadline, Journal, TimeUp, kept_state
+from ..machine import guard_kept, vectors_in_words
 from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
@@ -247,7 +247,7 @@ def plan_of(model: nn.Module, probe: list[dict[str, Tensor]], cells: int, steps:
     memory = float((ROWS + 8) * risk.space.size * risk.dtype.itemsize)
     text = (
         f"plan: {cells} variants and steps, about {TYPICAL} products of {each:.2g} s each, {steps:,} training steps;"
-        f" {clock(total)} in all, {in_words(memory)} for vectors; the model is not touched"
+        f" {clock(total)} in all, {vectors_in_words(memory, risk.device)}; the model is not touched"
     )
     cost = {"products": cells * TYPICAL, "steps": steps, "seconds": total, "bytes": memory}
     return {"text": text, "cells": cells, **cost}
@@ -340,6 +340,7 @@ def _share(a: Estimate, b: Estimate) -> Estimate:
 # --- the verb -------------------------------------------------------------------------------------------------------
 def run(config: WhyConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
     """Answer `quadform why`."""
+    guard_kept(config.moments[-1], f"the course of {config.moments[-1]:,} training steps")
     subject, model, data = _open(config)
     kept, left = removable(model, config.parts, subject.batches[0])
     question = {

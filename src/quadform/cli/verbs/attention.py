@@ -9,7 +9,8 @@ from ...applications.configs.attention import AttentionConfig
 from ...applications.configs.shared import Output
 from ...core.progress import say
 from ...core.record import Record
-from ..folders import choose_threads, report_command, writable
+from ..earlier import result_folder
+from ..folders import choose_threads, report_command
 from ..show import LABELS, power, print_json, print_plan, print_table, record_json, seconds, table
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def answer(config: AttentionConfig, output: Output) -> int:
     choose_threads(config.parameters)
     if config.dry_run:
         return print_plan(plan(config), output)
-    folder = writable(output)
+    folder = result_folder(output, "attention")
     record = run(config)
     if folder:
         record.save(folder)

@@ -10,4 +10,6 @@ from ..long_work import answer_with
 def answer(config: CompareConfig, output: Output) -> int:
     from ...applications.compare import Compare, plan, run
 
-    return answer_with(config, output, plan=plan, run=run, result=Compare)
+    return answer_with(
+        config, output, plan=plan, run=run, result=Compare, verb="compare", subject=", ".join(config.names)
+    )

@@ -10,4 +10,4 @@ from ..long_work import answer_with
 def answer(config: LrConfig, output: Output) -> int:
     from ...applications.step_size import StepSize, plan, run
 
-    return answer_with(config, output, plan=plan, run=run, result=StepSize)
+    return answer_with(config, output, plan=plan, run=run, result=StepSize, verb="lr", subject=config.model)

@@ -77,7 +77,7 @@ def _readable(runs: tuple[str, ...]) -> Iterator[None]:
     """A saved record that lacks what its page needs (an older one, or one changed by hand) is told, not a crash."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
         if isinstance(error, QuadformError) or not runs:
             raise
         named = ", ".join(f"`{run}`" for run in runs)

@@ -8,7 +8,8 @@ from ...applications.configs.shared import Output
 from ...applications.configs.signal import SignalConfig
 from ...core.progress import say
 from ...core.record import Record
-from ..folders import report_command, resume_command, writable
+from ..earlier import result_folder
+from ..folders import report_command, resume_command
 from ..show import print_json, record_json
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def answer(config: SignalConfig, output: Output) -> int:
         return 0
     for line in told:
         say(line)
-    folder = writable(output)
+    folder = result_folder(output, "signal", ", ".join(config.subjects), resume=config.resume)
     found = run(config, folder)
     if folder:
         found.save(folder)
@@ -90,7 +91,7 @@ def _table(config: SignalConfig, output: Output) -> int:
     """The rank-collapse table with its claims."""
     from ...propagation import table
 
-    folder = writable(output)
+    folder = result_folder(output, "signal --table")
     record: Record = table.rank_collapse_table(seeds=config.networks, progress=True)
     verdicts = table.check(record)
     failed = [statement for statement, holds in verdicts.items() if not holds]

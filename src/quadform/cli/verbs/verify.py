@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...applications.configs.checks import VerifyConfig
 from ...applications.configs.shared import Output
-from ..folders import choose_threads, writable
+from ..earlier import result_folder
+from ..folders import choose_threads
 from ..show import print_json, print_table, table
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def answer(config: VerifyConfig, output: Output) -> int:
     from ...applications.verify import run
 
-    folder = writable(output)
+    folder = result_folder(output, "verify")
     choose_threads(3 * config.largest**2)
     record, checks = run(config)
     if folder:

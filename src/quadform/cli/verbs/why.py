@@ -10,4 +10,4 @@ from ..long_work import answer_with
 def answer(config: WhyConfig, output: Output) -> int:
     from ...applications.why import Why, plan, run
 
-    return answer_with(config, output, plan=plan, run=run, result=Why)
+    return answer_with(config, output, plan=plan, run=run, result=Why, verb="why", subject=config.model)
