@@ -14,13 +14,14 @@ import torch
 
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Record
+from quadform.core.work import TimeUp, Work
 from quadform.experiments.catalog import CATALOG, committed, expected_verdicts, experiment
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
-from quadform.experiments.experiment import Experiment, Lines, OutOfTime, Units
+from quadform.experiments.experiment import Experiment, Units
 from quadform.experiments.gallery import committed_entries, markdown
 from quadform.experiments.pool import measure, parts_of
-from quadform.experiments.runner import reproduce
+from quadform.experiments.runner import reproduce, work_of
 from quadform.report.figure import Rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +152,7 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, planted) -> None:
     (done,) = reproduce(["toy"], out=tmp_path, progress=False)
     assert toy.computed == [0, 1, 2, 3]
     assert done.record.scalars["sum"].value == 6
-    assert not list((tmp_path / "toy").glob("parts-*"))
+    assert not (tmp_path / "toy" / "work").exists()
 
 
 def test_a_finished_record_is_kept_unless_asked_again_or_otherwise(tmp_path: Path, planted) -> None:
@@ -167,14 +168,20 @@ def test_a_finished_record_is_kept_unless_asked_again_or_otherwise(tmp_path: Pat
 def test_parts_of_other_settings_are_not_taken_up(tmp_path: Path) -> None:
     toy = _Toy()
     for seed in (0, 1):
-        toy.experiment(6).measure("smoke", seed=seed, work=tmp_path, progress=False)
+        e = toy.experiment(6)
+        e.measure("smoke", seed=seed, work=work_of(e, "smoke", tmp_path, seed, False))
     assert len(toy.computed) == 8
 
 
 def test_time_that_is_up_stops_between_parts(tmp_path: Path, planted) -> None:
-    planted(_Toy().experiment(6))
-    with pytest.raises(OutOfTime):
-        reproduce(["toy"], out=tmp_path, until=time.monotonic() - 1, progress=False)
+    toy = _Toy()
+    planted(toy.experiment(6))
+    for _ in range(3):  # however short the time, a part is finished each time
+        with pytest.raises(TimeUp):
+            reproduce(["toy"], out=tmp_path, seconds=-1.0, progress=False)
+    assert toy.computed == [0, 1, 2]
+    (done,) = reproduce(["toy"], out=tmp_path, seconds=-1.0, progress=False)
+    assert done.record.scalars["sum"].value == 6
 
 
 def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
@@ -276,25 +283,13 @@ def test_a_part_keeps_what_it_cost(tmp_path: Path) -> None:
             pass
         return {"v": torch.tensor(1.0)}
 
-    Units(tmp_path, {}, "toy", False)("a", slow)
-    again = Units(tmp_path, {}, "toy", False)
-    assert again("a", lambda: pytest.fail("computed again")).keys() == {"v"}
+    first = Work(tmp_path)
+    first.begin({})
+    Units(first, "toy")("a", slow)
+    again = Work(tmp_path, resume=True)
+    again.begin({})
+    assert Units(again, "toy")("a", lambda: pytest.fail("computed again")).keys() == {"v"}
     assert again.seconds >= 0.05
-    assert again.here == 0
-
-
-# --- the protocol of machines with torch alone ------------------------------------------------------------------------
-def test_lines_keep_parts_and_go_on(tmp_path: Path) -> None:
-    """Parts written as lines of JSON come back equal, a line cut off by a kill is computed again."""
-    path = tmp_path / "parts.jsonl"
-    first = Lines(path, "toy")
-    assert float(first("a", lambda: {"v": torch.tensor([1.5, 2.0])})["v"].sum()) == 3.5
-    path.write_text(path.read_text() + '{"part": "b", "val')
-    second = Lines(path, "toy")
-    assert second("a", lambda: pytest.fail("computed again"))["v"].tolist() == [1.5, 2.0]
-    assert float(second("b", lambda: {"v": torch.tensor(7.0)})["v"]) == 7.0
-    second.write({"made": {"machine": "a GPU"}})
-    assert Lines(path, "toy").made == [{"machine": "a GPU"}]
 
 
 def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, planted, capsys) -> None:

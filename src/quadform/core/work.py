@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckFailed, FileError, InputError
+from .files import alone
 from .progress import Progress, Report
 from .record import JSON_NAME, Estimate, Record, from_json, strict_json, to_json, write_atomically
 
@@ -119,6 +120,7 @@ class Work:
         self.seconds = 0.0  # processor time of all pieces, earlier runs included
         self._done: dict[str, Any] = {}
         self._bar: Progress | None = None
+        self._each = 0.0
         self._piece = _Piece()
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -207,14 +209,20 @@ class Work:
     def __contains__(self, name: str) -> bool:
         return name in self._done
 
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The names of the finished pieces."""
+        return tuple(self._done)
+
     def __getitem__(self, name: str) -> Any:
         return _unpacked(self._done[name]["value"])
 
-    def piece(self, name: str, compute: Callable[[], Any], expected: float = 0.0, weight: float = 1.0) -> Any:
+    def piece(self, name: str, compute: Callable[[], Any], expected: float | None = None, weight: float = 1.0) -> Any:
         """The value of a piece: kept from before, or computed now and kept. `expected` products move the bar.
 
         TimeUp is raised before a piece that the time does not allow, and inside it after any product.
         """
+        expected = self._each if expected is None else expected
         if name in self:
             self.skip(expected)
         else:
@@ -235,7 +243,7 @@ class Work:
             return
         line = {"piece": name, "value": packed, "seconds": seconds, "sum": _sum(name, packed)}
         path = self.folder / WORK / PIECES
-        with open(path, "a+b") as f:
+        with alone(path.parent), open(path, "a+b") as f:  # pieces of one run may be computed by several processes
             if f.tell() and not path.read_bytes().endswith(b"\n"):  # after a line cut off by a kill
                 f.write(b"\n")
             f.write(json.dumps(line).encode() + b"\n")
@@ -270,11 +278,12 @@ class Work:
             self.partial = True
 
     @contextlib.contextmanager
-    def bar(self, total: float, what: str) -> Iterator[None]:
-        """One bar over all pieces; its unit is the product (or the training step)."""
+    def bar(self, total: float, what: str, each: float = 0.0) -> Iterator[None]:
+        """One bar over all pieces; its unit is the product, or whatever `each` piece has so many of."""
         with Progress(round(total), what, show=self.progress) as self._bar:
+            self._each = each
             yield
-        self._bar = None
+        self._bar, self._each = None, 0.0
 
     @contextlib.contextmanager
     def counting(self, label: str, expected: float, weight: float = 1.0) -> Iterator[None]:
@@ -321,6 +330,14 @@ class _Piece:
     expected: float = 0.0
     weight: float = 1.0
     spent: float = 0.0
+
+
+def begun(folder: str | Path) -> dict[str, Any] | None:
+    """The question of the unfinished run in a folder; None where there is none that can be read."""
+    try:
+        return {**json.loads((Path(folder) / WORK / QUESTION).read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def is_complete(record: Record) -> bool:

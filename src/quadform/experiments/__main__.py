@@ -6,10 +6,10 @@ verdicts RUNS              renew the table the tests compare with, from a folder
 measure RUNS PRESET PROCESSES SECONDS ID ...
                            run presets without figures, parts in several processes; `reproduce --out RUNS` draws them
 corpus                     pack the Python source installed here for the GPU protocol
-protocol FILE [SECONDS] [ID]
+protocol DIR [SECONDS] [ID]
                            run the GPU protocol (preset paper of `blocks`, or of another experiment that trains) into
-                           FILE, go on where it was, stop in time
-protocol-record FILE RUNS [ID]
+                           DIR, go on where it was, stop in time
+protocol-record DIR RUNS [ID]
                            make the record of a finished protocol
 """
 
@@ -17,16 +17,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
-import time
 from pathlib import Path
 
 import torch
 
 from ..core.record import JSON_NAME, Estimate, Provenance, Record
+from ..core.work import Work
 from .catalog import CATALOG, RECORDS, VERDICTS, committed, expected_verdicts, experiment
-from .experiment import Lines, OutOfTime
+from .experiment import Units
+
+#: The piece that says by what and where the parts were made.
+MADE = "made"
 
 
 def keep(runs: str, names: list[str]) -> None:
@@ -55,38 +57,39 @@ def verdicts(runs: str) -> None:
     print(VERDICTS)
 
 
-def protocol(path: str, seconds: str = "540", name: str = "blocks") -> int:
-    """The GPU protocol; needs torch and numpy alone. 0: finished; 130: the time was up, the same command goes on."""
+def protocol(folder: str, seconds: str = "540", name: str = "blocks") -> int:
+    """The GPU protocol; needs torch and numpy alone. 0: finished; 3: the time was up, the same command goes on."""
     e = experiment(name)
-    units = Lines(Path(path), name, time.monotonic() + float(seconds))
+    work = Work(folder, seconds=float(seconds), resume=True)
+    work.begin(e.inputs("paper", e.config("paper")))
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    units.write({"made": dataclasses.asdict(Provenance.collect(seed=0, dtype=torch.bfloat16, device=device))})
-    try:
-        scalars, _ = e.run(e.config("paper"), units)
-    except OutOfTime as stopped:
-        scalars = {}
-        print(f"{stopped} {len(units.done)} runs are done.")
-    for name, part in units.done.items():
-        if "valid" not in part:
-            continue
-        loss, error = part["valid"].tolist()
-        took = float(part["seconds"])
-        print(f"{name:44} loss {loss:.4f} +- {error:.4f}  cosine {float(part['cosine'][-1]):.3f}  {took:.1f} s")
-    for name, e in scalars.items():
-        if name.startswith(("gap/", "depth_gain/", "steps_ratio/", "speed/")):
-            print(f"{name:44} {e}")
-    return 0 if scalars else 130
+    work.keep(MADE, dataclasses.asdict(Provenance.collect(seed=0, dtype=torch.bfloat16, device=device)))
+    scalars: dict[str, Estimate] = {}
+    with work.in_time():
+        scalars, _ = e.run(e.config("paper"), Units(work, name))
+    for part in work.pieces:
+        found = work[part]
+        if "valid" in found:
+            (loss, error), took = found["valid"].tolist(), float(found["seconds"])
+            print(f"{part:44} loss {loss:.4f} +- {error:.4f}  cosine {float(found['cosine'][-1]):.3f}  {took:.1f} s")
+    for key, e in scalars.items():
+        if key.startswith(("gap/", "depth_gain/", "steps_ratio/", "speed/")):
+            print(f"{key:44} {e}")
+    return 3 if work.partial else 0
 
 
-def protocol_record(path: str, runs: str, name: str = "blocks") -> None:
+def protocol_record(folder: str, runs: str, name: str = "blocks") -> None:
     """The record of a finished protocol, saved in RUNS/NAME; nothing is computed again."""
     e = experiment(name)
     config = e.config("paper")
-    lines = Lines(Path(path), name, until=-math.inf)
-    scalars, tensors = e.run(config, lines)
-    spent = sum(float(part[key]) for part in lines.done.values() for key in part if key.endswith("seconds"))
+    work = Work(folder, seconds=0.0, resume=True)
+    work.begin(e.inputs("paper", config))
+    work.deadline.advanced = True
+    scalars, tensors = e.run(config, Units(work, name))
+    parts = [work[part] for part in work.pieces if part != MADE]
+    spent = sum(float(part[key]) for part in parts for key in part if key.endswith("seconds"))
     scalars["cpu_seconds"] = Estimate(spent, note="wall-clock seconds of all steps, on a GPU")
-    made = Provenance(**lines.made[-1])
+    made = Provenance(**work[MADE])
     Record("experiment", e.inputs("paper", config), scalars, tensors, made).save(Path(runs) / name)
 
 
@@ -105,7 +108,7 @@ def main(words: list[str]) -> int:
 
             finished = measure(Path(runs), preset, int(processes), float(seconds), names)
             print("finished:", *finished)
-            return 0 if len(finished) == len(names) else 130
+            return 0 if len(finished) == len(names) else 3
         case ["corpus"]:
             from .packed import pack
 

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from ..core.progress import say
+from ..core.work import Deadline, TimeUp, Work
 from .catalog import experiment
-from .experiment import Experiment, OutOfTime, Units
+from .experiment import Experiment, Units
+from .runner import work_of
 
 Compute = Callable[[], Mapping[str, Tensor]]
 
@@ -36,7 +38,7 @@ class _Names(Units):
     """Hears what a run would compute, and computes nothing."""
 
     def __init__(self) -> None:
-        super().__init__(None, {}, "", False)
+        super().__init__(Work(progress=False), "")
         self.jobs: list[tuple[str, Compute]] = []
 
     def __call__(self, name: str, compute: Compute) -> dict[str, Tensor]:
@@ -64,7 +66,7 @@ def _one(i: int) -> str:
     began = time.monotonic()
     try:
         units(name, compute)
-    except OutOfTime as stopped:
+    except TimeUp as stopped:
         return str(stopped)
     return f"{units.what}: {name}, {time.monotonic() - began:.0f} s"
 
@@ -72,19 +74,25 @@ def _one(i: int) -> str:
 def measure(runs: Path, preset: str, processes: int, seconds: float, names: Sequence[str]) -> list[str]:
     """Run presets into `runs`, a folder for each experiment; the ids that were finished in time. No figures."""
     torch.set_num_threads(1)
-    until = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     _JOBS.clear()
     for name in names:
-        e = experiment(name)
-        config = e.config(preset)
-        units = Units(runs / name, e.inputs(preset, config), name, False, until)
-        _JOBS.extend((units, part, compute) for part, compute in parts_of(e, config) if not units.kept(part))
+        e, work = experiment(name), _work(runs, preset, name, deadline)
+        work.begin(e.inputs(preset, e.config(preset)))
+        units = Units(work, name)
+        _JOBS.extend((units, part, compute) for part, compute in parts_of(e, e.config(preset)) if part not in work)
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         for told in pool.imap_unordered(_one, range(len(_JOBS))):
             say(told)
     finished = []
     for name in names:
-        with contextlib.suppress(OutOfTime):
-            experiment(name).measure(preset, work=runs / name, until=until, progress=False).save(runs / name)
+        with contextlib.suppress(TimeUp):
+            experiment(name).measure(preset, work=_work(runs, preset, name, deadline)).save(runs / name)
             finished.append(name)
     return finished
+
+
+def _work(runs: Path, preset: str, name: str, deadline: Deadline) -> Work:
+    work = work_of(experiment(name), preset, runs / name, None, False)
+    work.deadline = deadline
+    return work

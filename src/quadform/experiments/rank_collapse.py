@@ -42,7 +42,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         heads=config.heads,
         depths=config.depths,
         seeds=config.seeds,
-        progress=units.show,
+        progress=units.work.progress,
     )
     scalars, tensors = dict(made.scalars), dict(made.tensors)
     deepest = max(config.depths)

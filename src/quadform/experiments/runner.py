@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import json
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 from ..core.errors import FileError
 from ..core.progress import Report, say
-from ..core.record import JSON_NAME, Record, write_atomically
+from ..core.record import JSON_NAME, Record, strict_json, write_atomically
+from ..core.work import WORK, Deadline, Work, begun
 from .catalog import CATALOG, experiment
 from .claims import Verdict
-from .experiment import Experiment, OutOfTime
+from .experiment import Experiment
 from .gallery import Entry, page
 
 #: Pixels of a PNG per pixel of the figure.
@@ -45,7 +45,7 @@ def reproduce(
     out: str | Path | None = None,
     seed: int | None = None,
     again: bool = False,
-    until: float = math.inf,
+    seconds: float | None = None,
     progress: bool | Report = True,
     tell: Callable[[Outcome], None] | None = None,
 ) -> list[Outcome]:
@@ -63,9 +63,10 @@ def reproduce(
                 say(f"{e.id}: left out, needs fetched data: {how}")
         found = [e for e in found if not missing(e, preset)]
     folder = None if out is None else Path(out)
+    deadline = Deadline(seconds)
     outcomes = []
     for e in found:
-        outcome = _one(e, preset, None if folder is None else folder / e.id, seed, again, until, progress)
+        outcome = _one(e, preset, None if folder is None else folder / e.id, seed, again, deadline, progress)
         outcomes.append(outcome)
         if tell is not None:
             tell(outcome)
@@ -88,22 +89,28 @@ def _one(
     folder: Path | None,
     seed: int | None,
     again: bool,
-    until: float,
+    deadline: Deadline,
     progress: bool | Report,
 ) -> Outcome:
     record, kept = _there(e, preset, folder, seed) if folder is not None and not again else None, True
     if record is None:
-        if time.monotonic() > until:
-            raise OutOfTime(f"the time is up before {e.id!r}; what was done is kept.")
-        record, kept = e.measure(preset, seed=seed, work=folder, until=until, progress=progress), False
+        deadline.check(advanced=False)
+        with work_of(e, preset, folder, seed, progress) as work:
+            work.deadline = deadline
+            record, kept = e.measure(preset, seed=seed, work=work), False
         if folder is not None:
             record.save(folder)
-            for parts in folder.glob("parts-*"):
-                shutil.rmtree(parts, ignore_errors=True)
+            shutil.rmtree(folder / WORK, ignore_errors=True)
     outcome = Outcome(e, record, e.verdicts(record), folder, kept)
     if folder is not None:
         draw(outcome, folder)
     return outcome
+
+
+def work_of(e: Experiment, preset: str, folder: Path | None, seed: int | None, progress: bool | Report) -> Work:
+    """The work on a preset: what a stopped run of the same settings has finished is taken up."""
+    asked = json.loads(strict_json(e.inputs(preset, e.config(preset, seed))))
+    return Work(folder, resume=folder is not None and begun(folder) == asked, progress=progress)
 
 
 def _there(e: Experiment, preset: str, folder: Path, seed: int | None) -> Record | None:

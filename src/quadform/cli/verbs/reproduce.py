@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +28,13 @@ def answer(config: ReproduceConfig, output: Output) -> int:
     output = replace(output, out=output.out or str(Path("runs") / "reproduce" / config.preset))
     folder = writable(output)
     choose_threads(0)  # many small matrices: threads would wait for each other
-    until = math.inf if config.seconds is None else time.monotonic() + config.seconds
     outcomes = reproduce(
         config.names,
         config.preset,
         out=folder,
         seed=config.seed,
         again=config.again,
-        until=until,
+        seconds=config.seconds,
         tell=None if output.json else _tell,
     )
     failed = [o for o in outcomes if o.failed]
