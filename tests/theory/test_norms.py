@@ -38,7 +38,7 @@ def test_what_is_left_of_rounding_is_told_as_a_bound(change: float) -> None:
     """Where less than half of the digits are left the norm is an upper bound, not exact, and never 0."""
     layer, want = mirrored(change)
     norm = layer.norm("W_V", "W_Q", "functional")
-    assert norm.kind == "bound"
+    assert (norm.kind, norm.side) == ("bound", "upper")
     assert float(want) <= norm.value <= float(want) + 1e-14
 
 

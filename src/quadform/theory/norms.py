@@ -34,8 +34,8 @@ def block_norm(groups: Sequence[Sequence[Term]]) -> Estimate:
     rounding = eps * sum(float(t.own_squares().sqrt().sum()) for terms in groups for t in terms)
     if norm * math.sqrt(eps) >= rounding:
         return Estimate(_ldexp(norm, exponent))
-    note = "upper bound: the tokens cancel, what is left is near the rounding of their sum"
-    return Estimate(_ldexp(norm + rounding, exponent), kind="bound", note=note)
+    note = "the tokens cancel: what is left is near the rounding of their sum"
+    return Estimate(_ldexp(norm + rounding, exponent), kind="bound", side="upper", note=note)
 
 
 def _square(terms: Sequence[Term]) -> float:
