@@ -42,6 +42,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "OPT": ("CausalLM", {**WIDE, "ffn_dim": 8, "word_embed_proj_dim": 8}),
     "Gemma2": ("CausalLM", {**KEYS, "head_dim": 4, "sliding_window": 3, "final_logit_softcapping": 2.0}),
     "Mixtral": ("CausalLM", {**KEYS, "num_local_experts": 3}),
+    "DeepseekV3": (  # its router divides in place
+        "CausalLM",
+        {
+            **WIDE,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 0,
+            "kv_lora_rank": 4,
+            "q_lora_rank": 4,
+            "qk_rope_head_dim": 2,
+            "qk_nope_head_dim": 2,
+            "v_head_dim": 4,
+        },
+    ),
     "Bert": ("MaskedLM", WIDE),
     "Esm": ("MaskedLM", {**WIDE, "mask_token_id": 3, "pad_token_id": 1}),
     "T5": (
@@ -98,6 +116,7 @@ def gap(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
         ("Bart", "ones"),
         ("Gemma2", "right"),
         ("Mixtral", "ones"),
+        ("DeepseekV3", "ones"),
     ],
 )
 def test_masks_stay_on_the_fast_route(name: str, mask: str, capsys: Any) -> None:

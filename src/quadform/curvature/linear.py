@@ -48,6 +48,8 @@ _VIEWS = {
     aten.split_with_sizes.default,
     operator.getitem,
 }
+#: Operators that depend on how their argument lies in memory.
+_STRIDED = {aten.as_strided.default, aten.as_strided_scatter.default}
 #: Made from nothing: cheaper to make again than to keep.
 _FILLED = {aten.full.default, aten.scalar_tensor.default, aten.arange.default, aten.arange.start, aten.ones.default}
 _FILLED |= {aten.zeros.default}
@@ -154,6 +156,7 @@ class Linearised:
 def plain(graph: fx.Graph) -> fx.Graph:
     """The graph, which has no mutations, without copies and twice computed values."""
     module: Any = graph.owning_module
+    _without_strides(graph)
     for node in list(graph.nodes):
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
@@ -165,11 +168,32 @@ def plain(graph: fx.Graph) -> fx.Graph:
             graph.erase_node(node)
         elif node.target is aten.expand.default and node.args[0].target in _CONSTANT:
             _fill(graph, node)
+    for node in [n for n in graph.nodes if n.target in _STRIDED]:  # reads memory: laid out as when it was traced
+        with graph.inserting_before(node):
+            options = {"memory_format": torch.contiguous_format}
+            laid_out = graph.call_function(aten.clone.default, (node.args[0],), options)
+        laid_out.meta = dict(node.args[0].meta)
+        node.replace_input_with(node.args[0], laid_out)
     graph.eliminate_dead_code()
     new = fx_graph_cse(graph)
     new.eliminate_dead_code()
     new.owning_module = module
     return new
+
+
+def _without_strides(graph: fx.Graph) -> None:
+    """Take out `as_strided` where it is its argument; others keep a contiguous one, whatever became of the copy before.
+
+    Without copies a tensor may lie in memory in another order, of which all other operators are independent.
+    """
+    for node in [n for n in graph.nodes if n.target in _STRIDED]:
+        of: Any = node.args[0].meta.get("val")
+        size, stride, *offset = node.args[1 + (node.target is aten.as_strided_scatter.default) :]
+        if list(of.shape) == list(size) and list(of.stride()) == list(stride) and not any(offset):
+            node.replace_all_uses_with(node.args[1 if node.target is aten.as_strided_scatter.default else 0])
+            graph.erase_node(node)
+        elif not of.is_contiguous() or of.storage_offset():
+            raise RuntimeError("an operator reads a tensor by its place in memory")
 
 
 def cut(graph: fx.Graph, primal: int, remake: set[Any]) -> tuple[fx.GraphModule, fx.GraphModule, list[fx.Node]]:
