@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.number import ErrorKind
 from quadform.core.record import Estimate, Record
 from quadform.core.work import TimeUp, Work
 from quadform.experiments.catalog import CATALOG, committed, expected_verdicts, experiment
@@ -35,6 +36,38 @@ def test_a_claim_is_met_inside_its_interval_only(value: float, status: str) -> N
     """low <= value <= high, and a number that is no number meets nothing."""
     claim = near("grows as X^6", "slope", 6, 0.15, "[own]")
     assert claim.verdict({"slope": Estimate(value)}, "smoke").status == status
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "error_kind", "status"),
+    [
+        (6.1, 0.02, "stderr", "met"),
+        (6.1, 0.03, "stderr", "undecided"),
+        (6.1, 0.03, "residual", "met"),
+        (6.1, 0.06, "residual", "undecided"),
+        (6.2, 0.02, "stderr", "not met"),
+        (6.2, 0.03, "stderr", "undecided"),
+        (5.8, 0.03, "stderr", "undecided"),
+        (6.0, math.inf, "stderr", "undecided"),
+        (6.0, 0.0, "stderr", "met"),
+        (math.nan, 0.1, "stderr", "not met"),
+    ],
+)
+def test_a_claim_within_the_error_of_its_number_is_undecided(
+    value: float, error: float, error_kind: ErrorKind, status: str
+) -> None:
+    """An end of the interval within 2 s.e., or within the residual: neither met nor not met."""
+    claim = near("grows as X^6", "slope", 6, 0.15, "[own]")
+    found = claim.verdict({"slope": Estimate(value, error, "estimate", error_kind=error_kind)}, "smoke")
+    assert found.status == status
+    assert ("within its error" in found.reason) == (status == "undecided")
+
+
+def test_an_open_side_decides_nothing() -> None:
+    """Only the ends of an interval count: `at most 1` has one."""
+    claim = at_most("small", "x", 1, "[own]")
+    assert claim.verdict({"x": Estimate(-5.0, 1.0, "estimate")}, "smoke").status == "met"
+    assert claim.verdict({"x": Estimate(-1.0, 1.0, "estimate")}, "smoke").status == "undecided"
 
 
 def test_a_claim_without_its_number_or_preset_is_not_tested() -> None:
@@ -101,9 +134,9 @@ class _Config:
 class _Toy:
     """Counts what it computes; may break once at a given part."""
 
-    def __init__(self, breaks_at: int | None = None) -> None:
+    def __init__(self, breaks_at: int | None = None, error: float | None = None) -> None:
         self.computed: list[int] = []
-        self.breaks_at = breaks_at
+        self.breaks_at, self.error = breaks_at, error
 
     def part(self, i: int) -> dict[str, torch.Tensor]:
         if i == self.breaks_at:
@@ -115,7 +148,8 @@ class _Toy:
     def run(self, config: _Config, units: Units):
         with units.plan(config.parts):
             values = [float(units(f"part {i}", lambda i=i: self.part(i))["v"]) for i in range(config.parts)]
-        return {"sum": Estimate(sum(values))}, {"values": torch.tensor(values)}
+        found = Estimate(sum(values)) if self.error is None else Estimate(sum(values), self.error, "estimate")
+        return {"sum": found}, {"values": torch.tensor(values)}
 
     def figure(self, record: Record):
         over = Rows()
@@ -193,6 +227,17 @@ def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
         assert "✗ not met" in page.read_text()
     assert (tmp_path / "toy" / "figure.svg").read_text().startswith("<svg")
     assert (tmp_path / "toy" / "figure.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_undecided_claim_is_no_failure(tmp_path: Path, planted) -> None:
+    """It is told as such on both pages and by the verb, whose exit code is 0."""
+    planted(_Toy(error=1.0).experiment(7))
+    (outcome,) = reproduce(["toy"], out=tmp_path, progress=False)
+    assert [v.status for v in outcome.verdicts] == ["undecided"]
+    assert not outcome.failed
+    for page in (tmp_path / "index.html", tmp_path / "toy" / "index.html"):
+        assert "? undecided" in page.read_text()
+        assert "1 claims: 0 met, 0 not met, 1 undecided, 0 not tested" in page.read_text()
 
 
 def test_the_page_fetches_nothing(tmp_path: Path, planted) -> None:

@@ -1,7 +1,8 @@
 """Claims as data: a sentence of a paper, the scalar of a Record that decides it, and where that scalar must lie.
 
 The interval is written down before the number is seen. A claim that fails stays as it is, red, and gets a page in
-docs/decisions/. Nothing here computes: whatever a claim reads is a scalar that the experiment's `run` put there.
+docs/decisions/; one whose interval ends within the error of the number is undecided. Nothing here computes: whatever a
+claim reads is a scalar that the experiment's `run` put there.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..core.errors import InputError
 
 PRESETS = ("smoke", "cpu", "paper")
-Status = Literal["met", "not met", "not tested"]
+Status = Literal["met", "not met", "undecided", "not tested"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """`low <= scalars[key] <= high` makes the sentence `text` true. `expect` is the number the source gives, if any.
+
+    Where an end of the interval lies within the error of the number (two standard errors, or its residual), the claim
+    is "undecided": the number could lie on either side.
 
     `presets` are those whose settings can decide it; under the others it is "not tested". `why` says where the width
     of the interval comes from, `page` the decision that tells what was found where it is not met.
@@ -54,7 +59,7 @@ class Claim:
         return f"{self.low:.4g} to {self.high:.4g}" if self.low != self.high else f"exactly {self.low:.4g}"
 
     def verdict(self, scalars: Mapping[str, Any], preset: str) -> Verdict:
-        """Met or not, or why it cannot be said."""
+        """Met, not met, undecided, or why it was not tested."""
         found = scalars.get(self.key)
         if preset not in self.presets:
             small = PRESETS.index(preset) < min(map(PRESETS.index, self.presets))
@@ -62,6 +67,9 @@ class Claim:
             return Verdict(self, "not tested", found, f"the preset {preset} {reason}")
         if found is None:
             return Verdict(self, "not tested", None, "the record has no such number")
+        ends = [end for end in (self.low, self.high) if found.reach and abs(found.value - end) <= found.reach]
+        if ends:
+            return Verdict(self, "undecided", found, f"{ends[0]:.4g} is within its error, +- {found.reach:.2g}")
         return Verdict(self, "met" if self.low <= found.value <= self.high else "not met", found)
 
 
@@ -79,7 +87,7 @@ class Verdict:
         """The number with its tag, as text."""
         if self.found is None:
             return "-"
-        spread = f" +- {self.found.stderr:.2g}" if self.found.stderr else ""
+        spread = f" +- {self.found.error:.2g}" if self.found.error else ""
         return f"{_text(self.found.value)}{spread} [{self.found.kind}]"
 
     def plain(self) -> dict[str, Any]:
@@ -91,7 +99,8 @@ class Verdict:
             "key": c.key,
             "status": self.status,
             "value": None if f is None else f.value,
-            "stderr": None if f is None else f.stderr,
+            "error": None if f is None else f.error,
+            "error_kind": None if f is None else f.error_kind,
             "kind": None if f is None else f.kind,
             "low": c.low,
             "high": c.high,

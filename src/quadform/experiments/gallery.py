@@ -16,12 +16,12 @@ from pathlib import Path
 from ..core.record import Record, write_atomically
 from ..report.figure import Figure
 from .catalog import CATALOG, committed, experiment
-from .claims import Verdict
+from .claims import STATUSES, Status, Verdict
 from .experiment import Experiment
 
 #: Bytes of the largest figure that the gallery keeps as SVG.
 SVG_MOST = 150_000
-MARKS = {"met": "✓", "not met": "✗", "not tested": "–"}
+MARKS: dict[Status, str] = {"met": "✓", "not met": "✗", "undecided": "?", "not tested": "–"}
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,9 @@ def write_gallery(folder: str | Path) -> list[Path]:
 
 
 def _summary(entries: Sequence[Entry]) -> str:
-    met, red, open_ = (sum(e.count(s) for e in entries) for s in ("met", "not met", "not tested"))
-    return f"{len(entries)} experiments, {met + red + open_} claims: {met} met, {red} not met, {open_} not tested."
+    counts = {s: sum(e.count(s) for e in entries) for s in STATUSES}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items())
+    return f"{len(entries)} experiments, {sum(counts.values())} claims: {told}."
 
 
 # ------------------------------------------------------------------------------------------------------- Markdown
@@ -119,17 +120,17 @@ def markdown(entries: Sequence[Entry]) -> str:
         "",
         "Every figure is drawn from a Record that comes with the package (`src/quadform/experiments/records/`);",
         "nothing is computed for this page. `python -m quadform.experiments gallery docs` writes it. Tolerances stand",
-        "in the code before the numbers; a claim that fails stays red. How experiments are made:",
-        "[experiments.md](experiments.md).",
+        "in the code before the numbers; a claim that fails stays red, and one whose tolerance ends within two",
+        "standard errors of the number is undecided. How experiments are made: [experiments.md](experiments.md).",
         "",
         f"**{_summary(entries)}**",
         "",
-        "| experiment | source | met | not met | not tested |",
-        "|---|---|---|---|---|",
+        f"| experiment | source | {' | '.join(STATUSES)} |",
+        "|---|---|" + "---|" * len(STATUSES),
     ]
     lines += [
-        f"| [{e.experiment.title}](#{e.experiment.id}) | {e.experiment.source} | {e.count('met')} |"
-        f" {e.count('not met')} | {e.count('not tested')} |"
+        f"| [{e.experiment.title}](#{e.experiment.id}) | {e.experiment.source} |"
+        + "".join(f" {e.count(s)} |" for s in STATUSES)
         for e in entries
     ]
     for e in entries:
@@ -162,7 +163,11 @@ def _pipe(text: str) -> str:
 
 
 def _page(v: Verdict) -> str:
-    return f" ([what was found](decisions/{v.claim.page}))" if v.claim.page and v.status == "not met" else ""
+    return (
+        f" ([what was found](decisions/{v.claim.page}))"
+        if v.claim.page and v.status in ("not met", "undecided")
+        else ""
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- HTML
@@ -175,7 +180,7 @@ img { max-width: 100%; height: auto }
 table { border-collapse: collapse; width: 100%; font-size: .9rem }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #e3e7ec }
 td:first-child { white-space: nowrap; font-weight: 600 }
-.met { color: #00664d } .not-met { color: #a3221c } .not-tested { color: #5a6675 }
+.met { color: #00664d } .not-met { color: #a3221c } .undecided { color: #8a5a00 } .not-tested { color: #5a6675 }
 code { background: #f6f7f9; padding: .1rem .3rem }
 .scroll { overflow-x: auto }
 """

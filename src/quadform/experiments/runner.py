@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether any claim is not met."""
+        """Whether any claim is not met; one that is undecided has not failed."""
         return any(v.status == "not met" for v in self.verdicts)
 
 

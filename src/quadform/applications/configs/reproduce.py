@@ -13,7 +13,7 @@ from .shared import seconds_of
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceConfig:
-    """The papers' figures and tables, made again, and each of their claims: met, not met or not tested.
+    """The papers' figures and tables, made again, and each of their claims: met, not met, undecided or not tested.
 
     Every experiment is saved, drawn (SVG, PNG, HTML) and judged. What is finished in `--out` is kept, what was stopped
     goes on. Exit code 3 means that a claim is not met.

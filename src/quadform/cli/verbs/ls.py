@@ -114,6 +114,7 @@ def data(config: LsConfig) -> List:
 # --- experiments ------------------------------------------------------------------------------------------------------
 def experiments(config: LsConfig) -> List:
     from ...experiments.catalog import CATALOG, committed, experiment
+    from ...experiments.claims import STATUSES
 
     rows = []
     for name in CATALOG:
@@ -123,7 +124,7 @@ def experiments(config: LsConfig) -> List:
             statuses = [v.status for v in found.verdicts(record)]
             where = ", GPU" if record.made.device.startswith("cuda") else ""
             cost = f"{record.scalars['cpu_seconds'].value:.0f} s ({record.inputs['preset']}{where})"
-            verdict = ", ".join(f"{statuses.count(w)} {w}" for w in ("met", "not met", "not tested") if w in statuses)
+            verdict = ", ".join(f"{statuses.count(w)} {w}" for w in STATUSES if w in statuses)
         rows.append((name, found.title, found.source, cost, verdict))
     columns = ("experiment", "what it shows", "source", "cost", "last verdict")
     below = "`quadform reproduce NAME` makes it again; of the last record: cost (processor time; GPU: clock), verdict"

@@ -18,6 +18,7 @@ def answer(config: ReproduceConfig, output: Output) -> int:
     from dataclasses import replace
 
     from ...experiments.catalog import CATALOG, experiment
+    from ...experiments.claims import STATUSES
     from ...experiments.runner import plain, reproduce
 
     names = list(CATALOG) if "all" in config.names else list(config.names)
@@ -41,11 +42,9 @@ def answer(config: ReproduceConfig, output: Output) -> int:
     if output.json:
         print_json({"ok": not failed, "experiments": [plain(o) for o in outcomes], "saved": str(folder)})
     else:
-        statuses = [v.status for o in outcomes for v in o.verdicts]
-        print(
-            f"{len(outcomes)} experiments, {len(statuses)} claims: {statuses.count('met')} met,"
-            f" {statuses.count('not met')} not met, {statuses.count('not tested')} not tested"
-        )
+        found = [v.status for o in outcomes for v in o.verdicts]
+        told = ", ".join(f"{found.count(status)} {status}" for status in STATUSES)
+        print(f"{len(outcomes)} experiments, {len(found)} claims: {told}")
         print(f"saved {folder}; the page of all of it: {folder}/index.html")
     return 3 if failed else 0
 
