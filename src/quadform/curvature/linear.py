@@ -170,7 +170,7 @@ def plain(graph: fx.Graph) -> fx.Graph:
             _fill(graph, node)
     for node in [n for n in graph.nodes if n.target in _STRIDED]:  # reads memory: laid out as when it was traced
         with graph.inserting_before(node):
-            options = {"memory_format": torch.contiguous_format}
+            options: Any = {"memory_format": torch.contiguous_format}
             laid_out = graph.call_function(aten.clone.default, (node.args[0],), options)
         laid_out.meta = dict(node.args[0].meta)
         node.replace_input_with(node.args[0], laid_out)
