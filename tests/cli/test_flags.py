@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from quadform.cli.flags import Limits, Output, read
+from quadform.applications.configs.shared import LongWork, Output
+from quadform.cli.flags import read
 from quadform.core.errors import InputError
 from quadform.core.question import Fields, option, required, whole_numbers
 
@@ -33,7 +34,7 @@ class Toy(Fields):
     callback: Any = option(None, "A function.", command_line=False)
 
 
-PARTS = (Toy, Opening, Limits, Output)
+PARTS = (Toy, Opening, LongWork, Output)
 
 
 def test_parts_of_a_command() -> None:
@@ -57,7 +58,7 @@ def test_parts_of_a_command() -> None:
     asked, opening, limits, output = read("toy", PARTS, words)
     assert asked == Toy(top=3, seed=7, depths=(2, 4), params="a")
     assert opening == Opening(model="m", seed=7)
-    assert limits == Limits(max_time=120.0)
+    assert limits == LongWork(max_time=120.0)
     assert output == Output(out="x", json=True)
     assert read("toy", PARTS, ["m"])[0] == Toy()
 

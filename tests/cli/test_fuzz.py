@@ -116,7 +116,7 @@ def values(hint: Any) -> st.SearchStrategy[str]:
 @st.composite
 def commands(draw: st.DrawFn, verb: str) -> list[str]:
     """Flags of a verb, a few at a time, in any order, some of them wrong, and words where words may stand."""
-    flags = {**parse._flags(fields_of(verb)), **parse._flags(Output)}
+    flags = parse._flags(fields_of(verb))
     words = draw(st.lists(st.one_of(TEXTS, st.sampled_from(["new:pre-ln,depth=1", "pre-ln", "runs"])), max_size=2))
     for flag in draw(st.lists(st.sampled_from([*flags, "--nothing"]), max_size=4)):
         if flags.get(flag, bool) is bool:
@@ -162,7 +162,7 @@ _LARGE += ("--batches", "--batch", "--networks", "--depths", "--length", "--poin
 @given(data=st.data())
 def test_any_command_ends_well(verb: str, data: st.DataObject) -> None:
     """The whole way through `main`: a known exit code, no traceback, one line where it refuses."""
-    flags = {f: h for f, h in {**parse._flags(fields_of(verb)), **parse._flags(Output)}.items() if f not in _LARGE}
+    flags = {f: h for f, h in parse._flags(fields_of(verb)).items() if f not in _LARGE}
     words = list(BOUNDED[verb])
     for flag in data.draw(st.lists(st.sampled_from(sorted(flags)), max_size=2, unique=True)):
         words += [flag] if flags[flag] is bool else [flag, data.draw(values(flags[flag]))]

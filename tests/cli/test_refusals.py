@@ -54,7 +54,7 @@ REFUSED = [
     ),
     (["attention", "--tokens", "-3"], "`--tokens -3`: a layer has at least 1. Give 1 or more."),
     (["attention", "--d-k", "0"], "`--d-k 0`: a layer has at least 1. Give 1 or more."),
-    (["attention", "--scale", "nan"], "`--scale nan`: a scale is a positive finite number."),
+    (["attention", "--scale", "nan"], "scale=nan: give a finite number."),
     (["attention", "--temperature", "0"], "`--temperature 0`: a temperature is a positive finite number."),
     (
         ["attention", "--vary", "scal=1:2"],

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..applications.configs.shared import Output
 from ..core.progress import say
 from ..core.work import Work
 from .earlier import result_folder
-from .flags import Command, Output
+from .flags import Command
 from .folders import report_command, resume_command
 from .show import print_json, print_plan, record_json
 

@@ -10,40 +10,16 @@ import dataclasses
 import importlib
 import inspect
 import io
+import types
 import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+from ..applications.configs.shared import LongWork, Output
 from ..applications.opening import Opening
 from ..core.errors import InputError
-from ..core.question import Fields, Option, Question, option, options, seconds_of
+from ..core.question import Option, Question, options
 from .parse import check_words, one_line
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Output(Fields):
-    """Where the answer goes."""
-
-    out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
-    json: bool = option(False, "Print strict JSON and nothing else on stdout.")
-    quiet: bool = option(False, "No progress on stderr.")
-    lang: str = option("en", "Language of the answer.", choices=("en", "ko"))
-    debug: bool = option(False, "Show the whole traceback of an error.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits(Fields):
-    """How long the work may take, and whether an earlier run is resumed."""
-
-    resume: bool = option(False, "Resume the unfinished run in `--out`.")
-    max_time: float | None = option(
-        None,
-        "Stop after this long (`90s`, `10m`, `2h`); the answer so far is kept and marked partial.",
-        parse=seconds_of,
-        metavar="TIME",
-        above=0,
-    )
-    dry_run: bool = option(False, "Print the plan and its cost, and stop.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +28,7 @@ class Command:
 
     question: Question
     opening: Opening | None
-    limits: Limits
+    limits: LongWork
     output: Output
 
     @property
@@ -68,7 +44,7 @@ def command_of(verb: str, question: str, opening: str, words: list[str]) -> Comm
 
 def parts_of(question: str, opening: str) -> list[type]:
     """The parts of a command: what is asked, what opens its model, its limits, where its answer goes."""
-    return [_class(question), *([_class(opening)] if opening else []), Limits, Output]
+    return [_class(question), *([_class(opening)] if opening else []), LongWork, Output]
 
 
 def _class(where: str) -> type:
@@ -118,14 +94,16 @@ def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, 
     shown: dict[str, Any] = {"help": known.help}
     if known.metavar:
         shown["metavar"] = known.metavar
-    if known.choices:
+    if known.choices and default is None:  # the field itself refuses other words
+        shown["metavar"] = f"{{{','.join(known.choices)}}}"
+    elif known.choices:
         hint = Literal[known.choices]
     if known.parse is not None:
         shown["help_behavior_hint"] = known.shown or (f"(default: {_text(default)})" if default is not None else "")
         hint, default = str | None, None
     elif known.shown or default is None:
         shown["help_behavior_hint"] = known.shown
-    if str in typing.get_args(hint) and not known.choices:  # other values are for Python
+    if isinstance(hint, types.UnionType) and str in typing.get_args(hint):  # other values are for Python
         hint = str | None if type(None) in typing.get_args(hint) else str
     hint = Annotated[Positional[hint] if known.positional else hint, arg(**shown)]
     return (name, hint, dataclasses.field(default=default, metadata={"option": known}))

@@ -144,11 +144,12 @@ def _asked(name: str, verb: Verb, words: list[str]) -> tuple[str, Any, Callable[
             return answer(command, verb.keeps)
 
         return command.device, command.output, answered
-    from .parse import parse
+    from ..applications.configs.shared import Output
+    from .flags import read
 
     module, _, config_name = verb.config.partition(":")
     configs = importlib.import_module(f"quadform.applications.configs.{module}")
-    config, output = parse(name, getattr(configs, config_name), words)
+    config, output = read(name, [getattr(configs, config_name), Output], words)
 
     def answer() -> int:
         return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
@@ -158,14 +159,14 @@ def _asked(name: str, verb: Verb, words: list[str]) -> tuple[str, Any, Callable[
 
 def fields_of(name: str) -> type:
     """A dataclass of all flags of a verb."""
+    from ..applications.configs.shared import Output
+    from .flags import call_of, parts_of
+
     verb = VERBS[name]
     module, _, config = verb.config.partition(":")
     if "." in module:
-        from .flags import call_of, parts_of
-
         return call_of(name, parts_of(verb.config, verb.opening))
-    found: type = getattr(importlib.import_module(f"quadform.applications.configs.{module}"), config)
-    return found
+    return call_of(name, [getattr(importlib.import_module(f"quadform.applications.configs.{module}"), config), Output])
 
 
 def _share_the_machine() -> None:

@@ -1,29 +1,16 @@
-"""From words to a question: tyro builds the config, this module makes the refusals readable.
-
-tyro explains a bad flag in a box of many lines; people get one line instead, with the nearest name that exists. The
-flags and their types are read from the config dataclasses, so there is no second list of them here.
-"""
+"""Refusals in one line: tyro explains a bad flag in a box of many lines; people get the nearest name that exists."""
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import dataclasses
-import inspect
-import io
-import itertools
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from ..applications.configs.shared import Output
-from ..core.errors import InputError, QuadformError, UnknownName, did_you_mean
+from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.question import LARGEST, options
-
-Config = TypeVar("Config")
 
 _WORDS = {int: "a whole number", float: "a number", str: "a word"}
 #: Values people ask for with good reason, and why they are refused.
@@ -33,36 +20,9 @@ _REASONS = {
 }
 
 
-def parse(verb: str, config: type[Config], words: Sequence[str]) -> tuple[Config, Output]:
-    """The question and where its answer goes; `--help` prints and leaves with 0."""
-    import tyro
-
-    check_words(verb, config, words)
-    call = dataclasses.make_dataclass(verb, [], bases=(Output, config), frozen=True, kw_only=True)
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            got: Any = tyro.cli(
-                call,
-                prog=f"quadform {verb}",
-                description=inspect.getdoc(config),
-                args=list(words),
-                config=(tyro.conf.FlagCreatePairsOff,),
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise _our_error(stop) or InputError(f"{one_line(said.getvalue())} See `quadform {verb} --help`.") from None
-    return _part(config, got), _part(Output, got)
-
-
-def _part(cls: Any, whole: Any) -> Any:
-    return cls(**{f.name: getattr(whole, f.name) for f in dataclasses.fields(cls)})
-
-
 def check_words(verb: str, config: type, words: Sequence[str]) -> None:
     """Refuse what tyro would refuse, in one line: unknown flags, flags without a value, values of the wrong kind."""
-    flags = {**_flags(config), **_flags(Output)}
+    flags = _flags(config)
     named = {name: _bare(hint) for name, hint in _hints(config).items() if _is_positional(hint)}
     places = list(named.values())
     help_line = f"See `quadform {verb} --help`."
@@ -97,8 +57,7 @@ def check_words(verb: str, config: type, words: Sequence[str]) -> None:
             _check_value(f"{flag} ", value, flags[flag], help_line)
     for name in list(named)[len(named) - len(places) :]:
         if _needed(config, name):
-            known = options(config).get(name)
-            what = _docstring(config, name) if known is None else known.help
+            what = options(config)[name].help
             raise InputError(f"`quadform {verb}` needs a {name.upper()}: {what[0].lower()}{what[1:]} {help_line}")
 
 
@@ -157,31 +116,12 @@ def _needed(config: Any, name: str) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _docstring(config: type, name: str) -> str:
-    """The text below a field of a config: the one `--help` shows."""
-    for cls in filter(dataclasses.is_dataclass, config.__mro__):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        statements = body.body if isinstance(body, ast.ClassDef) else []
-        for field, text in itertools.pairwise(statements):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.target.id == name:
-                return " ".join(ast.literal_eval(text.value).split()) if isinstance(text, ast.Expr) else "a value."
-    return "a value."
-
-
 def _is_number(word: str) -> bool:
     try:
         float(word)
     except ValueError:
         return False
     return True
-
-
-def _our_error(stop: BaseException) -> QuadformError | None:
-    """The text a config gave when it refused its values; tyro keeps it as the context of its exit."""
-    error: BaseException | None = stop
-    while error is not None and not isinstance(error, QuadformError):
-        error = error.__cause__ or error.__context__
-    return error
 
 
 def one_line(box: str) -> str:

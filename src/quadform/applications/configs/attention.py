@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from tyro.conf import arg
+from typing import Any
 
 from ...core.errors import InputError, did_you_mean
+from ...core.question import option
 from .shared import Numerics
 
 #: The six unique blocks of the Hessian of one head, row then column, in the order used everywhere.
@@ -79,32 +78,28 @@ class AttentionConfig(Numerics):
     or the same without the softmax. Every number is exact; the slopes are fits and carry their standard error.
     """
 
-    tokens: int = 8
-    """Tokens in the sequence."""
-    dim: int = 8
-    """Width of a token."""
-    d_k: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: dim)")] = None
-    """Width of queries and keys."""
-    d_v: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: dim)")] = None
-    """Width of values."""
-    attention: Literal["softmax", "linear"] = "softmax"
-    """Softmax attention, or the same layer without the softmax."""
-    factor: Literal["qk", "single"] = "qk"
-    """Scores from two matrices W_Q and W_K, or from the single matrix W_QK = W_Q W_K^T."""
-    scale: float = 1.0
-    """Standard deviation of the tokens."""
-    temperature: float = 1.0
-    """Scores are divided by this (besides sqrt(d_k))."""
-    mask: Literal["none", "causal"] = "none"
-    """Which tokens a token sees."""
-    sink: float = 0.0
-    """Added to every score of the first token: an attention sink."""
-    vary: str = "scale=0.01:30:25"
-    """Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`."""
-    dry_run: bool = False
-    """Print the plan and its cost, and stop."""
+    tokens: int = option(8, "Tokens in the sequence.")
+    dim: int = option(8, "Width of a token.")
+    d_k: int | None = option(None, "Width of queries and keys.", metavar="INT", shown="(default: dim)")
+    d_v: int | None = option(None, "Width of values.", metavar="INT", shown="(default: dim)")
+    attention: str = option(
+        "softmax", "Softmax attention, or the same layer without the softmax.", choices=("softmax", "linear")
+    )
+    factor: str = option(
+        "qk",
+        "Scores from two matrices W_Q and W_K, or from the single matrix W_QK = W_Q W_K^T.",
+        choices=("qk", "single"),
+    )
+    scale: float = option(1.0, "Standard deviation of the tokens.")
+    temperature: float = option(1.0, "Scores are divided by this (besides sqrt(d_k)).")
+    mask: str = option("none", "Which tokens a token sees.", choices=("none", "causal"))
+    sink: float = option(0.0, "Added to every score of the first token: an attention sink.")
+    vary: str = option(
+        "scale=0.01:30:25", "Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`."
+    )
+    dry_run: bool = option(False, "Print the plan and its cost, and stop.")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         for name in ("tokens", "dim", "d_k", "d_v"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...core.errors import InputError
+from ...core.question import option
 from .shared import Numerics
 
 
@@ -12,12 +13,10 @@ from .shared import Numerics
 class VerifyConfig(Numerics):
     """Is the mathematics right on this machine? Closed form against autodiff and finite differences, random shapes."""
 
-    shapes: int = 12
-    """How many random layers to try."""
-    largest: int = 6
-    """No width or number of tokens is drawn above this."""
+    shapes: int = option(12, "How many random layers to try.")
+    largest: int = option(6, "No width or number of tokens is drawn above this.")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.shapes < 1 or self.largest < 1:
             raise InputError(f"`--shapes {self.shapes} --largest {self.largest}`: give at least 1 for both.")
         if self.dtype != "float64":

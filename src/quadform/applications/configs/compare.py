@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError, UnknownName, did_you_mean
-from .shared import LongWork, Numerics, seconds_of
+from ...core.question import option, seconds_of
+from .shared import LongWork, Numerics
 from .why import whole_numbers
 
 #: What rows can be sorted by.
@@ -36,30 +36,30 @@ class CompareConfig(LongWork, Numerics):
     FLOPs, memory. Then a short training of equal time each: loss on held-out data, tokens a second.
     """
 
-    designs: str = "pre-ln,post-ln,parallel,sas-p,v-skipinit"
-    """Block designs, commas between."""
-    depths: str = "2,6"
-    """Numbers of blocks, commas between."""
-    dim: int = 64
-    """Width of the stream."""
-    heads: int = 4
-    """Attention heads."""
-    data: str = "add"
-    """Data set (`quadform ls data`), with settings as in `add:digits=3`."""
-    batch: int = 32
-    """Sequences in a batch."""
-    lr: float = 1e-3
-    """Learning rate of the short training (AdamW, warm-up 5 %, linear decay), the same for all."""
-    budget: str = "5m"
-    """Time for everything together, as far as it can be planned (`90s`, `5m`)."""
-    sort: Literal["design", "loss", "lr_ceiling", "rank", "cosine", "gradient", "parameters", "speed"] = "loss"
-    """Order of the rows."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Number format of the computation."""
+    designs: str = option("pre-ln,post-ln,parallel,sas-p,v-skipinit", "Block designs, commas between.")
+    depths: str = option("2,6", "Numbers of blocks, commas between.")
+    dim: int = option(64, "Width of the stream.")
+    heads: int = option(4, "Attention heads.")
+    data: str = option("add", "Data set (`quadform ls data`), with settings as in `add:digits=3`.")
+    batch: int = option(32, "Sequences in a batch.")
+    lr: float = option(
+        0.001, "Learning rate of the short training (AdamW, warm-up 5 %, linear decay), the same for all."
+    )
+    budget: float = option(
+        300.0,
+        "Time for everything together, as far as it can be planned (`90s`, `5m`).",
+        parse=seconds_of,
+        shown="(default: 5m)",
+    )
+    sort: str = option(
+        "loss",
+        "Order of the rows.",
+        choices=("design", "loss", "lr_ceiling", "rank", "cosine", "gradient", "parameters", "speed"),
+    )
+    dtype: str = option("float32", "Number format of the computation.", choices=("float32", "float64"))
 
-    def __post_init__(self) -> None:
-        LongWork.__post_init__(self)
-        _ = self.names, self.each_depth, self.budget_seconds
+    def check(self) -> None:
+        _ = self.names, self.each_depth
         for name in ("dim", "heads", "batch"):
             if getattr(self, name) < 1:
                 raise InputError(f"`--{name} {getattr(self, name)}`: give at least 1.")
@@ -78,4 +78,4 @@ class CompareConfig(LongWork, Numerics):
 
     @property
     def budget_seconds(self) -> float:
-        return seconds_of(self.budget)
+        return self.budget

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from tyro.conf import Positional, arg
 
 from ...core.errors import InputError
+from ...core.question import Fields, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class DataConfig(Fields):
     """Real corpora and trained models: what there is (list), getting it (fetch), own text as a data set (build).
 
     Licence and size are told before anything is fetched. Things are kept in the folder QUADFORM_DATA (a folder of the
@@ -19,18 +17,22 @@ class DataConfig:
     installed and nothing fetched is executed.
     """
 
-    action: Annotated[Positional[Literal["list", "fetch", "build"]], arg(help_behavior_hint="")] = "list"
-    """list: what there is; fetch NAME ...: get it; build FILE ... --out DIR: own .tsv pairs or text files."""
-    names: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAME ...]", help_behavior_hint="")] = ()
-    """Names of the list to fetch, or files to build from."""
-    again: bool = False
-    """Fetch even what is already here."""
-    held: int = 20
-    """build: one group (or document) in so many is held out for validation, and one for the test."""
-    pieces: int = 0
-    """build: size of the sub-word vocabulary a model of this text uses by default (0: bytes)."""
+    action: str = option(
+        "list",
+        "list: what there is; fetch NAME ...: get it; build FILE ... --out DIR: own .tsv pairs or text files.",
+        positional=True,
+        choices=("list", "fetch", "build"),
+    )
+    names: tuple[str, ...] = option(
+        (), "Names of the list to fetch, or files to build from.", positional=True, metavar="[NAME ...]"
+    )
+    again: bool = option(False, "Fetch even what is already here.")
+    held: int = option(
+        20, "build: one group (or document) in so many is held out for validation, and one for the test."
+    )
+    pieces: int = option(0, "build: size of the sub-word vocabulary a model of this text uses by default (0: bytes).")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.action == "list" and self.names:
             raise InputError(f"`quadform data list` takes no names. To get it: `quadform data fetch {self.names[0]}`.")
         if self.action == "fetch" and not self.names:

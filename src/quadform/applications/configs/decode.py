@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from tyro.conf import Positional, arg
 
 from ...core.errors import InputError
+from ...core.question import option, required
 from .shared import Numerics
 
 
@@ -16,42 +14,38 @@ from .shared import Numerics
 class DecodeConfig(Numerics):
     """Greedy, beam or sampled text of a trained run: one line for every TEXT, every line of `--file`, or of stdin."""
 
-    run: Annotated[Positional[str], arg(metavar="RUN")]
-    """The folder of a run that `quadform train --out RUN` made."""
-    texts: Annotated[Positional[tuple[str, ...]], arg(metavar="[TEXT ...]", help_behavior_hint="")] = ()
-    """What to translate, answer or continue."""
-    file: Annotated[str | None, arg(metavar="FILE", help_behavior_hint="")] = None
-    """Take the lines of this file; `-` is stdin."""
-    beam: int = 1
-    """Hypotheses kept at every step; 1 is greedy search."""
-    length_penalty: float = 1.0
-    """alpha of score = log-probability / penalty(length); larger favours longer texts."""
-    penalty: Literal["power", "gnmt"] = "power"
-    """penalty(n) = n^alpha, or ((5 + n) / 6)^alpha."""
-    n_best: int = 1
-    """How many hypotheses to print, with their scores."""
-    sample: bool = False
-    """Draw the text instead of searching for the likeliest."""
-    temperature: float = 1.0
-    """Of a sample: below 1 bolder, above 1 more varied."""
-    top_k: int = 0
-    """Of a sample: only the k likeliest tokens (0: all)."""
-    top_p: float = 1.0
-    """Of a sample: only the likeliest tokens of this total probability."""
-    max_length: Annotated[str | None, arg(metavar="INT|+INT", help_behavior_hint="(default: what fits the data)")] = (
-        None
+    run: str = required("The folder of a run that `quadform train --out RUN` made.", metavar="RUN")
+    texts: tuple[str, ...] = option((), "What to translate, answer or continue.", positional=True, metavar="[TEXT ...]")
+    file: str | None = option(None, "Take the lines of this file; `-` is stdin.", metavar="FILE")
+    beam: int = option(1, "Hypotheses kept at every step; 1 is greedy search.")
+    length_penalty: float = option(
+        1.0, "alpha of score = log-probability / penalty(length); larger favours longer texts."
     )
-    """Tokens generated at most; `+50`: 50 more than the source has."""
-    recipe: Annotated[Literal["vaswani"] | None, arg(help_behavior_hint="")] = None
-    """`vaswani`: the original Transformer's search, `--beam 4 --penalty gnmt --length-penalty 0.6 --max-length +50`."""
-    average: int = 1
-    """Decode with the mean of the weights of the last so many snapshots (`quadform train --average N` keeps them)."""
-    batch: int = 64
-    """Texts decoded together."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Number format of the computation."""
+    penalty: str = option("power", "penalty(n) = n^alpha, or ((5 + n) / 6)^alpha.", choices=("power", "gnmt"))
+    n_best: int = option(1, "How many hypotheses to print, with their scores.")
+    sample: bool = option(False, "Draw the text instead of searching for the likeliest.")
+    temperature: float = option(1.0, "Of a sample: below 1 bolder, above 1 more varied.")
+    top_k: int = option(0, "Of a sample: only the k likeliest tokens (0: all).")
+    top_p: float = option(1.0, "Of a sample: only the likeliest tokens of this total probability.")
+    max_length: str | None = option(
+        None,
+        "Tokens generated at most; `+50`: 50 more than the source has.",
+        metavar="INT|+INT",
+        shown="(default: what fits the data)",
+    )
+    recipe: str | None = option(
+        None,
+        "`vaswani`: the original search, `--beam 4 --penalty gnmt --length-penalty 0.6 --max-length +50`.",
+        choices=("vaswani",),
+    )
+    average: int = option(
+        1,
+        "Decode with the mean of the weights of the last so many snapshots (`quadform train --average N` keeps them).",
+    )
+    batch: int = option(64, "Texts decoded together.")
+    dtype: str = option("float32", "Number format of the computation.", choices=("float32", "float64"))
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.recipe == "vaswani":
             for name, value in {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "max_length": "+50"}.items():
                 if getattr(self, name) == type(self).__dataclass_fields__[name].default:

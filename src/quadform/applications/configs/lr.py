@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from tyro.conf import arg
 
 from ...core.errors import InputError
+from ...core.question import option
 from .shared import ModelQuestion
 
 
@@ -20,29 +18,31 @@ class LrConfig(ModelQuestion):
     with P from the optimizer state. Above it, steps along the sharpest direction of the probe's loss grow.
     """
 
-    batches: int = 4
-    """Probe batches; their mean is the loss, and the interval is the range of the ceilings on each alone."""
-    optimizer: Literal["auto", "sgd", "momentum", "adam", "adamw"] = "auto"
-    """Whose ceiling; `auto` is the run's own optimizer, AdamW where there is none."""
-    state: Annotated[str | None, arg(metavar="CKPT", help_behavior_hint="")] = None
-    """Optimizer state for P: a run folder, or torch's optimizer.pt (read without running any code in it)."""
-    momentum: float = 0.9
-    """Momentum of SGD."""
-    beta1: float = 0.9
-    """First decay rate of Adam, where no state says."""
-    beta2: float = 0.999
-    """Second decay rate of Adam, where no state says."""
-    weight_decay: float = 0.0
-    """Weight decay of matrices, where no state says."""
-    lr: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the run's)")] = None
-    """Your learning rate, to be held against the ceiling."""
-    verify: int = 20
-    """Steps of each trial on a copy of the model (0.5x, 1x, 2x the ceiling); 0 tries nothing."""
-    products: int = 60
-    """Most Hessian-vector products for one eigenvalue."""
+    batches: int = option(
+        4, "Probe batches; their mean is the loss, and the interval is the range of the ceilings on each alone."
+    )
+    optimizer: str = option(
+        "auto",
+        "Whose ceiling; `auto` is the run's own optimizer, AdamW where there is none.",
+        choices=("auto", "sgd", "momentum", "adam", "adamw"),
+    )
+    state: str | None = option(
+        None,
+        "Optimizer state for P: a run folder, or torch's optimizer.pt (read without running any code in it).",
+        metavar="CKPT",
+    )
+    momentum: float = option(0.9, "Momentum of SGD.")
+    beta1: float = option(0.9, "First decay rate of Adam, where no state says.")
+    beta2: float = option(0.999, "Second decay rate of Adam, where no state says.")
+    weight_decay: float = option(0.0, "Weight decay of matrices, where no state says.")
+    lr: float | None = option(
+        None, "Your learning rate, to be held against the ceiling.", metavar="FLOAT", shown="(default: the run's)"
+    )
+    verify: int = option(20, "Steps of each trial on a copy of the model (0.5x, 1x, 2x the ceiling); 0 tries nothing.")
+    products: int = option(60, "Most Hessian-vector products for one eigenvalue.")
 
-    def __post_init__(self) -> None:
-        ModelQuestion.__post_init__(self)
+    def check(self) -> None:
+        super().check()
         for name in ("momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise InputError(f"`--{name} {getattr(self, name):g}`: give a number from 0 up to, not including, 1.")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-from tyro.conf import Positional, arg
-
+from ...core.question import option
 from .shared import LongWork, Numerics
 
 
@@ -20,11 +18,15 @@ class ReportConfig(LongWork, Numerics):
     those there are, and says which are missing.
     """
 
-    runs: Annotated[Positional[tuple[str, ...]], arg(metavar="[MODEL|RUN ...]", help_behavior_hint="")] = ()
-    """Saved studies or single records (`--out DIR` of any verb), or models to be measured."""
-    data: str = "auto"
-    """Data of the probe when a model is measured: a data set, a text file, or `auto` (what the run was trained on)."""
-    figures: Annotated[str | None, arg(metavar="DIR", help_behavior_hint="")] = None
-    """Write every figure there as SVG, PNG and PDF too."""
-    open: bool = False
-    """Show the file in the browser when it is written."""
+    runs: tuple[str, ...] = option(
+        (),
+        "Saved studies or single records (`--out DIR` of any verb), or models to be measured.",
+        positional=True,
+        metavar="[MODEL|RUN ...]",
+    )
+    data: str = option(
+        "auto",
+        "Data of the probe when a model is measured: a data set, a text file, or `auto` (what the run was trained on).",
+    )
+    figures: str | None = option(None, "Write every figure there as SVG, PNG and PDF too.", metavar="DIR")
+    open: bool = option(False, "Show the file in the browser when it is written.")

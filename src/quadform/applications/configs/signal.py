@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from tyro.conf import Positional, arg
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError
-from ...core.question import LARGEST
+from ...core.question import LARGEST, option
 from .shared import LongWork, ModelQuestion, Numerics
 
 
@@ -22,41 +19,47 @@ class SignalConfig(LongWork, Numerics):
     measured on a probe of data. One figure: cosine, rank and norm per layer, predicted as a line, measured as points.
     """
 
-    subjects: Annotated[Positional[tuple[str, ...]], arg(metavar="[MODEL|DESIGN ...]", help_behavior_hint="")] = ()
-    """Block designs, run folders, Hugging Face folders, or `new:pre-ln,depth=6,dim=64`."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Number format of the networks; the measures are summed in float64."""
-    depths: str = "12"
-    """Designs: numbers of blocks, commas between (`6,24,72`)."""
-    dim: int = 256
-    """Designs: width; the prediction is the limit of large width."""
-    heads: int = 8
-    """Designs: attention heads."""
-    tokens: int = 64
-    """Designs: tokens of a sequence, drawn uniformly from 1024."""
-    networks: int = 4
-    """Designs: networks drawn; the error bars are over them."""
-    data: str = "auto"
-    """Models: a data set (`quadform ls data`), a text file, or `auto` (what the run was trained on)."""
-    batch: int = 8
-    """Sequences in a batch."""
-    batches: int = 1
-    """Models: batches; the error bars are over all sequences."""
-    length: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the data's)")] = None
-    """Models: tokens of a sequence, for text and language models."""
-    blocks: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: found)")] = None
-    """Models: the list of blocks (`transformer.h`) or a pattern of their names, where it is not found by itself."""
-    jacobian: bool = False
-    """Also the singular values of the Jacobian, tokens in to tokens out, of three blocks and of the stack."""
-    table: bool = False
-    """Instead: the rank-collapse table, eight attention-only stacks of depth 1 to 100, with its claims."""
-    allow_download: bool = False
-    """A hub id may be fetched; by default no network is used."""
-    trust_pickle: bool = False
-    """Open checkpoints that hold Python objects and could run code."""
+    subjects: tuple[str, ...] = option(
+        (),
+        "Block designs, run folders, Hugging Face folders, or `new:pre-ln,depth=6,dim=64`.",
+        positional=True,
+        metavar="[MODEL|DESIGN ...]",
+    )
+    dtype: str = option(
+        "float32", "Number format of the networks; the measures are summed in float64.", choices=("float32", "float64")
+    )
+    depths: str = option("12", "Designs: numbers of blocks, commas between (`6,24,72`).")
+    dim: int = option(256, "Designs: width; the prediction is the limit of large width.")
+    heads: int = option(8, "Designs: attention heads.")
+    tokens: int = option(64, "Designs: tokens of a sequence, drawn uniformly from 1024.")
+    networks: int = option(4, "Designs: networks drawn; the error bars are over them.")
+    data: str = option(
+        "auto", "Models: a data set (`quadform ls data`), a text file, or `auto` (what the run was trained on)."
+    )
+    batch: int = option(8, "Sequences in a batch.")
+    batches: int = option(1, "Models: batches; the error bars are over all sequences.")
+    length: int | None = option(
+        None,
+        "Models: tokens of a sequence, for text and language models.",
+        metavar="INT",
+        shown="(default: the data's)",
+    )
+    blocks: str | None = option(
+        None,
+        "Models: the list of blocks (`transformer.h`) or a pattern of their names, where it is not found by itself.",
+        metavar="NAME",
+        shown="(default: found)",
+    )
+    jacobian: bool = option(
+        False, "Also the singular values of the Jacobian, tokens in to tokens out, of three blocks and of the stack."
+    )
+    table: bool = option(
+        False, "Instead: the rank-collapse table, eight attention-only stacks of depth 1 to 100, with its claims."
+    )
+    allow_download: bool = option(False, "A hub id may be fetched; by default no network is used.")
+    trust_pickle: bool = option(False, "Open checkpoints that hold Python objects and could run code.")
 
-    def __post_init__(self) -> None:
-        LongWork.__post_init__(self)
+    def check(self) -> None:
         for name in ("dim", "heads", "networks", "batch", "batches", "length"):
             value = getattr(self, name)
             if value is not None and value < 1:

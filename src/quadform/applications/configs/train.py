@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from tyro.conf import arg
+from typing import Any
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.question import option
 from .shared import LongWork, Numerics
 
-_RECIPE = arg(metavar="NUMBER", help_behavior_hint="(default: what fits the data)")
-_Int = Annotated[int | None, _RECIPE]
-_Float = Annotated[float | None, _RECIPE]
 #: Questions or sentences of a test: more say nothing new, and are drawn at once.
 MOST_TESTED = 1_000_000
 #: Flags whose name in Python is another.
@@ -28,69 +24,104 @@ class TrainVerbConfig(LongWork, Numerics):
     Several GPUs or processes: `torchrun --nproc-per-node 8 --no-python quadform train ...`.
     """
 
-    data: str = "add:digits=3"
-    """A data set (`quadform ls data`) with its settings: `reverse`, `add:digits=3`, `tsmsg-de:pieces=1000`."""
-    objective: Literal["auto", "causal", "masked", "seq2seq", "classify"] = "auto"
-    """What is predicted; `masked` hides tokens of running text from an encoder, the others follow from the data."""
-    recipe: Literal["auto", "vaswani"] = "auto"
-    """What is not said: `auto` fits the data, `vaswani` is the original Transformer (Post-LN, d 512, 100,000 steps)."""
-    design: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the recipe's, or pre-ln)")] = None
-    """Block design (`quadform ls designs`)."""
-    start_from: Annotated[str | None, arg(metavar="RUN", help_behavior_hint="")] = None
-    """Go on with the weights of a trained run (fine-tuning) in place of a fresh model."""
-    depth: _Int = None
-    """Blocks (on each side of an encoder-decoder)."""
-    dim: _Int = None
-    """Width of a token."""
-    heads: _Int = None
-    """Attention heads."""
-    d_ff: _Int = None
-    """Width of the MLP."""
-    dropout: _Float = None
-    """Dropout in training."""
-    steps: _Int = None
-    """Steps of the optimizer."""
-    batch: _Int = None
-    """Sequences of a batch, in the mean where batches are cut by length."""
-    accumulate: _Int = None
-    """Batches of a step."""
-    optimizer: Annotated[
-        Literal["adamw", "adam", "sgd", "muon"] | None, arg(help_behavior_hint="(default: the recipe's, or adamw)")
-    ] = None
-    """The optimizer; muon is for CUDA."""
-    lr: _Float = None
-    """Peak learning rate."""
-    warmup: _Float = None
-    """Warm-up: below 1 a share of the steps, from 1 on a number of steps."""
-    decay: Annotated[Literal["linear", "cosine", "inverse-sqrt", "constant"] | None, _RECIPE] = None
-    """How the learning rate falls after the warm-up."""
-    weight_decay: _Float = None
-    """Weight decay of the matrices; of adam and sgd it is 0 unless given, and then an L2 penalty in the gradient."""
-    clip: _Float = None
-    """Largest gradient norm; 0 does not clip."""
-    smoothing: _Float = None
-    """Label smoothing of the training loss."""
-    valid_every: _Int = None
-    """Steps between validations."""
-    patience: _Int = None
-    """Stop after so many validations without a better one."""
-    goal: _Float = None
-    """Stop once this share of held-out questions is answered exactly."""
-    save_every: _Int = None
-    """Steps between checkpoints."""
-    average: _Int = None
-    """Keep the last so many models, one at every checkpoint; the test is scored with their mean."""
-    test: int = 1000
-    """Questions or sentences of the test split to score at the end; 0 leaves it unseen."""
-    precision: Literal["full", "bf16"] = "full"
-    """bf16 products, on CUDA."""
-    compile: bool = False
-    """Compile the model (torch.compile)."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Number format of the weights."""
+    data: str = option(
+        "add:digits=3",
+        "A data set (`quadform ls data`) with its settings: `reverse`, `add:digits=3`, `tsmsg-de:pieces=1000`.",
+    )
+    objective: str = option(
+        "auto",
+        "What is predicted; `masked` hides tokens of running text from an encoder, the others follow from the data.",
+        choices=("auto", "causal", "masked", "seq2seq", "classify"),
+    )
+    recipe: str = option(
+        "auto",
+        "What is not given: `auto` fits the data, `vaswani` is the original Transformer (Post-LN, 100,000 steps).",
+        choices=("auto", "vaswani"),
+    )
+    design: str | None = option(
+        None, "Block design (`quadform ls designs`).", metavar="NAME", shown="(default: the recipe's, or pre-ln)"
+    )
+    start_from: str | None = option(
+        None, "Go on with the weights of a trained run (fine-tuning) in place of a fresh model.", metavar="RUN"
+    )
+    depth: int | None = option(
+        None, "Blocks (on each side of an encoder-decoder).", metavar="NUMBER", shown="(default: what fits the data)"
+    )
+    dim: int | None = option(None, "Width of a token.", metavar="NUMBER", shown="(default: what fits the data)")
+    heads: int | None = option(None, "Attention heads.", metavar="NUMBER", shown="(default: what fits the data)")
+    d_ff: int | None = option(None, "Width of the MLP.", metavar="NUMBER", shown="(default: what fits the data)")
+    dropout: float | None = option(
+        None, "Dropout in training.", metavar="NUMBER", shown="(default: what fits the data)"
+    )
+    steps: int | None = option(None, "Steps of the optimizer.", metavar="NUMBER", shown="(default: what fits the data)")
+    batch: int | None = option(
+        None,
+        "Sequences of a batch, in the mean where batches are cut by length.",
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
+    accumulate: int | None = option(None, "Batches of a step.", metavar="NUMBER", shown="(default: what fits the data)")
+    optimizer: str | None = option(
+        None,
+        "The optimizer; muon is for CUDA.",
+        shown="(default: the recipe's, or adamw)",
+        choices=("adamw", "adam", "sgd", "muon"),
+    )
+    lr: float | None = option(None, "Peak learning rate.", metavar="NUMBER", shown="(default: what fits the data)")
+    warmup: float | None = option(
+        None,
+        "Warm-up: below 1 a share of the steps, from 1 on a number of steps.",
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
+    decay: str | None = option(
+        None,
+        "How the learning rate falls after the warm-up.",
+        shown="(default: what fits the data)",
+        choices=("linear", "cosine", "inverse-sqrt", "constant"),
+    )
+    weight_decay: float | None = option(
+        None,
+        "Weight decay of the matrices; of adam and sgd it is 0 unless given, and then an L2 penalty in the gradient.",
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
+    clip: float | None = option(
+        None, "Largest gradient norm; 0 does not clip.", metavar="NUMBER", shown="(default: what fits the data)"
+    )
+    smoothing: float | None = option(
+        None, "Label smoothing of the training loss.", metavar="NUMBER", shown="(default: what fits the data)"
+    )
+    valid_every: int | None = option(
+        None, "Steps between validations.", metavar="NUMBER", shown="(default: what fits the data)"
+    )
+    patience: int | None = option(
+        None,
+        "Stop after so many validations without a better one.",
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
+    goal: float | None = option(
+        None,
+        "Stop once this share of held-out questions is answered exactly.",
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
+    save_every: int | None = option(
+        None, "Steps between checkpoints.", metavar="NUMBER", shown="(default: what fits the data)"
+    )
+    average: int | None = option(
+        None,
+        "Keep the last so many models, one at every checkpoint; the test is scored with their mean.",
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
+    test: int = option(1000, "Questions or sentences of the test split to score at the end; 0 leaves it unseen.")
+    precision: str = option("full", "bf16 products, on CUDA.", choices=("full", "bf16"))
+    compile: bool = option(False, "Compile the model (torch.compile).")
+    dtype: str = option("float32", "Number format of the weights.", choices=("float32", "float64"))
 
-    def __post_init__(self) -> None:
-        LongWork.__post_init__(self)
+    def check(self) -> None:
         if self.design is not None:
             choose_design(self.design)
         if self.test < 0:

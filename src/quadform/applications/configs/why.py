@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...core.errors import InputError, UnknownName, did_you_mean
-from ...core.question import LARGEST
+from ...core.question import LARGEST, option
 from .shared import ModelQuestion
 
 #: What can be taken out of a block, one at a time.
@@ -46,15 +46,12 @@ class WhyConfig(ModelQuestion):
     is trained there first, with the same batches.
     """
 
-    remove: str = "softmax,norm,skip,qk"
-    """What to take out, one at a time, commas between."""
-    steps: str = "0"
-    """Moments of training at which to measure, commas between (`0,100,1000`)."""
-    lr: float = 1e-3
-    """Learning rate of that training (AdamW)."""
+    remove: str = option("softmax,norm,skip,qk", "What to take out, one at a time, commas between.")
+    steps: str = option("0", "Moments of training at which to measure, commas between (`0,100,1000`).")
+    lr: float = option(0.001, "Learning rate of that training (AdamW).")
 
-    def __post_init__(self) -> None:
-        ModelQuestion.__post_init__(self)
+    def check(self) -> None:
+        super().check()
         _ = self.parts, self.moments
         if not 0 < self.lr < math.inf:
             raise InputError(f"`--lr {self.lr:g}`: a learning rate is positive and finite.")
