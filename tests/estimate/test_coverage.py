@@ -53,10 +53,10 @@ def test_students_factor() -> None:
 
 
 def test_skewness_widens() -> None:
-    """Johnson's term of the sample's own adjusted skewness, entry by entry; a symmetric or constant sample has none."""
+    """Twice Johnson's term with the sample's own skewness, entry by entry; a symmetric or constant sample has none."""
     values = torch.tensor([[0.0, -1.0, 5.0], [0.0, 0.0, 5.0], [3.0, 1.0, 5.0]], dtype=torch.float64)
     skewness = stats.skew([0.0, 0.0, 3.0], bias=False)
-    want = [student(3) + 9 / 12 * skewness / math.sqrt(3), student(3), student(3)]
+    want = [student(3) + 9 / 6 * skewness / math.sqrt(3), student(3), student(3)]
     assert widening(values).tolist() == pytest.approx(want, rel=1e-12)
     assert widening(-values).tolist() == pytest.approx(want, rel=1e-12)
 
@@ -71,8 +71,8 @@ def test_means_cover(kind: str, k: int) -> None:
     values = {"normal": draws[0], "chi square of 1": draws[0] ** 2, "chi square of 4": draws.square().sum(0)}[kind]
     mean, error = mean_and_error(values)
     covered = float(((mean - truth).abs() <= 2 * error).double().mean())
-    least = 0.92 if kind != "chi square of 1" else 0.84 if k < 8 else 0.88
-    assert least <= covered <= 0.985
+    least = 0.92 if kind != "chi square of 1" else 0.86 if k < 8 else 0.90
+    assert least <= covered <= 0.99
 
 
 def test_the_jackknife_of_a_mean_is_its_error() -> None:

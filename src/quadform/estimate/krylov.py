@@ -226,5 +226,6 @@ class Krylov:
             self.Q = self.Q.new_empty((self.capacity, self.Q.shape[1]))
         self.Q[: len(tensors["Q"])] = tensors["Q"].to(self.Q)
         self.T, self.lost, self._ritz = tensors["T"].clone(), tensors["lost"].clone(), None
+        self.restarts = int(bool(self.lost.any()))  # states of old do not say
         for name, value in numbers.items():
             setattr(self, name, value)

@@ -57,15 +57,16 @@ def student(k: int) -> float:
 def widening(values: Tensor) -> Tensor:
     """The factor from s / sqrt(k) to a standard error that covers, for samples along the first axis.
 
-    Student's factor, and half of what Johnson's expansion (1978; Hall 1992) adds to the farther end of the interval of
-    a skew sample, G (2 t^2 + 1) / (6 sqrt k) at t = 2 with G the adjusted Fisher-Pearson skewness. Both ends are moved:
-    an error has one size.
+    Student's factor, and G (2 t^2 + 1) / (6 sqrt k) at t = 2 with G the adjusted Fisher-Pearson skewness. Johnson's
+    expansion (1978; Hall 1992) moves the farther end of the interval of a skew sample by that many s / sqrt(k); here
+    it is twice as many, because the skewness of a few samples is about half of the true one where that is large
+    (chi square of one degree). Both ends are moved: an error has one size.
     """
     k, off = len(values), values - values.mean(0)
     spread = off.square().mean(0).sqrt()
     skewness = torch.where(spread > 0, off.pow(3).mean(0).abs() / spread.pow(3), torch.zeros_like(spread))
     adjusted = math.sqrt(k * (k - 1)) / (k - 2) * skewness if k > 2 else skewness
-    return student(k) + 0.75 * adjusted / math.sqrt(k)
+    return student(k) + 1.5 * adjusted / math.sqrt(k)
 
 
 def mean_and_error(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from ..core.number import Estimate
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from .resume import Checkpoint, State
-from .sampling import batch_size, mean_and_error, sample, sweep, widening
+from .sampling import batch_size, mean_and_error, sample, student, sweep
 from .vectors import AT_ONCE, Probe, at_least, chunks, need_square, orthonormal_rows, probes, without, working_dtype
 
 #: Probes that are paired to see how far leave-one-out values depend on each other.
@@ -257,7 +257,7 @@ def left_out_in_turn(
         d[:, j] = (values - torch.cat([small[:j], values[j : j + 1], small[j:]]))[:some]
     shared = float((d * d.T).sum()) / (some * (some - 1))
     error = math.sqrt(float(values.var()) / m + max(shared, 0.0))
-    return float(values.mean()), error * float(widening(values))
+    return float(values.mean()), error * student(m)
 
 
 def leave_one_out(R: Tensor, H: Tensor, W: Tensor, cross: Tensor, own: Tensor, length: Tensor | None, n: int) -> Tensor:
