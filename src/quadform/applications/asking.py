@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -97,11 +98,12 @@ class Door(Generic[A]):
             if name not in known:
                 raise UnknownName(f"{self.__name__}() has no field {name!r}.{did_you_mean(name, known)}")
         given = [{n: v for n, v in fields.items() if n in options(part)} for part in parts]
+        params = given[0].pop("params") if isinstance(given[0].get("params"), Mapping) else None
         question = self.question(**given[0])
         if self.opening is None:
             return question, None
         return question, self.opening(model=str(model), **given[1]).open() if named else Subject.of(
-            model, batches, loss
+            model, batches, loss, params
         )
 
 

@@ -18,8 +18,10 @@ from .configs.checks import DoctorConfig
 from .machine import DTYPES, device_of, largest_hessian
 
 #: Packages that quadform runs on, and those that open further doors (package, what it is for, how to get it).
-REQUIRED = ("torch", "numpy", "scipy", "safetensors", "altair", "vl-convert-python", "jinja2", "tyro", "rich", "tqdm")
+REQUIRED = ("torch", "numpy", "scipy", "safetensors", "tqdm")
 OPTIONAL = (
+    ("tyro", "the command line", "cli"),
+    ("altair", "figures and reports", "report"),
     ("triton", "fused attention kernels on a GPU", "kernels"),
     ("transformers", "models in the Hugging Face format", "hf"),
     ("tokenizers", "sub-word vocabularies of real text", "text"),

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,17 +51,23 @@ class Subject:
     source: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     loss: Callable[[Any, Any], Tensor] | None = None
+    params: Mapping[str, Tensor] | None = None
     run: Run | None = None
     scale: float = 1.0  # how many times longer a product takes on the batches that are meant than on these
     trainer: TrainerFiles | None = None
 
     @classmethod
-    def of(cls, model: Any, batches: Any, loss: Any = None) -> Subject:
-        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`."""
+    def of(cls, model: Any, batches: Any, loss: Any = None, params: Mapping[str, Tensor] | None = None) -> Subject:
+        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`.
+
+        A function `model(params, batch)` comes with its `params`.
+        """
         module = isinstance(model, nn.Module)
         name = type(model).__name__ if module else "function"
-        source = {"kind": "python", "model": name, "weights": weights_hash(model) if module else "function"}
-        return cls(name, model, batches, source, loss=loss)
+        weights = tensors_hash(model.state_dict() if module else params or {})
+        return cls(
+            name, model, batches, {"kind": "python", "model": name, "weights": weights}, loss=loss, params=params
+        )
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must find again."""
@@ -72,7 +78,7 @@ class Subject:
         if question is not None:
             globs = getattr(question, "globs", None) or [glob.strip() for glob in question.params.split(",")]
             options = {
-                "params": globs,
+                "params": globs if self.params is None else self.params,
                 "include_frozen": question.include_frozen,
                 "train_mode": question.train_mode,
                 "quiet": True,
@@ -95,8 +101,13 @@ class Subject:
 
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 of names, shapes and values of all parameters and buffers: what a resumed run must find again."""
+    return tensors_hash(model.state_dict())
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, shapes and values."""
     digest = hashlib.sha256()
-    for name, t in sorted(model.state_dict().items()):
+    for name, t in sorted(tensors.items()):
         digest.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
