@@ -20,6 +20,7 @@ from quadform.applications.spectrum import measure as spectrum
 from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.step_size import ceiling
 from quadform.applications.subject import open_subject
+from quadform.core import work
 from quadform.core.progress import Progress
 from quadform.core.record import Record
 
@@ -63,13 +64,15 @@ def test_a_meter_counts_products() -> None:
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by one second each time a deadline looks at it, however busy the machine is."""
     seconds = itertools.count()
-    monkeypatch.setattr(journal, "time", SimpleNamespace(monotonic=lambda: float(next(seconds)), time=time.time))
+    clock = {"monotonic": lambda: float(next(seconds)), "time": time.time, "process_time": time.process_time}
+    for module in (journal, work):
+        monkeypatch.setattr(module, "time", SimpleNamespace(**clock))
 
 
 def in_rounds(ask: Any, folder: Path, seconds: float) -> tuple[Record, int]:
     """Asked again and again with too little time, until it is whole."""
     for rounds in range(1, 60):
-        found = ask(resume=folder, max_time=seconds, progress=False)
+        found = ask(folder, max_time=seconds, progress=False)
         if not found.record.inputs["partial"]:
             return found.record, rounds
     raise AssertionError("60 rounds were not enough")
@@ -80,12 +83,13 @@ def test_why_in_rounds(tmp_path: Path) -> None:
     """Cut within cells and within training: every number is that of the undisturbed run, to the last bit."""
     model = qf.Transformer(design="pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8, seed=0)
 
-    def ask(**how: Any) -> Any:
-        return qf.why(model, qf.datasets.addition(digits=1), remove=["norm"], steps=[0, 20], batch=2, **how)
+    def ask(folder: Path, **how: Any) -> Any:
+        data = qf.datasets.addition(digits=1)
+        return qf.why(model, data, remove=["norm"], steps=[0, 20], batch=2, resume=folder, **how)
 
     found, rounds = in_rounds(ask, tmp_path / "cut", 60)
     assert rounds > 2
-    assert found.scalars == ask(resume=tmp_path / "whole", progress=False).record.scalars
+    assert found.scalars == ask(tmp_path / "whole", progress=False).record.scalars
     assert not (tmp_path / "cut" / "state").exists()
 
 
@@ -95,14 +99,15 @@ def test_lr_in_rounds(tmp_path: Path) -> None:
     model = qf.Transformer(design="pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8, seed=0)
     batches = list(itertools.islice(qf.datasets.addition(digits=1).batches("valid", 2, 0), 3))
 
-    def ask(**how: Any) -> Any:
-        return qf.lr(model, batches, verify=3, **how)
+    def ask(folder: Path, **how: Any) -> Any:
+        return qf.lr(model, batches, verify=3, out=folder, resume=True, **how)
 
     found, rounds = in_rounds(ask, tmp_path / "cut", 6)
-    whole = ask(resume=tmp_path / "whole", progress=False).record
+    whole = ask(tmp_path / "whole", progress=False).record
     assert rounds > 5
     assert found.scalars == whole.scalars
     assert torch.equal(found.tensors["ceilings"], whole.tensors["ceilings"])
+    assert not (tmp_path / "cut" / "work").exists()
 
 
 def test_plans_count_the_work_with_vectors(monkeypatch):

@@ -13,7 +13,7 @@ import quadform as qf
 from quadform.applications.asking import Door
 from quadform.applications.opening import Opening
 from quadform.cli import main
-from quadform.core.errors import UnknownName
+from quadform.core.errors import InputError, UnknownName
 from quadform.core.question import Fields, options
 from quadform.core.record import Record
 from quadform.core.work import Work
@@ -24,6 +24,7 @@ PROBE: dict[str, Any] = {"data": "add:digits=1", "batch": 2}
 #: verb -> (its Python function, fields of a small question)
 ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "spectrum": (qf.spectrum, {**PROBE, "top": 1, "density": True, "probes": 2, "steps": 3, "route": "eager"}),
+    "lr": (qf.lr, {**PROBE, "batches": 2, "verify": 2}),
 }
 #: Entries of a record that differ between two runs of one question.
 TIMES = ("cost", "timing", "speed", "seconds")
@@ -103,6 +104,14 @@ def test_unknown_fields_are_named() -> None:
         qf.spectrum(MODEL, tpo=3)
     with pytest.raises(UnknownName, match="has no field 'batch'"):
         qf.spectrum(torch.nn.Linear(1, 1), torch.ones(1, 1), batch=3)
+
+
+def test_a_named_model_takes_no_loss() -> None:
+    """It has its own; `batches` then is how many."""
+    with pytest.raises(InputError, match="has its own loss"):
+        qf.spectrum(MODEL, loss=torch.nn.functional.mse_loss)
+    with pytest.raises(InputError, match="says how many"):
+        qf.spectrum(MODEL, [torch.ones(1, 1)])
 
 
 def test_doors_describe_themselves() -> None:

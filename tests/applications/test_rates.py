@@ -112,7 +112,7 @@ def test_an_optimizer_object_has_its_own_rate_and_peak(data):
         optimizer.zero_grad()
     found = read_optimizer(optimizer, model)
     assert (found.lr, found.peak) == (pytest.approx(0.3 * 0.55), 0.3)
-    answer = lr(model, batches, None, optimizer, progress=False)
+    answer = lr(model, batches, optimizer=optimizer, verify=0, progress=False)
     assert answer.record.inputs["lr"] == pytest.approx(0.165)
     assert any(line.startswith("learning rate in force: 0.165") for line in answer.lines())
 
@@ -171,7 +171,7 @@ def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
     assert "learning rate in force at step 4: 0.00667" in said
     assert "peak rate of the schedule: 0.02" in said
     subject = open_subject(ModelQuestion(model=str(tmp_path / "c"), batch=4, length=8))
-    own = lr(model.eval(), subject.batches, None, optimizer, progress=False)
+    own = lr(model.eval(), subject.batches, optimizer=optimizer, verify=0, progress=False)
     assert found.ceiling == pytest.approx(own.ceiling, rel=1e-3)
     (tmp_path / "c" / "optimizer.pt").unlink()
     without = asked(tmp_path / "c")
@@ -221,7 +221,7 @@ def test_frozen_parameters_can_be_taken_in(data):
     batch = next(data.batches("train", 4, 0))
     with pytest.raises(InputError, match="include_frozen=True"):
         qf.lr(model, batch, optimizer="sgd", progress=False)
-    found = qf.lr(model, batch, optimizer="sgd", include_frozen=True, progress=False)
+    found = qf.lr(model, batch, optimizer="sgd", include_frozen=True, verify=0, progress=False)
     options = {"top": 1, "density": False, "blocks": "none", "progress": False}
     other = qf.spectrum(model, batch, include_frozen=True, **options)
     assert found.ceiling == pytest.approx(2 / other.top[0].value, rel=1e-3)

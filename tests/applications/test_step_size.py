@@ -24,7 +24,6 @@ from torch import nn
 from quadform.applications.journal import Journal
 from quadform.applications.step_size import StepSize, lr, start
 from quadform.applications.step_size.ceiling import ceiling_of
-from quadform.applications.step_size.measure import measure, plan_of
 from quadform.applications.step_size.rules import (
     Stepper,
     adam,
@@ -227,7 +226,7 @@ def test_a_quadratic_has_the_ceiling_of_the_book():
     """lambda_max = 4: 2 / 4 for SGD, 3.8 / 4 with momentum; on batches scaled by 1/2 and 3/2 it is 1 and 1/3."""
     f, loss, params = quadratic([4.0, 1.0, -2.0])
     scaled = [(torch.tensor([c], dtype=torch.float64), torch.zeros(1)) for c in (0.5, 1.5)]
-    found = lr(f, scaled, loss, "sgd", params=params, progress=False)
+    found = lr(f, scaled, loss, optimizer="sgd", params=params, verify=0, progress=False)
     assert found.ceiling == pytest.approx(0.5, rel=1e-9)
     assert found.interval == pytest.approx((1 / 3, 1.0), rel=1e-6)
     assert found.rule == "2 / lambda_max(H)"
@@ -238,7 +237,8 @@ def test_a_quadratic_has_the_ceiling_of_the_book():
 def test_without_upward_curvature_there_is_no_ceiling():
     """lambda_max <= 0: the ceiling is infinite and the words say so."""
     f, loss, params = quadratic([-1.0, -3.0])
-    found = lr(f, [(torch.ones(1, dtype=torch.float64), torch.zeros(1))], loss, "sgd", params=params, progress=False)
+    batch = (torch.ones(1, dtype=torch.float64), torch.zeros(1))
+    found = lr(f, batch, loss, optimizer="sgd", params=params, verify=0, progress=False)
     assert found.ceiling == math.inf
     assert "sets no ceiling" in str(found)
 
@@ -246,7 +246,7 @@ def test_without_upward_curvature_there_is_no_ceiling():
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw"])
 def test_the_trial_on_a_copy_goes_as_theory_says(name, data, batches):
     """0.5x shrinks, 1x holds, 2x grows, each within 1 % of the recurrence's multiplier."""
-    found = lr(make(data), batches, None, name, verify=10, progress=False)
+    found = lr(make(data), batches, None, optimizer=name, verify=10, progress=False)
     assert [t.word for t in found.trials] == ["shrinks", "holds", "grows"]
     assert found.trials[1].measured == pytest.approx(found.trials[1].predicted, rel=2e-3)
     assert found.trials[2].measured == pytest.approx(found.trials[2].predicted, rel=0.01)
@@ -321,7 +321,7 @@ def test_a_model_that_rounds_inside_is_tried_within_its_resolution(seed):
             p.mul_(3.0 if p.ndim > 1 else 1.0)
     ids = torch.randint(0, 64, (2, 4, 8))
     batches = [{"input_ids": rows, "labels": rows} for rows in ids]
-    found = lr(model, batches, None, "adamw", verify=8, progress=False)
+    found = lr(model, batches, None, optimizer="adamw", verify=8, progress=False)
     assert [t.word for t in found.trials] == ["shrinks", "holds", "grows"], found.trials
     assert found.ok
     risk = Risk(model, None, batches, quiet=True)
@@ -350,7 +350,7 @@ def test_the_tolerance_is_what_the_error_of_lambda_makes_of_theory(rule, error):
 
 def test_a_failed_check_says_which_one_why_and_what_to_do(data, batches):
     """The trial that disagrees and the eigenvalue that did not converge are named; else nothing is said."""
-    found = lr(make(data), batches, None, "sgd", verify=4, progress=False)
+    found = lr(make(data), batches, None, optimizer="sgd", verify=4, progress=False)
     assert list(failed(found)) == []
     found.record.tensors["verify/measured"][1] = 1.3
     [told] = failed(found)
@@ -358,7 +358,7 @@ def test_a_failed_check_says_which_one_why_and_what_to_do(data, batches):
     assert "multiplies the perturbation by 1.3, theory says 1 +-" in told
     assert "float64" in told
     assert not found.ok
-    cut = lr(make(data), batches, None, "sgd", products=2, tol=1e-12, progress=False)
+    cut = lr(make(data), batches, None, optimizer="sgd", products=2, tol=1e-12, verify=0, progress=False)
     assert any("did not converge in" in line and "more products" in line for line in cut.lines())
 
 
@@ -408,7 +408,7 @@ def test_the_model_is_left_untouched(data, batches):
         return weights_hash(model), grads, states, hooks, modes, torch.get_rng_state()
 
     before = look()
-    lr(model, batches, None, optimizer, verify=3, progress=False)
+    lr(model, batches, None, optimizer=optimizer, verify=3, progress=False)
     after = look()
     assert before[0] == after[0]
     assert before[3:5] == after[3:5]
@@ -435,8 +435,8 @@ def test_gradients_seen_are_adams_own_state():
 def test_entries_near_zero_by_accident_do_not_set_the_ceiling(data, batches):
     """Before the first step one gradient has entries near 0, and the top direction is one of them; two have none."""
     model = Transformer("pre-ln", depth=2, dim=48, heads=2, seed=0, **data.settings)
-    one = lr(model, batches[:1], None, "adamw", progress=False)
-    several = lr(model, batches, None, "adamw", progress=False)
+    one = lr(model, batches[:1], None, optimizer="adamw", verify=0, progress=False)
+    several = lr(model, batches, None, optimizer="adamw", verify=0, progress=False)
     assert several.ceiling > 5 * one.ceiling
     assert f"after {len(batches)} batches" in str(several)
 
@@ -454,7 +454,7 @@ def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
     fresh = Transformer(open_run(tmp_path / "run").model.config, seed=0)
     probe = list(itertools.islice(dataset("add", digits=1).batches("valid", 8, 0), 4))
     optimizer = torch.optim.AdamW(fresh.parameters(), betas=open_run(tmp_path / "run").config.betas, weight_decay=0.0)
-    expected = lr(fresh, probe, None, optimizer, progress=False).ceiling
+    expected = lr(fresh, probe, None, optimizer=optimizer, verify=0, progress=False).ceiling
     assert first.value == pytest.approx(expected, rel=0.02)  # weight decay is left out here
     (tmp_path / "run" / "scores.json").write_text('{"start_from": "elsewhere"}')
     assert main(ask) == 0
@@ -474,17 +474,16 @@ def trained_as_drawn(folder, seed, **options):
 
 def test_the_plan_counts_the_gradients_of_the_trial(data, batches, monkeypatch):
     """Gradients the trial takes, a loss as a third of one: at most what the plan says, and not less than half of it."""
-    risk, spent = Risk(make(data), None, batches, quiet=True), []
+    model, spent = make(data), []
     gradient, loss = Pair.gradient, Pair.loss
     monkeypatch.setattr(Pair, "gradient", lambda pair, x: spent.append(1.0) or gradient(pair, x))
     monkeypatch.setattr(Pair, "loss", lambda pair, x: spent.append(1 / 3) or loss(pair, x))
-    stepper = stepper_by_name("sgd", tuple(risk.params))
-    measure(risk, stepper, source={}, verify=6, progress=False)
+    lr(model, batches, optimizer="sgd", verify=6, progress=False)
     assert 0.5 < sum(spent) / trial_gradients(6) < 1.05
-    plans = [plan_of(risk, stepper, verify) for verify in (0, 600)]
-    assert "gradients" not in plans[0]["text"]
-    assert f"up to {trial_gradients(600)} gradients" in plans[1]["text"]
-    assert plans[1]["seconds"] > 5 * plans[0]["seconds"]
+    plans = [lr.plan(model, batches, optimizer="sgd", verify=verify) for verify in (0, 600)]
+    assert "gradients" not in plans[0].text
+    assert f"up to {trial_gradients(600)} gradients" in plans[1].text
+    assert plans[1].seconds > 5 * plans[0].seconds
 
 
 def test_step_0_is_the_model_that_was_trained(tmp_path):
@@ -525,8 +524,22 @@ def test_entries_adam_has_not_seen_are_told():
 def test_weight_decay_lowers_the_ceiling(data, batches):
     """Decoupled decay adds (1 + b1) / (1 - b1) W: the ceiling falls, and the words name the shift."""
     model = make(data)
-    plain = lr(model, batches, None, torch.optim.AdamW(model.parameters(), weight_decay=0.0), progress=False)
-    pulled = lr(model, batches, None, torch.optim.AdamW(model.parameters(), weight_decay=50.0), progress=False)
+    plain = lr(
+        model,
+        batches,
+        None,
+        optimizer=torch.optim.AdamW(model.parameters(), weight_decay=0.0),
+        verify=0,
+        progress=False,
+    )
+    pulled = lr(
+        model,
+        batches,
+        None,
+        optimizer=torch.optim.AdamW(model.parameters(), weight_decay=50.0),
+        verify=0,
+        progress=False,
+    )
     assert pulled.ceiling < plain.ceiling
     share = pulled.record.scalars["decay_share"].value
     assert pulled.ceiling == pytest.approx(plain.ceiling * (1 - share), rel=0.05)
@@ -551,10 +564,10 @@ def test_killed_at_any_moment_and_resumed_gives_the_same(moment, data, batches, 
             raise Killed
 
     options = {"verify": 4, "products": 40}
-    whole = lr(model, batches, None, "adamw", progress=False, **options)
+    whole = lr(model, batches, None, optimizer="adamw", progress=False, **options)
     with pytest.raises(Killed):
-        lr(model, batches, None, "adamw", resume=tmp_path / "r", progress=kill, **options)
-    again = lr(model, batches, None, "adamw", resume=tmp_path / "r", progress=False, **options)
+        lr(model, batches, None, optimizer="adamw", out=tmp_path / "r", progress=kill, **options)
+    again = lr(model, batches, None, optimizer="adamw", out=tmp_path / "r", resume=True, progress=False, **options)
     assert {k: e.value for k, e in again.record.scalars.items()} == {
         k: e.value for k, e in whole.record.scalars.items()
     }
@@ -564,9 +577,76 @@ def test_killed_at_any_moment_and_resumed_gives_the_same(moment, data, batches, 
 
 def test_other_weights_are_refused(data, batches, tmp_path):
     """A folder of another model is not taken up; the text names both hashes."""
-    lr(make(data), batches, None, "sgd", resume=tmp_path, progress=False)
+    lr(make(data), batches, None, optimizer="sgd", out=tmp_path, resume=True, verify=0, progress=False)
     with pytest.raises(InputError, match=r"other weights \(hash \w{8} / \w{8}\)"):
-        lr(make(data, seed=1), batches, None, "sgd", resume=tmp_path, progress=False)
+        lr(make(data, seed=1), batches, None, optimizer="sgd", out=tmp_path, resume=True, verify=0, progress=False)
+
+
+def stepped(model, batches, steps):
+    """AdamW after so many steps that move nothing."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    for batch in itertools.islice(itertools.cycle(batches), steps):
+        optimizer.zero_grad()
+        model.loss(batch).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def test_where_p_came_from_belongs_to_the_question(data, batches, tmp_path):
+    """The same weights with an optimizer of another step, or other moments of the same step, are another question; the
+    object itself leaves the question plain."""
+    model = make(data)
+    options = {"out": tmp_path, "resume": True, "verify": 0, "progress": False}
+    found = lr(model, batches, optimizer=stepped(model, batches, 1), **options)
+    asked = found.record.inputs["question"]
+    assert json.loads(json.dumps(asked)) == asked
+    assert (asked["optimizer"], asked["P"], asked["P_step"]) == ("auto", "P from the optimizer state at step 1", 1)
+    again = lr(model, batches, optimizer=stepped(model, batches, 1), **options)
+    assert again.record.made == found.record.made  # read, not measured
+    with pytest.raises(InputError, match="P_step 1 / 2"):
+        lr(model, batches, optimizer=stepped(model, batches, 2), **options)
+    with pytest.raises(InputError, match=r"other settings \(optimizer_hash"):
+        lr(model, batches, optimizer=stepped(model, batches[1:], 1), **options)
+    with pytest.raises(InputError, match=r"other settings \(optimizer"):
+        lr(model, batches, optimizer="sgd", **options)
+    with pytest.raises(InputError, match=r"other settings \(batches"):
+        lr(model, batches[:1], optimizer=stepped(model, batches, 1), **options)
+
+
+def test_the_step_of_a_state_file_belongs_to_the_question(data, batches, tmp_path):
+    """`state` names a file; the same file after more steps is another question."""
+    model, file = make(data), tmp_path / "optimizer.pt"
+    options = {"state": file, "out": tmp_path / "lr", "resume": True, "verify": 0, "progress": False}
+    torch.save(stepped(model, batches, 1).state_dict(), file)
+    assert lr(model, batches, **options).record.inputs["P"] == "P from optimizer.pt at step 1"
+    torch.save(stepped(model, batches, 2).state_dict(), file)
+    with pytest.raises(InputError, match="P_step 1 / 2"):
+        lr(model, batches, **options)
+    with pytest.raises(InputError, match="give the object or state"):
+        lr(model, batches, **options, optimizer=stepped(model, batches, 1))
+
+
+def test_a_function_has_no_optimizer_object():
+    """Its tensors are no parameters of a module that an optimizer or its state could name."""
+    f, loss, params = quadratic([4.0, 1.0])
+    batch = (torch.ones(1, dtype=torch.float64), torch.zeros(1))
+    with pytest.raises(InputError, match="belongs to a module"):
+        lr(f, batch, loss, optimizer=torch.optim.SGD(list(params.values())), params=params, progress=False)
+
+
+def test_an_eigenvalue_that_did_not_converge_goes_on(data, batches, tmp_path):
+    """`products` may grow in a resumed run: the bounds become eigenvalues, those of one long run."""
+    model = make(data)
+    options = {"optimizer": "adamw", "verify": 0, "tol": 1e-6, "progress": False}
+    short = lr(model, batches, products=4, out=tmp_path, **options)
+    assert not short.ok
+    long = lr(model, batches, products=80, out=tmp_path, resume=True, **options)
+    assert long.ok
+    assert not (tmp_path / "work").exists()
+    assert (
+        long.record.scalars["lambda_max_P"] == lr(model, batches, products=80, **options).record.scalars["lambda_max_P"]
+    )
 
 
 def test_a_journal_survives_a_cut_line(tmp_path):
@@ -584,18 +664,18 @@ def test_a_journal_survives_a_cut_line(tmp_path):
 def test_time_that_is_over_gives_a_partial_bound(data, batches, tmp_path):
     """`max_time`: the best eigenvalue so far is a lower bound, the ceiling an upper one, and PARTIAL is said."""
     model = make(data)
-    cut = lr(model, batches, None, "sgd", max_time=1e-9, resume=tmp_path, progress=False)
+    cut = lr(model, batches, None, optimizer="sgd", max_time=1e-9, out=tmp_path, resume=True, verify=0, progress=False)
     assert cut.record.inputs["partial"]
     assert not cut.ok
     assert "PARTIAL" in str(cut)
-    whole = lr(model, batches, None, "sgd", resume=tmp_path, progress=False)
+    whole = lr(model, batches, None, optimizer="sgd", out=tmp_path, resume=True, verify=0, progress=False)
     assert whole.ceiling <= cut.ceiling
     assert whole.ok
 
 
 # --- words, files, refusals -----------------------------------------------------------------------------------------
 def test_saved_and_loaded_it_says_the_same(data, batches, tmp_path):
-    found = lr(make(data), batches, None, "adamw", verify=3, progress=False)
+    found = lr(make(data), batches, None, optimizer="adamw", verify=3, progress=False)
     found.save(tmp_path / "kept")
     again = StepSize.load(tmp_path / "kept")
     assert str(again) == str(found)
@@ -605,7 +685,7 @@ def test_saved_and_loaded_it_says_the_same(data, batches, tmp_path):
 
 def test_the_words_follow_their_limits(data, batches):
     """Above, below and well below the ceiling are the three places a learning rate can have."""
-    found = lr(make(data), batches, None, "sgd", progress=False)
+    found = lr(make(data), batches, None, optimizer="sgd", verify=0, progress=False)
     told = {}
     for share in (2.0, 0.7, 0.1):
         found.record.inputs.update(lr=share * found.ceiling, lr_is="yours")
@@ -625,7 +705,7 @@ def test_the_words_follow_their_limits(data, batches):
 )
 def test_optimizers_without_a_known_ceiling(optimizer, message, data, batches):
     with pytest.raises((UnknownName, InputError), match=message):
-        lr(make(data), batches, None, optimizer, progress=False)
+        lr(make(data), batches, None, optimizer=optimizer, verify=0, progress=False)
 
 
 TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "4", "--batches", "2"]
@@ -696,7 +776,7 @@ def test_state_of_torch_is_read_without_names(tmp_path, data, batches):
     ("words", "code", "message"),
     [
         (["new:pre-ln", "--optimizer", "adamv"], 2, "adamw"),
-        (["new:pre-ln", "--beta1", "1.5"], 2, "--beta1 1.5"),
+        (["new:pre-ln", "--beta1", "1.5"], 2, "beta1=1.5: give a number below 1."),
         (["new:pre-ln", "--state", "nowhere"], 2, "no optimizer state at `nowhere`"),
         (["new:pre-ln,depth=1,dim=8", "--params", "nothing.*"], 2, "match 0 of"),
         (["new:pre-ln", "--max-time", "soon"], 2, "not a length of time"),
@@ -724,7 +804,7 @@ def test_kill_minus_nine_and_resume(tmp_path, capsys):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     folder = tmp_path / "run"
     child = subprocess.Popen([*command, "--out", str(folder)], env=env, stdout=subprocess.DEVNULL)
-    until, events = time.monotonic() + 120, folder / "events.jsonl"
+    until, events = time.monotonic() + 120, folder / "work" / "pieces.jsonl"
     while not events.exists() or b"piece" not in events.read_bytes():
         assert child.poll() is None
         assert time.monotonic() < until
@@ -741,8 +821,7 @@ def test_kill_minus_nine_and_resume(tmp_path, capsys):
 
 def test_measure_names_what_it_measured(data, batches):
     """Coverage, probe, rule and dtype are in the record: no number without where it comes from."""
-    risk = Risk(make(data), None, batches, quiet=True)
-    record = measure(risk, stepper_by_name("momentum", tuple(risk.params)), source={"model": "m"}, progress=False)
+    record = lr(make(data), batches, optimizer="momentum", verify=0, progress=False).record
     assert record.inputs["coverage"].endswith("parameters")
     assert record.inputs["probe"] == [8, 6]
     assert record.made.dtype == "float64"

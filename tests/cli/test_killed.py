@@ -22,6 +22,7 @@ PROBE = ["--data", "add:digits=1", "--batch", "2"]
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
 COMMANDS = {
     "spectrum": [MODEL, *PROBE, "--top", "2", "--density", "--blocks", "qkv"],
+    "lr": [MODEL, *PROBE, "--batches", "2", "--verify", "3"],
     "why": [MODEL, *PROBE, "--remove", "norm", "--steps", "0,2"],
     "compare": ["--designs", "pre-ln,sas-p", "--depths", "1", "--dim", "4", "--heads", "2", "--budget", "1s"],
     "signal": ["pre-ln", "no-skip", "--depths", "2", "--dim", "8", "--heads", "2", "--tokens", "4", "--networks", "6"],
@@ -35,7 +36,7 @@ import torch
 torch.set_num_threads(1)
 import quadform.applications.why.measure, quadform.applications.compare.measure
 import quadform.applications.spectrum.call, quadform.applications.spectrum.measure
-import quadform.applications.signal.measure, quadform.applications.step_size.answer, quadform.report
+import quadform.applications.signal.measure, quadform.applications.step_size.measure, quadform.report
 from quadform.applications.study import stages as study
 from quadform.cli import main
 from quadform.estimate import resume

@@ -531,14 +531,14 @@ def questions(g: qd.Group) -> dict[str, Any]:
     def tried() -> Any:
         """In float32: the trial runs on a copy in float64."""
         batches = [(x.float(), y) for x, y in rows_of(5, 1, 2)]
-        record = qf.lr(seeded(Net).float(), batches, cross_entropy, "sgd", verify=3, progress=False).record
+        record = qf.lr(seeded(Net).float(), batches, cross_entropy, optimizer="sgd", verify=3, progress=False).record
         return {n: record.tensors[n] for n in ("verify/measured", "verify/losses")}
 
     found: dict[str, Any] = {}
     trial = tried()
     several = asked(out=folder / f"spectrum-{g.rank}", resume=True)
     again = asked(out=folder / f"spectrum-{g.rank}", resume=True)
-    rates = ceilings(resume=folder / f"lr-{g.rank}")
+    rates = ceilings(out=folder / f"lr-{g.rank}", resume=True)
     found["kept"] = sorted(p.name for p in folder.iterdir() if p.name.startswith(("spectrum", "lr")))
     alone = qd.Group()
     with alone:  # one process by itself inside the others

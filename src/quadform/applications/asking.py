@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..core.errors import UnknownName, did_you_mean
+from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.progress import Report, say
 from ..core.question import Plan, Question, options, seconds_of
 from ..core.work import Work
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .subject import Subject
 
 A = TypeVar("A", bound="Answer", covariant=True)
+
+#: Fields whose value in Python may be an object of the subject's: the tensors of a function, an optimizer.
+OWNED = ("params", "optimizer")
 
 
 class Measurement(Protocol[A]):
@@ -32,7 +35,7 @@ class Measurement(Protocol[A]):
 
 def ask(question: Question, work: Work, subject: Subject | None = None) -> Any:
     """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
-    identity = question.identity() | ({} if subject is None else subject.identity())
+    identity = question.identity(subject)
     found = work.finished(identity)
     if found is not None:
         return question.answer(found)
@@ -92,19 +95,27 @@ class Door(Generic[A]):
         from .subject import Subject
 
         named = isinstance(model, str | Path)
+        if named and loss is not None:
+            raise InputError(
+                "a model that is named by a text has its own loss; give loss= with a module or a function."
+            )
+        if named and batches is not None:
+            if not isinstance(batches, int):
+                raise InputError("a model that is named by a text draws its own batches; batches= says how many.")
+            fields = fields | {"batches": batches}
         parts = [self.question, *([self.opening] if named and self.opening is not None else [])]
         known = [name for part in parts for name in options(part)]
         for name in fields:
             if name not in known:
                 raise UnknownName(f"{self.__name__}() has no field {name!r}.{did_you_mean(name, known)}")
-        given = [{n: v for n, v in fields.items() if n in options(part)} for part in parts]
-        params = given[0].pop("params") if isinstance(given[0].get("params"), Mapping) else None
+        own = {n: fields[n] for n in OWNED if n in fields and not isinstance(fields[n], str | list | tuple)}
+        given = [{n: v for n, v in fields.items() if n in options(part) and n not in own} for part in parts]
         question = self.question(**given[0])
         if self.opening is None:
             return question, None
-        return question, self.opening(model=str(model), **given[1]).open() if named else Subject.of(
-            model, batches, loss, params
-        )
+        if named:
+            return question, replace(self.opening(model=str(model), **given[1]).open(), **own)
+        return question, Subject.of(model, batches, loss, **own)
 
 
 def _fields(question: type[Question], opening: type[Opening] | None) -> dict[str, Any]:

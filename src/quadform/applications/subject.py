@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
+from ..curvature.batches import batches_of
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..report.rows import OWN
@@ -43,7 +44,8 @@ TRAINED = tuple(name for name, item in CATALOGUE.items() if item.kind == "model"
 @dataclass(eq=False)
 class Subject:
     """A model with its probe. `source` says, in plain JSON, what both are; `run` is there for training runs, `trainer`
-    for the checkpoints of a Hugging Face trainer."""
+    for the checkpoints of a Hugging Face trainer. In Python a function has its tensors in `params`, and `optimizer` is
+    what trains the model."""
 
     name: str
     model: nn.Module
@@ -55,23 +57,29 @@ class Subject:
     run: Run | None = None
     scale: float = 1.0  # how many times longer a product takes on the batches that are meant than on these
     trainer: TrainerFiles | None = None
+    optimizer: Any = None
 
     @classmethod
-    def of(cls, model: Any, batches: Any, loss: Any = None, params: Mapping[str, Tensor] | None = None) -> Subject:
-        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`.
+    def of(cls, model: Any, batches: Any, loss: Any = None, params: Any = None, optimizer: Any = None) -> Subject:
+        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`."""
+        name = type(model).__name__ if isinstance(model, nn.Module) else "function"
+        batches = batches if batches is None else batches_of(batches)
+        found = cls(name, model, batches, {"kind": "python", "model": name}, loss=loss, params=params)
+        found.source["weights"], found.optimizer = found.weights(), optimizer
+        return found
 
-        A function `model(params, batch)` comes with its `params`.
-        """
-        module = isinstance(model, nn.Module)
-        name = type(model).__name__ if module else "function"
-        weights = tensors_hash(model.state_dict() if module else params or {})
-        return cls(
-            name, model, batches, {"kind": "python", "model": name, "weights": weights}, loss=loss, params=params
-        )
+    def weights(self) -> str:
+        """The hash of the weights as they are now."""
+        return weights_hash(self.model) if isinstance(self.model, nn.Module) else tensors_hash(self.params or {})
+
+    @property
+    def changed(self) -> bool:
+        """Whether the weights are others than those the subject was made with."""
+        return bool(self.weights() != self.source["weights"])
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must find again."""
-        return {"model": self.name, "weights": self.source["weights"]}
+        return {"model": self.name, "weights": self.source["weights"], "batches": tensors_hash(_tensors(self.batches))}
 
     def risk(self, question: Any = None, **options: Any) -> Risk:
         """The loss of the model on its probe, over the parameters the question names."""
@@ -104,13 +112,23 @@ def weights_hash(model: nn.Module) -> str:
     return tensors_hash(model.state_dict())
 
 
-def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, shapes and values."""
-    digest = hashlib.sha256()
+def tensors_hash(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """SHA-256 of names, shapes and values, and of a text."""
+    digest = hashlib.sha256(text.encode())
     for name, t in sorted(tensors.items()):
         digest.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _tensors(value: Any, name: str = "") -> dict[str, Tensor]:
+    """The tensors inside a batch or batches, by where they stand."""
+    if isinstance(value, Tensor):
+        return {name: value}
+    inside = (
+        value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    )
+    return {n: t for key, part in inside for n, t in _tensors(part, f"{name}/{key}").items()}
 
 
 def open_subject(question: ModelQuestion) -> Subject:

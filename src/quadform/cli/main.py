@@ -42,7 +42,11 @@ VERBS = {
     "signal": Verb("does the signal survive depth? rank, token cosine, norms", "signal:SignalConfig"),
     "why": Verb("what softmax, norm, skip and the QK product each do to curvature", "why:WhyConfig"),
     "compare": Verb("which block before spending GPU money", "compare:CompareConfig"),
-    "lr": Verb("the largest stable learning rate: a ceiling from curvature, tried on a copy", "lr:LrConfig"),
+    "lr": Verb(
+        "the largest stable learning rate: a ceiling from curvature, tried on a copy",
+        "step_size.question:StepSizeQuestion",
+        "step_size.question:StepSizeOpening",
+    ),
     "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
     "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
     "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),

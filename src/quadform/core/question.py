@@ -128,10 +128,11 @@ class Question(Fields, ABC):
     def answer(cls, record: Record) -> Any:
         """The answer in a saved record."""
 
-    def identity(self) -> dict[str, Any]:
-        """The question in plain values: what a resumed run must find again."""
+    def identity(self, subject: Any = None) -> dict[str, Any]:
+        """The question in plain values, and what it is about: what a resumed run must find again."""
         own = {f.name: vars(self)[f.name] for f in dataclasses.fields(self) if f.name not in self.again}
-        return {"verb": self.verb} | {name: plain(value) for name, value in own.items()}
+        about: dict[str, Any] = {} if subject is None else subject.identity()
+        return {"verb": self.verb} | {name: plain(value) for name, value in own.items()} | about
 
 
 def options(question: type) -> dict[str, Option]:

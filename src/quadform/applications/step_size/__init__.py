@@ -3,5 +3,11 @@
 from ...core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"StepSize": ".answer", "lr": ".answer", "plan": ".answer", "run": ".answer"}
+    __name__,
+    {
+        "StepSize": ".answer",
+        "StepSizeOpening": ".question",
+        "StepSizeQuestion": ".question",
+        "lr": ".call",
+    },
 )

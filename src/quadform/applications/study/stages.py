@@ -12,12 +12,12 @@ from ...core.record import Record
 from ...core.work import Work
 from ...train.runs import is_run
 from ..configs.attention import AttentionConfig
-from ..configs.lr import LrConfig
 from ..configs.report import ReportConfig
 from ..configs.signal import SignalConfig
 from ..configs.why import WhyConfig
 from ..opening import Opening
 from ..spectrum.question import SpectrumQuestion
+from ..step_size.question import StepSizeOpening, StepSizeQuestion
 from .folder import EXACT, RUN
 
 #: The embedded default: learns its task in seconds on one core.
@@ -92,14 +92,14 @@ def model_stages(
         return Cost.of(question.measurement(opening.open()).plan().to_json())
 
     def lr(into: Path, seconds: float | None, resume: bool) -> Record:
-        from ..step_size.answer import run
+        from ..asking import ask
 
-        return run(LrConfig(**asked, **_limits(seconds, resume)), into)
+        with Work(into, seconds=seconds, resume=resume) as work:
+            return ask(StepSizeQuestion(seed=config.seed), work, StepSizeOpening(**asked).open()).record
 
     def lr_cost() -> Cost:
-        from ..step_size.answer import plan
-
-        return Cost.of(plan(LrConfig(**planned())))
+        question, opening = StepSizeQuestion(seed=config.seed), StepSizeOpening(**planned())
+        return Cost.of(question.measurement(opening.open()).plan().to_json())
 
     def signal(into: Path, seconds: float | None, resume: bool) -> Record:
         from ..signal.measure import run

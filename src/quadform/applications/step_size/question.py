@@ -1,0 +1,81 @@
+"""The question of `quadform lr` and `qf.lr`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.question import option
+from ..opening import ModelQuestion, Opening
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSizeOpening(Opening):
+    """A model and several batches, so that the ceilings on each alone have a range."""
+
+    batches: int = option(
+        4, "Batches; their mean is the loss, and the interval is the range of the ceilings on each alone.", least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSizeQuestion(ModelQuestion):
+    """The largest stable learning rate here and now: a ceiling from curvature, not a recommendation.
+
+    SGD 2 / lambda_max(H), momentum (2 + 2b) / lambda_max(H), Adam and AdamW (2 + 2 b1) / (1 - b1) / lambda_max(P^-1 H)
+    with P from the optimizer state. Above it, steps along the sharpest direction of the probe's loss grow.
+    """
+
+    verb = "lr"
+    again = frozenset({"products"})
+
+    optimizer: str = option(
+        "auto",
+        "Whose ceiling; `auto` is the run's own optimizer, or AdamW. In Python also a torch optimizer.",
+        choices=("auto", "sgd", "momentum", "adam", "adamw"),
+    )
+    state: str | None = option(
+        None,
+        "Optimizer state for P: a run folder, or torch's optimizer.pt (read without running any code in it).",
+        metavar="CKPT",
+    )
+    momentum: float = option(0.9, "Momentum of SGD.", least=0, below=1)
+    beta1: float = option(0.9, "First decay rate of Adam, where no state says.", least=0, below=1)
+    beta2: float = option(0.999, "Second decay rate of Adam, where no state says.", least=0, below=1)
+    weight_decay: float = option(0.0, "Weight decay of matrices, where no state says.", least=0)
+    lr: float | None = option(
+        None,
+        "Your learning rate, to be held against the ceiling.",
+        above=0,
+        metavar="FLOAT",
+        shown="(default: the run's)",
+    )
+    verify: int = option(
+        20, "Steps of each trial on a copy of the model (0.5x, 1x, 2x the ceiling); 0 tries nothing.", least=0
+    )
+    products: int = option(60, "Most Hessian-vector products for one eigenvalue.", least=1)
+    tol: float = option(1e-3, "Wanted relative residual of an eigenvalue.", above=0)
+
+    def check(self) -> None:
+        if self.state is not None:
+            object.__setattr__(self, "state", str(self.state))  # a Path in Python
+
+    def identity(self, subject: Any = None) -> dict[str, Any]:
+        """Where P comes from belongs to it: another state, or the same file at another step, is another question."""
+        own = super().identity(subject)
+        if subject is None:
+            return own
+        from .chosen import identity_of
+
+        return own | identity_of(self, subject)
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import StepSizeMeasurement
+
+        return StepSizeMeasurement(self, subject)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from .answer import StepSize
+
+        return StepSize(record)
