@@ -24,7 +24,7 @@ def test_readme_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(block, "README.md", "exec"), own)
     slopes = capsys.readouterr().out
     assert "('W_Q', 'W_Q'): 5.99" in slopes or "('W_Q', 'W_Q'): 6.0" in slopes
-    H, H_o, H_f, risk = (names[1][n] for n in ("H", "H_o", "H_f", "risk"))
+    H, H_o, H_f, risk = (names[0][n] for n in ("H", "H_o", "H_f", "risk"))
     v = risk.space.random()
     assert all(torch.allclose((H_o @ v)[n] + (H_f @ v)[n], (H @ v)[n], atol=1e-4) for n in v)
 

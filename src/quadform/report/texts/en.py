@@ -16,7 +16,7 @@ SENTENCES = {
     "exactly_zero": "exactly 0",
     # tags
     "tag_exact": "exact",
-    "tag_estimate": "estimate ± s.e.",
+    "tag_estimate": "estimate",
     "tag_bound": "bound",
     "tag_unconverged": "not converged",
     "tag_given": "given",
@@ -284,7 +284,7 @@ SENTENCES = {
     "gloss_ceiling": "learning-rate ceiling",
     "gloss_ceiling_text": "Above it plain gradient descent grows along the sharpest direction. Batch noise and later"
     " sharpening lower it.",
-    "gloss_tags": "exact, estimate ± s.e., bound",
+    "gloss_tags": "exact, estimate, bound",
     "gloss_tags_text": "Exact: up to rounding. Estimate: with its standard error. Bound: the true value lies on one"
     " known side. Given: a setting, not a measurement.",
     # signal through depth

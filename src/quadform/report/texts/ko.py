@@ -19,7 +19,7 @@ SENTENCES = {
     "exactly_zero": "정확히 0",
     # tags
     "tag_exact": "정확값",
-    "tag_estimate": "추정값 ± 표준오차",
+    "tag_estimate": "추정값",
     "tag_bound": "한계값",
     "tag_unconverged": "수렴 안 됨",
     "tag_given": "설정값",
