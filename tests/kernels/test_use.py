@@ -252,10 +252,10 @@ def test_compiled_models_take_the_stock_attention():
     assert not any("scaled_dot_product" in name for names in seen for name in names)
 
 
-def test_scopes_of_two_threads_end_in_any_order():
-    """The scope that was entered first ends first; torch's own function is back after both, and not before."""
-    functional = torch.nn.functional
-    stock, entered, left = functional.scaled_dot_product_attention, threading.Event(), threading.Event()
+def test_the_scope_of_a_thread_is_its_own():
+    """Another thread keeps torch's attention; scopes end in any order; nothing of torch changes."""
+    stock, x, entered, left = F.scaled_dot_product_attention, sdpa_problem(4), threading.Event(), threading.Event()
+    refuses = lambda: pytest.raises(InputError, match="dropout")  # noqa: E731
 
     def first():
         with second_order_sdpa():
@@ -265,8 +265,44 @@ def test_scopes_of_two_threads_end_in_any_order():
     thread = threading.Thread(target=first)
     thread.start()
     entered.wait(10)
+    F.scaled_dot_product_attention(*x, dropout_p=0.1)  # torch's own takes it
     with second_order_sdpa():
         left.set()
         thread.join()
-        assert functional.scaled_dot_product_attention is not stock
-    assert functional.scaled_dot_product_attention is stock
+        with refuses():
+            F.scaled_dot_product_attention(*x, dropout_p=0.1)
+        assert F.scaled_dot_product_attention is stock
+    F.scaled_dot_product_attention(*x, dropout_p=0.1)
+
+
+def test_the_scope_reaches_imported_names_and_multihead_attention():
+    """Torch's function under a name of its own, and `nn.MultiheadAttention`, whose Python code calls it."""
+    under_its_own_name = F.scaled_dot_product_attention
+    with second_order_sdpa() as scope:
+        under_its_own_name(*sdpa_problem(4))
+        assert scope.calls == 1
+        x = torch.randn(2, 5, 8)
+        layer = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+        with torch.no_grad():
+            ours = layer(x, x, x, need_weights=False)[0]
+        assert scope.calls == 2
+    torch.testing.assert_close(ours, layer(x, x, x)[0])
+
+
+def test_another_thread_does_not_see_that_one_traces():
+    """`torch.compiler.is_compiling()` belongs to the thread that traces."""
+    seen = {}
+
+    def look(name):
+        seen[name] = bool(torch.compiler.is_compiling())
+
+    def traced(x):
+        look("here")
+        thread = threading.Thread(target=look, args=("there",))
+        thread.start()
+        thread.join()
+        return x.sin()
+
+    program(traced, torch.ones(2), compile=False)
+    look("after")
+    assert seen == {"here": True, "there": False, "after": False}

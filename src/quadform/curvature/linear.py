@@ -130,13 +130,13 @@ class Linearised:
 
     def at(self, primal: Any) -> Kept:
         """What is kept at these weights and this batch."""
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             kept = Kept(self._first(*tree_flatten(primal)[0]))
         kept.run = Replay(self._second, self._primal + len(kept), self._shared) if self.compile else self._second
         return kept
 
     def __call__(self, primal: Any, kept: Kept, V: Any) -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             return tree_unflatten(kept.run(*tree_flatten(primal)[0], *kept, *tree_flatten(V)[0]), self._shape)
 
     def anew(self, primal: Any, V: Any) -> Any:
@@ -149,7 +149,7 @@ class Linearised:
                 return self._second(*at, *first(*at), *leaves[self._primal :])
 
             self._anew = Replay(both, self._primal - self._moving, self._shared) if self.compile else both
-        with torch.no_grad():
+        with torch.no_grad(), torch._C.DisableTorchFunction():
             return tree_unflatten(self._anew(*tree_flatten((primal, V))[0]), self._shape)
 
 

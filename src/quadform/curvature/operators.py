@@ -17,9 +17,10 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp, vjp, vmap
+from torch.func import grad, vjp, vmap
 
 from ..core.errors import InputError
+from ..core.forward import jvp
 from ..core.operator import Block, Operator
 from ..core.rng import stream
 from ..core.space import Space, Vector
@@ -99,7 +100,7 @@ def gauss_newton(
         def F(p: Vector) -> Tensor:
             return risk.output({**theta, **p}, batch, split)
 
-        output, dF = jvp(F, ({n: theta[n] for n in v},), (dict(v),))  # type: ignore[misc]
+        output, dF = jvp(F, ({n: theta[n] for n in v},), (dict(v),))
         curved = _output_curvature(risk, theta, batch, split, output, dF)
         _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]
         return pull(curved)[0]
@@ -316,7 +317,7 @@ class _SampledFisher(Operator):
 
     def _forward(self, v: Vector, batch: Any, curve: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         F = lambda p: self.risk.output(p, batch)  # noqa: E731
-        output, dF = jvp(F, (self.risk.params,), (dict(v),))  # type: ignore[misc]
+        output, dF = jvp(F, (self.risk.params,), (dict(v),))
         _, pull = vjp(F, self.risk.params)  # type: ignore[misc]
         return pull(curve(output, dF))[0]
 

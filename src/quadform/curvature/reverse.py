@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 
 from ..core.errors import InputError
+from ..core.forward import jvp
 from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Vector

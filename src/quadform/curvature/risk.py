@@ -10,23 +10,25 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad_and_value, jvp
+from torch.func import grad_and_value
 
 from ..core.errors import InputError, UnknownName, closest
+from ..core.forward import jvp
 from ..core.progress import say
 from ..core.space import Space, Vector, View
 from ..distributed.processes import Group, group_of
+from ..kernels.calls import math_attention
 from .batches import IGNORED, batches_of, targets
 from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_halves, refuse_quantised, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, Loss, ModuleRunner, Runner, own_loss
-from .settings import evaluation_mode, stock_settings, watched_attention
+from .settings import measured
 from .views import attention_views
 
 
@@ -210,45 +212,23 @@ class Risk:
         return own
 
     # --- keeping the model as it is ---------------------------------------------------------------------------------
-    @contextlib.contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self) -> contextlib.AbstractContextManager[Any]:
         """Evaluation mode, attention that can be differentiated twice, no autocast, random state: set inside, restored
         after."""
         if torch.is_inference_mode_enabled():
             raise InputError("inside `torch.inference_mode()` nothing can be differentiated; use `torch.no_grad()`.")
-        model = self.model if isinstance(self.model, nn.Module) else None
-        modes = [(m, m.training) for m in model.modules()] if model is not None else []
-        devices = [self.device] if self.device.type == "cuda" else []
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            for kind in {"cpu", self.device.type}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            stack.enter_context(torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]))
-            if self.fused:
-                from ..kernels.sdpa import second_order_sdpa  # loads torch's compiler
-
-                stack.enter_context(second_order_sdpa())
-            stack.enter_context(stock_settings(model))
-            stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            # nn.MultiheadAttention's fused step has no derivative at all
-            torch.backends.mha.set_fastpath_enabled(False)
-            try:
-                if model is not None and not self.train_mode:
-                    model.eval()
-                yield
-            finally:
-                for module, mode in modes:
-                    module.training = mode
+        attention = math_attention
+        if self.fused:
+            from ..kernels.sdpa import scaled_dot_product_attention as attention  # loads torch's compiler
+        return measured(self.model, device=self.device, train_mode=self.train_mode, attention=attention)
 
     def check_deterministic(self) -> None:
         """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product."""
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
-                with self.context():
-                    with watched_attention() as calls:
-                        a = self.run(self.params, batch)[0]
-                    b = self.run(self.params, batch)[0]
-                if calls and not i:
+                with self.context() as attention:
+                    a, b = (self.run(self.params, batch)[0] for _ in range(2))
+                if attention.calls and not i:
                     path = "quadform kernel" if self.fused else "math path"
                     self.notes.append(f"fused attention -> {path} while measuring, as it has no second derivative")
                 if not isinstance(a, Tensor) or not a.is_floating_point():
@@ -316,7 +296,7 @@ class Risk:
         if not usable:
             raise nothing_to_measure(named)
         refuse_halves(named)
-        with evaluation_mode(model):
+        with measured(model):
             views = attention_views(model, set(usable), lambda: runner.call(self.batches[0]))
         whole = Space.of(usable, views)
         globs = (params,) if isinstance(params, str) else tuple(params)

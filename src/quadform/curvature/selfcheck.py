@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import CheckFailed
+from ..core.forward import jvp
 
 
 @cache
@@ -26,7 +27,7 @@ def require_sound_derivatives() -> float:
         return torch.tanh(h).square().sum()
 
     def product(d: Tensor) -> Tensor:
-        return torch.func.jvp(torch.func.grad(loss), (w,), (d,))[1]
+        return jvp(torch.func.grad(loss), (w,), (d,))[1]
 
     leaf = w.clone().requires_grad_()
     (g,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)

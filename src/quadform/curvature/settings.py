@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
+
+from ..kernels.calls import Attention, AttentionBy
 
 #: Attention without its softmax in the registry of transformers, as `applications.why` enters it.
 LINEAR_ATTENTION = "quadform-linear"
@@ -20,25 +22,33 @@ _TWICE = {
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """A scope for plain evaluations: eval mode, stock settings, the caller's autocast and random state left outside."""
-    modes = [(m, m.training) for m in model.modules()]
-    devices = {t.device for t in model.parameters()}
+def measured(
+    model: Any, *, device: torch.device | None = None, train_mode: bool = False, attention: Attention | None = None
+) -> Iterator[AttentionBy | None]:
+    """A scope for evaluations that leaves a model as it was: evaluation mode unless `train_mode`, experts and attention
+    that can be differentiated twice, the caller's autocast and random state left outside.
+
+    `attention` answers torch's fused attention inside, in this thread. `device` is that of a model without parameters.
+    """
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [(m, m.training) for m in modules]
+    devices = {t.device for m in modules for t in m.parameters(recurse=False)} | ({device} if device else set())
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([d for d in devices if d.type == "cuda"]))
         for kind in {"cpu", *(d.type for d in devices if d.type != "meta")}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(stock_settings(model))
         try:
-            model.eval()
-            yield
+            if modules and not train_mode:
+                model.eval()
+            yield None if attention is None else stack.enter_context(AttentionBy(attention))
         finally:
             for module, mode in modes:
                 module.training = mode
 
 
 @contextlib.contextmanager
-def stock_settings(model: nn.Module | None) -> Iterator[None]:
+def stock_settings(model: Any) -> Iterator[None]:
     """Flash and flex attention go through torch's, which the scope around this can replace; experts one by one."""
     with contextlib.ExitStack() as stack:
         for name, (twice, instead) in _TWICE.items():
@@ -74,21 +84,3 @@ def _set(config: Any, name: str, value: str) -> Iterator[None]:
         yield
     finally:
         setattr(config, name, before)
-
-
-@contextlib.contextmanager
-def watched_attention() -> Iterator[list[int]]:
-    """A list that is not empty once torch's fused attention was called."""
-    calls: list[int] = []
-    F = nn.functional
-    before = F.scaled_dot_product_attention
-
-    def watched(*args: Any, **options: Any) -> Tensor:
-        calls.append(1)
-        return before(*args, **options)
-
-    F.scaled_dot_product_attention = watched
-    try:
-        yield calls
-    finally:
-        F.scaled_dot_product_attention = before

@@ -20,7 +20,7 @@ from ..applications.hugging_face import tokenizer_of
 from ..applications.subject import open_subject
 from ..core.errors import FileError, InputError, MissingExtra
 from ..core.space import LABELS
-from ..curvature.settings import evaluation_mode
+from ..curvature.settings import measured
 from ..curvature.views import attention_views
 
 #: The label that losses leave out.
@@ -120,7 +120,7 @@ def names(model: nn.Module, batch: Mapping[str, Any] | None = None) -> dict[str,
     """
     known = {name for name, _ in model.named_parameters()}
     own = {n: (n, tuple(p.shape)) for n, p in model.named_parameters() if n.rpartition(".")[2] in set(LABELS.values())}
-    with evaluation_mode(model):
+    with measured(model):
         views = attention_views(model, known, lambda: model(**(_example(model) if batch is None else batch)))
     return own | {v.name: (v.of, tuple(v.shape)) for v in views}
 

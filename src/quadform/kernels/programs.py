@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from quadform.core.errors import InputError
+from quadform.core.forward import alone
 
 from .products import in_halves
 from .replay import Replay
@@ -28,15 +30,36 @@ class _PlainZeros(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Tracing:
+    """What `torch.compiler.is_compiling()` answers while a thread traces: true in that thread, as before in others."""
+
+    def __init__(self, otherwise: Any) -> None:
+        self.thread: int | None = threading.get_ident()
+        self.otherwise = otherwise
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() == self.thread or bool(self.otherwise)
+
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    __ror__, __rand__ = __or__, __and__
+
+
 @contextlib.contextmanager
 def _says_that_it_compiles() -> Iterator[None]:
     """`torch.compiler.is_compiling()` is true inside, as in torch.export: models then leave out shortcuts that hang on
     values, such as those of transformers for masks of ones."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    tracing: Any = _Tracing(before)
+    torch.compiler._is_compiling_flag = tracing
     try:
         yield
     finally:
+        tracing.thread = None  # a compiler of another thread may have seen it, and put it back later
         torch.compiler._is_compiling_flag = before
 
 
@@ -106,10 +129,11 @@ def program(
         shape[:] = [out_spec]
         return out
 
-    graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
-    if any(_mutates(n) for n in graph.graph.nodes):  # before equal values are merged: one may be written into
-        pure = torch.func.functionalize(graph, remove="mutations")
-        graph = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+    with alone:
+        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
+        if any(_mutates(n) for n in graph.graph.nodes):  # before equal values are merged: one may be written into
+            pure = torch.func.functionalize(graph, remove="mutations")
+            graph = make_fx(pure, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     _free_constants(graph.graph)
     _reshapes(graph.graph)
     graph.graph.eliminate_dead_code()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Iterator
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from quadform.core.errors import InputError
 
+from .calls import AttentionBy
 from .rules import attention
 
 
@@ -49,33 +45,13 @@ def scaled_dot_product_attention(
     return out.reshape(*lead, *out.shape[-2:]) if heads else out
 
 
-_lock = threading.Lock()
-_replaced: list[list[Any]] = []
-"""What scopes have replaced, and how many of them are inside: threads leave in any order."""
-
-
-@contextlib.contextmanager
-def second_order_sdpa() -> Iterator[None]:
+def second_order_sdpa() -> AttentionBy:
     """Inside the scope `F.scaled_dot_product_attention` can be differentiated twice, at linear memory.
 
         with second_order_sdpa():
             loss = model(x)
             g = torch.autograd.grad(loss, params, create_graph=True)
 
-    Replaces the attribute in `torch.nn.functional` for all threads until the last scope ends; modules that imported
-    the function under their own name are not reached.
+    The scope belongs to the thread that enters it; other threads keep torch's own.
     """
-    functional = torch.nn.functional
-    with _lock:
-        if functional.scaled_dot_product_attention is scaled_dot_product_attention:
-            _replaced[-1][1] += 1
-        else:
-            _replaced.append([functional.scaled_dot_product_attention, 1])
-            functional.scaled_dot_product_attention = scaled_dot_product_attention
-    try:
-        yield
-    finally:
-        with _lock:
-            _replaced[-1][1] -= 1
-            if not _replaced[-1][1]:
-                functional.scaled_dot_product_attention = _replaced.pop()[0]
+    return AttentionBy(scaled_dot_product_attention)

@@ -1,0 +1,73 @@
+"""Calls of torch's fused attention, answered by another function in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+Attention = Callable[..., Tensor]
+
+
+class AttentionBy(TorchFunctionMode):
+    """A scope in which `instead` answers `F.scaled_dot_product_attention`, under whatever name code has imported it.
+
+    It belongs to the thread that enters it; nothing of torch changes. `calls` counts. `nn.MultiheadAttention` takes no
+    fused step inside, which would have no derivative.
+    """
+
+    def __init__(self, instead: Attention) -> None:
+        super().__init__()
+        self.instead = instead
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if func is functional.multi_head_attention_forward:  # Python code, which would call torch's own: no mode here
+            return _with(func, has_torch_function=_none, scaled_dot_product_attention=self._attend)(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        self.calls += 1
+        return self.instead(*args, **kwargs)
+
+
+def math_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's math path, which it differentiates twice, whatever backends are enabled; memory grows with tokens^2."""
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
+    attend = torch._scaled_dot_product_attention_math
+    return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def _none(tensors: Any) -> bool:
+    return False
+
+
+def _with(function: Any, **names: Any) -> Any:
+    """A copy of a Python function in which some global names mean something else."""
+    copy = FunctionType(
+        function.__code__,
+        {**function.__globals__, **names},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
