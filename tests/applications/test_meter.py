@@ -85,12 +85,12 @@ def test_why_in_rounds(tmp_path: Path) -> None:
 
     def ask(folder: Path, **how: Any) -> Any:
         data = qf.datasets.addition(digits=1)
-        return qf.why(model, data, remove=["norm"], steps=[0, 20], batch=2, resume=folder, **how)
+        return qf.why(model, data, remove=["norm"], steps=[0, 20], batch=2, out=folder, resume=True, **how)
 
     found, rounds = in_rounds(ask, tmp_path / "cut", 60)
     assert rounds > 2
     assert found.scalars == ask(tmp_path / "whole", progress=False).record.scalars
-    assert not (tmp_path / "cut" / "state").exists()
+    assert not (tmp_path / "cut" / "work").exists()
 
 
 @pytest.mark.usefixtures("ticks")

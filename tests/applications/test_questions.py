@@ -25,6 +25,7 @@ PROBE: dict[str, Any] = {"data": "add:digits=1", "batch": 2}
 ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "spectrum": (qf.spectrum, {**PROBE, "top": 1, "density": True, "probes": 2, "steps": 3, "route": "eager"}),
     "lr": (qf.lr, {**PROBE, "batches": 2, "verify": 2}),
+    "why": (qf.why, {**PROBE, "remove": ("norm",), "steps": (0, 2), "lr": 1e-2, "seed": 1}),
 }
 #: Entries of a record that differ between two runs of one question.
 TIMES = ("cost", "timing", "speed", "seconds")

@@ -8,12 +8,13 @@ import json
 import pytest
 import torch
 
-from quadform.applications.configs.why import REMOVABLE
 from quadform.applications.short_run import ShortRun
 from quadform.applications.subject import weights_hash
 from quadform.applications.why.ablation import config_without, model_without
-from quadform.applications.why.measure import MEASURES, Why, why
+from quadform.applications.why.answer import MEASURES, Why
+from quadform.applications.why.call import why
 from quadform.applications.why.other_models import linear_attention, module_without
+from quadform.applications.why.question import REMOVABLE
 from quadform.cli.main import main
 from quadform.core.designs import design
 from quadform.core.errors import InputError, UnknownName
@@ -207,11 +208,11 @@ def test_killed_and_resumed_gives_the_same(moment, data, tmp_path):
 
     model = make(data)
     with pytest.raises(Killed):
-        why(model, data, resume=tmp_path / "w", progress=kill, **options)
-    again = why(model, data, resume=tmp_path / "w", progress=False, **options)
+        why(model, data, out=tmp_path / "w", resume=True, progress=kill, **options)
+    again = why(model, data, out=tmp_path / "w", resume=True, progress=False, **options)
     whole = why(model, data, progress=False, **options)
     assert again.record.scalars == whole.record.scalars
-    assert not (tmp_path / "w" / "state").exists()
+    assert not (tmp_path / "w" / "work").exists()
 
 
 def test_time_that_is_over_leaves_a_partial_answer(data):
@@ -251,7 +252,7 @@ def test_the_plan(capsys):
         (["new:pre-ln", "--remove", "softmix"], "Did you mean `softmax`"),
         (["new:pre-ln", "--steps", "soon"], "give whole numbers"),
         (["new:pre-ln", "--steps", "-3"], "at least 0"),
-        (["new:pre-ln", "--params", "*.W_Q"], "measures whole models"),
+        (["new:pre-ln", "--params", "*.W_Q"], "is not a flag"),
     ],
 )
 def test_refusals(words, message, capsys):
@@ -264,8 +265,27 @@ def test_other_peoples_models_are_refused(data):
         why(torch.nn.Linear(2, 2), data)
     with pytest.raises(InputError, match="nothing can be taken out of Linear"):
         why(torch.nn.Linear(2, 2), [{"input": torch.ones(1, 2)}])
-    with pytest.raises(InputError, match="needs a model of quadform and a Dataset"):
+    with pytest.raises(InputError, match="needs a model of quadform and a data set"):
         why(make(data), [next(data.batches("valid", 4))], steps=(0, 5))
+    with pytest.raises(InputError, match="has no loss of its own"):
+        why(make(data), data, loss=lambda out, batch: out.sum())
+
+
+def test_a_folder_begun_with_other_data_is_refused(data, tmp_path):
+    """A resumed run has the data set it was begun with, not only the same weights."""
+    how = {"remove": (), "batch": 2, "out": tmp_path, "resume": True, "progress": False}
+    why(make(data), data, max_time=1e-9, **how)
+    with pytest.raises(InputError, match="other settings"):
+        why(make(data), dataset("add", digits=2), **how)
+
+
+def test_python_and_a_named_model_give_the_same_numbers(data):
+    """A model that was made in Python with a Dataset, and the same model by its name."""
+    named = why(TINY[0], data="add:digits=1", batch=4, remove="norm", steps="2,0", progress=False)
+    made = Transformer("pre-ln", depth=1, dim=4, heads=2, dtype=torch.float32, **data.settings)
+    here = why(made, data, batch=4, remove=["norm"], steps=[0, 2], progress=False)
+    assert here.record.scalars == named.record.scalars
+    assert here.steps == (0, 2)
 
 
 # --- models of others -------------------------------------------------------------------------------------------------

@@ -21,15 +21,12 @@ from typing import Any
 
 from torch import nn
 
-from ..core.errors import CheckFailed, FileError, InputError
+from ..core.errors import FileError, InputError
 from ..core.record import strict_json, write_atomically
+from ..core.work import TimeUp
 from ..distributed.processes import ALONE, Group
 
 CONFIG, EVENTS, STATE = "config.json", "events.jsonl", "state"
-
-
-class TimeUp(CheckFailed):
-    """The time a question was given is over; what is finished is kept."""
 
 
 class Journal:

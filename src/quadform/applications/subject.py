@@ -61,10 +61,15 @@ class Subject:
 
     @classmethod
     def of(cls, model: Any, batches: Any, loss: Any = None, params: Any = None, optimizer: Any = None) -> Subject:
-        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`."""
+        """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`.
+
+        A question that also trains takes a Dataset in place of the batches.
+        """
         name = type(model).__name__ if isinstance(model, nn.Module) else "function"
-        batches = batches if batches is None else batches_of(batches)
-        found = cls(name, model, batches, {"kind": "python", "model": name}, loss=loss, params=params)
+        drawn = isinstance(batches, Dataset)
+        batches = batches if batches is None or drawn else batches_of(batches)
+        data = {"data": batches.to_dict(), "split": "valid"} if drawn else {}
+        found = cls(name, model, batches, {"kind": "python", "model": name, **data}, loss=loss, params=params)
         found.source["weights"], found.optimizer = found.weights(), optimizer
         return found
 
@@ -79,7 +84,9 @@ class Subject:
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must find again."""
-        return {"model": self.name, "weights": self.source["weights"], "batches": tensors_hash(_tensors(self.batches))}
+        data = {"data": self.source["data"]} if "data" in self.source else {}
+        hashes = {"weights": self.source["weights"], "batches": tensors_hash(_tensors(self.batches))}
+        return {"model": self.name, **data, **hashes}
 
     def risk(self, question: Any = None, **options: Any) -> Risk:
         """The loss of the model on its probe, over the parameters the question names."""

@@ -40,7 +40,11 @@ VERBS = {
     ),
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
     "signal": Verb("does the signal survive depth? rank, token cosine, norms", "signal:SignalConfig"),
-    "why": Verb("what softmax, norm, skip and the QK product each do to curvature", "why:WhyConfig"),
+    "why": Verb(
+        "what softmax, norm, skip and the QK product each do to curvature",
+        "why.question:WhyQuestion",
+        "opening:Opening",
+    ),
     "compare": Verb("which block before spending GPU money", "compare:CompareConfig"),
     "lr": Verb(
         "the largest stable learning rate: a ceiling from curvature, tried on a copy",

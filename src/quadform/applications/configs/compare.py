@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError, UnknownName, did_you_mean
-from ...core.question import option, seconds_of
+from ...core.question import option, seconds_of, whole_numbers
 from .shared import LongWork, Numerics
-from .why import whole_numbers
 
 #: What rows can be sorted by.
 SORTS = ("design", "loss", "lr_ceiling", "rank", "cosine", "gradient", "parameters", "speed")
@@ -74,7 +73,10 @@ class CompareConfig(LongWork, Numerics):
 
     @property
     def each_depth(self) -> tuple[int, ...]:
-        return whole_numbers("--depths", self.depths, 1)
+        found = whole_numbers(self.depths)
+        if found[0] < 1:
+            raise InputError(f"`--depths {self.depths}`: give numbers of at least 1.")
+        return found
 
     @property
     def budget_seconds(self) -> float:

@@ -14,10 +14,10 @@ from ...train.runs import is_run
 from ..configs.attention import AttentionConfig
 from ..configs.report import ReportConfig
 from ..configs.signal import SignalConfig
-from ..configs.why import WhyConfig
 from ..opening import Opening
 from ..spectrum.question import SpectrumQuestion
 from ..step_size.question import StepSizeOpening, StepSizeQuestion
+from ..why.question import WhyQuestion
 from .folder import EXACT, RUN
 
 #: The embedded default: learns its task in seconds on one core.
@@ -114,14 +114,15 @@ def model_stages(
         return Cost(seconds=seconds_of_model(SignalConfig(subjects=(at["model"],), **settings), at["model"]))
 
     def why(into: Path, seconds: float | None, resume: bool) -> Record:
-        from ..why.measure import run
+        from ..asking import ask
 
-        return run(WhyConfig(**(asked | (fresh or {})), **_limits(seconds, resume)), into)
+        question, opening = _why(asked | (fresh or {}))
+        with Work(into, seconds=seconds, resume=resume) as work:
+            return ask(question, work, opening.open()).record
 
     def why_cost() -> Cost:
-        from ..why.measure import plan
-
-        return Cost.of(plan(WhyConfig(**(asked | (fresh or {})))))
+        question, opening = _why(asked | (fresh or {}))
+        return Cost.of(question.measurement(opening.open()).plan().to_json())
 
     def training(into: Path, seconds: float | None, resume: bool) -> Record:
         from ..training import record_of_run
@@ -139,6 +140,10 @@ def model_stages(
 
 def _spectrum(asked: dict[str, Any], wish: dict[str, Any]) -> tuple[SpectrumQuestion, Opening]:
     return SpectrumQuestion(seed=asked["seed"], **wish), Opening(**asked)
+
+
+def _why(asked: dict[str, Any]) -> tuple[WhyQuestion, Opening]:
+    return WhyQuestion(seed=asked["seed"], batch=asked["batch"]), Opening(**asked)
 
 
 def _limits(seconds: float | None, resume: bool) -> dict[str, Any]:

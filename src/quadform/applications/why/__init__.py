@@ -2,6 +2,4 @@
 
 from ...core.lazy import attach
 
-__getattr__, __dir__, __all__ = attach(
-    __name__, {"Why": ".measure", "plan": ".measure", "run": ".measure", "why": ".measure"}
-)
+__getattr__, __dir__, __all__ = attach(__name__, {"Why": ".answer", "WhyQuestion": ".question", "why": ".call"})

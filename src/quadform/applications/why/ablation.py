@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.errors import InputError
 from ...core.spec import BlockSpec, Gain, ModelConfig
 from ...nn.transformer import Transformer
-from ..configs.why import REMOVABLE
+from .question import REMOVABLE
 
 
 def config_without(config: ModelConfig, what: str) -> ModelConfig:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ...core.errors import InputError, MissingExtra
 from ...curvature.settings import LINEAR_ATTENTION
 from ...nn.transformer import Transformer
-from ..configs.why import REMOVABLE
 from .ablation import config_without, model_without
+from .question import REMOVABLE
 
 #: What can be taken out of a model of others.
 TAKEN = ("softmax", "norm")

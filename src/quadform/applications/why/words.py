@@ -10,7 +10,7 @@ from ...report.why import CHANGED, CHANGED_SHARE, FLATTER, beyond_error
 from ..answers import cell
 
 if TYPE_CHECKING:
-    from .measure import Why
+    from .answer import Why
 
 
 def factor(before: Estimate | None, after: Estimate | None) -> float | None:

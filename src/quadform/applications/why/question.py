@@ -1,0 +1,60 @@
+"""The question of `quadform why` and `qf.why`. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.question import Question, option, whole_numbers, words_of
+
+#: What can be taken out of a block, one at a time.
+REMOVABLE = ("softmax", "norm", "skip", "qk")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhyQuestion(Question):
+    """What softmax, norm, skip and the product W_Q W_K^T each do to curvature: one at a time is taken out.
+
+    Every variant has the weights, the data and the seed of the model itself; where later steps are asked for it is
+    trained there first, with the same batches. In Python the batches may be a Dataset, which also trains.
+    """
+
+    verb = "why"
+
+    remove: Sequence[str] = option(
+        REMOVABLE, "What to take out, one at a time, commas between.", parse=words_of, metavar="NAMES"
+    )
+    steps: Sequence[int] = option(
+        (0,),
+        "Moments of training at which to measure, commas between (`0,100,1000`).",
+        parse=whole_numbers,
+        metavar="STEPS",
+    )
+    lr: float = option(1e-3, "Learning rate of that training (AdamW).", above=0)
+    batch: int = option(8, "Sequences in a batch.", least=1)
+    seed: int = option(0, "Seed of everything that is drawn.")
+
+    def check(self) -> None:
+        object.__setattr__(self, "remove", tuple(dict.fromkeys(self.remove)))
+        object.__setattr__(self, "steps", tuple(sorted(set(self.steps))))
+        for name in self.remove:
+            if name not in REMOVABLE:
+                raise UnknownName(
+                    f"remove={name!r} is not something a block can lose ({', '.join(REMOVABLE)})."
+                    f"{did_you_mean(name, REMOVABLE)}"
+                )
+        if not self.steps or self.steps[0] < 0:
+            raise InputError(f"steps={list(self.steps)}: give whole numbers of at least 0.")
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import WhyMeasurement
+
+        return WhyMeasurement(self, subject)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from .answer import Why
+
+        return Why(record)
