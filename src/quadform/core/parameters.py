@@ -40,10 +40,12 @@ def _model_shapes(c: ModelConfig) -> Shapes:
         if c.positions == "scaled-sinusoidal":
             yield f"{prefix}.pos_scale", ()
         yield from _norm_shapes(f"{prefix}.norm", c.embed_norm, d)
-    for stack, norm, blocks in (
-        ("encoder_layers", "encoder_norm", c.encoder_blocks),
-        ("layers", "final_norm", c.blocks),
+    for stack, table, norm, blocks in (
+        ("encoder_layers", "encoder_relative", "encoder_norm", c.encoder_blocks),
+        ("layers", "relative", "final_norm", c.blocks),
     ):
+        if blocks and c.positions == "relative":
+            yield f"{table}.W_R", (c.relative[0], c.heads)
         for i, block in enumerate(blocks):
             yield from ((f"{stack}.{i}.{name}", shape) for name, shape in _block_shapes(c, block))
         if blocks:
@@ -88,17 +90,17 @@ def _block_shapes(c: ModelConfig, block: BlockSpec) -> Shapes:
 
 
 def _attention_shapes(c: ModelConfig, mixing: Mixing, value: Projection | None, proj: Projection | None) -> Shapes:
-    d, narrow = c.d_model, c.key_heads * c.head_width
+    d, wide, narrow = c.d_model, c.heads * c.head_width, c.key_heads * c.head_width
     if mixing.scores == "merged":
         yield "W_QK", (c.heads, d, d)
     else:
-        for letter, width in (("Q", d), ("K", narrow)):
+        for letter, width in (("Q", wide), ("K", narrow)):
             yield f"W_{letter}", (d, width)
             if letter.lower() in c.biases:
                 yield f"b_{letter}", (width,)
-    for letter, spec, width in (("V", value, narrow), ("O", proj, d)):
+    for letter, spec, rows, width in (("V", value, d, narrow), ("O", proj, wide, d)):
         if spec is not None:
-            yield f"W_{letter}", (d, width)
+            yield f"W_{letter}", (rows, width)
             yield from ((f"{letter}_{scalar}", ()) for scalar in spec.learn)
         if letter.lower() in c.biases and spec is not None:
             yield f"b_{letter}", (width,)

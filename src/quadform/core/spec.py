@@ -25,7 +25,7 @@ from .errors import InputError, UnknownName, did_you_mean
 Norm = Literal["layer", "rms", "none"]
 Init = Literal["default", "zero", "identity", "orthogonal"]
 BIASES = ("q", "k", "v", "o", "mlp", "out")
-GATED = ("geglu", "swiglu")
+GATED = ("geglu", "geglu-tanh", "swiglu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ class BlockSpec:
     value: Projection | None = field(default_factory=Projection)
     proj: Projection | None = field(default_factory=Projection)
     query_init: Init = "default"
-    activation: Literal["relu", "gelu", "gelu-tanh", "geglu", "swiglu", "leaky"] = "relu"
+    activation: Literal["relu", "gelu", "gelu-tanh", "geglu", "geglu-tanh", "swiglu", "leaky"] = "relu"
     slope: float = 0.0
     init_gain: float = 1.0
     tie_gains: bool = False
@@ -186,7 +186,10 @@ class ModelConfig:
     `classes > 0` replaces the token output by a classifier on the mean of the real tokens. `init` is the distribution
     of all matrices not named in a block: N(0, init_std^2), N(0, 1/fan_in), Glorot uniform, or orthogonal. Embeddings
     enter as embed_scale W_E[token] + position. Rotary position p turns pair i by p rotary_base^{-2i/d_k} (10,000 unless
-    given). `transform` puts LayerNorm(act(X W_T + b_T)) in front of the token output, as BERT has it.
+    given). `positions="relative"` adds a learned number to every score, one a head for each of `buckets` (32) distances
+    between tokens, those from `max_distance` (128) on alike; all blocks of a stack share the table. `d_k` is the width
+    of a head (d_model / heads unless given), `attn_scale` multiplies the scores (d_k^{-1/2}), `logit_scale` the logits
+    (1). `transform` puts LayerNorm(act(X W_T + b_T)) in front of the token output, as BERT has it.
     """
 
     kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
@@ -195,19 +198,24 @@ class ModelConfig:
     d_model: int
     heads: int
     kv_heads: int | None = None
+    d_k: int | None = None
     d_ff: int
     vocab: int
     source_vocab: int | None = None
     classes: int = 0
     seq_len: int = 1024
-    positions: Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "none"] = "learned"
+    positions: Literal["learned", "sinusoidal", "scaled-sinusoidal", "rotary", "relative", "none"] = "learned"
     rotary_base: float | None = None
+    buckets: int | None = None
+    max_distance: int | None = None
+    attn_scale: float | None = None
     tied: bool = True
     biases: tuple[str, ...] = ()
     embed_scale: float = 1.0
     embed_norm: Norm = "none"
     final_norm: Norm = "layer"
     transform: Literal["relu", "gelu", "gelu-tanh"] | None = None
+    logit_scale: float | None = None
     eps: float = 1e-5
     dropout: float = 0.0
     init: Literal["normal", "fan-in", "xavier", "orthogonal"] = "fan-in"
@@ -223,11 +231,11 @@ class ModelConfig:
         _check_choices(self)
         for name in ("d_model", "heads", "d_ff", "vocab", "seq_len"):
             _positive(name, getattr(self, name))
-        for name in ("kv_heads", "source_vocab"):
+        for name in ("kv_heads", "source_vocab", "d_k", "buckets", "max_distance"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
         _subset("biases", self.biases, BIASES)
-        if self.d_model % self.heads:
+        if self.d_k is None and self.d_model % self.heads:
             raise InputError(f"d_model = {self.d_model} does not divide into {self.heads} heads. Change one of them.")
         if self.heads % self.key_heads:
             raise InputError(f"{self.heads} heads do not share {self.key_heads} key heads evenly. Change one of them.")
@@ -235,6 +243,11 @@ class ModelConfig:
             raise InputError(f"rotary positions turn pairs of coordinates; a head width of {self.head_width} is odd.")
         if self.rotary_base is not None and not 0 < self.rotary_base < math.inf:
             raise InputError(f"rotary_base is above 0 and finite; got {self.rotary_base}.")
+        for name in ("attn_scale", "logit_scale"):
+            number = getattr(self, name)
+            if number is not None and not 0 < number < math.inf:
+                raise InputError(f"{name} is above 0 and finite; got {number}.")
+        self._check_relative()
         if self.transform is not None and self.classes:
             raise InputError("a transform belongs to the token output; a classifier has none.")
         if not 0 <= self.eps < math.inf:
@@ -261,11 +274,31 @@ class ModelConfig:
             for i, block in enumerate(blocks):
                 self._check_block(f"{stack}[{i}]", block, stack == "blocks")
 
+    def _check_relative(self) -> None:
+        if self.positions != "relative":
+            for name in ("buckets", "max_distance"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"{name} belongs to relative positions; these are {self.positions}.")
+            return
+        buckets, most = self.relative
+        if self.kind == "decoder" and buckets < 2:
+            raise InputError(f"relative positions of a decoder have at least 2 buckets; got {buckets}.")
+        if self.kind != "decoder" and (buckets < 4 or buckets % 2):
+            raise InputError(f"an encoder has as many buckets for each side, 2 or more; got buckets = {buckets}.")
+        single = buckets // (4 if self.kind == "encoder" else 2)
+        if most <= single:
+            raise InputError(f"the first {single} distances have a bucket each, so max_distance is above; got {most}.")
+
     def _check_block(self, where: str, block: BlockSpec, main: bool) -> None:
         if (block.cross is not None) != (main and self.kind == "encoder-decoder"):
             raise InputError(f"{where}: cross-attention belongs to the decoder of an encoder-decoder, and only there.")
         if block.mixing.scores == "merged" and (self.positions == "rotary" or {"q", "k"} & set(self.biases)):
             raise InputError(f"{where}: a merged W_QK has neither rotary positions nor query and key biases.")
+        if self.positions == "relative" and (block.mixing.kind == "linear" or block.mixing.bias is not None):
+            has = "no softmax" if block.mixing.kind == "linear" else "an SPA bias"
+            raise InputError(f"{where}: relative positions are added inside a softmax, alone; this block has {has}.")
+        if None in (block.value, block.proj) and self.heads * self.head_width != self.d_model:
+            raise InputError(f"{where}: without W_V or W_O the heads are the columns of X, so d_k is d_model / heads.")
         if block.value is None and self.key_heads != self.heads:
             raise InputError(
                 f"{where}: without W_V each head reads its own columns of X, so kv_heads must equal heads."
@@ -285,8 +318,13 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """d_k = d_model / heads, also the value width."""
-        return self.d_model // self.heads
+        """d_k, also the value width: d_model / heads unless given."""
+        return self.d_model // self.heads if self.d_k is None else self.d_k
+
+    @property
+    def relative(self) -> tuple[int, int]:
+        """Buckets and largest distance of relative positions."""
+        return self.buckets or 32, self.max_distance or 128
 
     @property
     def key_heads(self) -> int:

@@ -28,7 +28,7 @@ from .frame import Frame, LayerCache, Memory
 class Attention(nn.Module):
     """Attention of one block: self-attention of any `Mixing`, or cross-attention when a memory is given.
 
-    Parameters, d = d_model, H heads, G key heads, k = d / H:
+    Parameters, d = d_model, H heads, G key heads, k = d_k:
     W_Q (d, H k), W_K (d, G k) or W_QK (H, d, d); W_V (d, G k); W_O (H k, d); biases b_Q, b_K, b_V, b_O; alpha, beta,
     gamma (H,). W_V or W_O absent means the identity. Where `Projection.split`, W_V holds dW and the matrix in use is
     V_skip W_init + V_branch dW.
@@ -47,7 +47,7 @@ class Attention(nn.Module):
         super().__init__()
         d, H, G, k = config.d_model, config.heads, config.key_heads, config.head_width
         self.mixing, self.value, self.proj, self.strengths = mixing, value, proj, strengths
-        self.heads, self.key_heads, self.width, self.scale = H, G, k, k**-0.5
+        self.heads, self.key_heads, self.width, self.scale = H, G, k, config.attn_scale or k**-0.5
         self.attend = attend
         self.joined: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.plain = not (mixing.learn or mixing.alpha or mixing.gamma) and mixing.beta == 1
@@ -60,14 +60,14 @@ class Attention(nn.Module):
         else:
             weight("W_Q", d, H * k)
             weight("W_K", d, G * k)
-        for letter, spec, width in (("V", value, G * k), ("O", proj, d)):
+        for letter, spec, rows, width in (("V", value, d, G * k), ("O", proj, H * k, d)):
             if spec is None:
                 continue
-            weight(f"W_{letter}", d, width)
+            weight(f"W_{letter}", rows, width)
             for scalar in spec.learn:
                 weight(f"{letter}_{scalar}")
             if spec.split and spec.init != "identity":
-                self.register_buffer(f"W_{letter}_init", torch.empty(d, width, **options))
+                self.register_buffer(f"W_{letter}_init", torch.empty(rows, width, **options))
         present = {"q": H * k, "k": G * k, "v": G * k if value else 0, "o": d if proj else 0}
         for letter, width in present.items():  # biases of queries and keys of a merged W_QK: the config refuses them
             if letter in config.biases and width:
@@ -174,7 +174,9 @@ class Attention(nn.Module):
 
     def _one_kernel(self, q: Tensor, frame: Frame) -> bool:
         """Whether attention and mixing are one kernel: shaped, on a GPU, no padding, no SPA, no kernel of one's own."""
-        usual = self.attend is attend and self.mixing.bias is None and self.mixing.kind == "softmax"
+        usual = (
+            self.attend is attend and self.mixing.bias is None and frame.bias is None and self.mixing.kind == "softmax"
+        )
         return usual and not self.plain and q.is_cuda and frame.visible is None and frame.start == 0
 
     def _shaped(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -220,8 +222,8 @@ class Attention(nn.Module):
         return Y if W is None else linear(Y, W, self._bias("O"))
 
     def _spa(self, frame: Frame, keys: int) -> tuple[Tensor | None, Tensor | None]:
-        """B, broadcasting to (batch, heads, n, keys), and D (…, n, 1), at the frame's positions; or two None."""
-        return (None, None) if self.mixing.bias is None else self._spa_tables(frame, keys)
+        """B, broadcasting to (batch, heads, n, keys), and D (…, n, 1), at the frame's positions; None where absent."""
+        return (frame.bias, None) if self.mixing.bias is None else self._spa_tables(frame, keys)
 
     @torch.compiler.disable
     def _spa_tables(self, frame: Frame, keys: int) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,9 @@ from .attend import linear, spa_strengths
 from .attention import Attention
 from .frame import Frame, LayerCache, Memory
 
+GATE = {"geglu": "gelu", "geglu-tanh": "gelu-tanh", "swiglu": "silu"}
+"""What a gated MLP does to its gate."""
+
 
 def make_norm(kind: str, d: int, eps: float, **options: Any) -> nn.Module | None:
     """LayerNorm (gain and bias) or RMSNorm (gain), eps inside the root; None for "none".
@@ -56,8 +59,10 @@ def activate(X: Tensor, name: str, slope: float = 0.0) -> Tensor:
         return F.gelu(X, approximate="tanh")
     if name == "leaky":
         return math.sqrt(2 / (1 + slope**2)) * F.leaky_relu(X, slope)
+    if name == "silu":
+        return F.silu(X)
     gate, value = X.chunk(2, dim=-1)
-    return (F.gelu(gate) if name == "geglu" else F.silu(gate)) * value
+    return activate(gate, GATE[name]) * value
 
 
 class Block(nn.Module):

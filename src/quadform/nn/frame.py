@@ -19,6 +19,7 @@ class Frame:
     causal     token i sees tokens j <= i
     positions  (n,) or (batch, n): number of real tokens before each one
     rotary     (cos, sin) of shape (n, d_k / 2) or (batch, 1, n, d_k / 2), or None
+    bias       relative positions, added to the scores: (1 or batch, heads, n, keys), or None
     static     a decoding step of fixed shape: the positions are known on the device only
     """
 
@@ -29,6 +30,7 @@ class Frame:
     positions: Tensor
     start: int = 0
     rotary: tuple[Tensor, Tensor] | None = None
+    bias: Tensor | None = None
     static: bool = False
 
     def __repr__(self) -> str:

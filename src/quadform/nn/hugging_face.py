@@ -2,23 +2,26 @@
 
     GPT2LMHeadModel    Pre-LN decoder, learned positions, tanh-GELU, biases everywhere, tied output
     LlamaForCausalLM   Pre-RMSNorm decoder, rotary positions, SwiGLU, grouped keys
+    T5ForConditionalGeneration
+                       Pre-RMSNorm encoder-decoder, relative positions, unscaled scores, ReLU or a gate, no biases
     BertForMaskedLM    Post-LN encoder, normalised embedding, output transform; every token is of type 0
 
 A setting of theirs that would change the numbers and has no counterpart here is refused by its name, and so is a weight
-that found no place. Attention dropout has none and is left out; `dropout` is that of the branches.
+that found no place. Dropout of attention, and inside the MLPs and after the last norm of T5, has none and is left out;
+`dropout` is that of the branches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quadform.core.errors import InputError
-from quadform.core.spec import BlockSpec, ModelConfig
+from quadform.core.spec import BlockSpec, Gain, ModelConfig
 
 from .transformer import Transformer
 
@@ -37,7 +40,7 @@ class Family:
     """One kind of model: the settings that are read, its description here, and its weights by our names."""
 
     read: frozenset[str]
-    describe: Callable[[Any], dict[str, Any]]
+    describe: Callable[[Any, Mapping[str, Tensor]], dict[str, Any]]
     weights: Callable[[dict[str, Tensor], ModelConfig], dict[str, Tensor]]
 
 
@@ -54,11 +57,12 @@ def from_hf(model: nn.Module, **settings: Any) -> Transformer:
     theirs, family = model.config, FAMILIES[name]
     _refuse_unknown(theirs, family, name)
     tokens = {key: getattr(theirs, f"{key}_token_id", None) for key in ("pad", "bos", "eos")}
-    special = {k: v for k, v in tokens.items() if isinstance(v, int) and 0 <= v < theirs.vocab_size}
-    config = ModelConfig(
-        vocab=theirs.vocab_size, embed_scale=1.0, **(family.describe(theirs) | special | dict(settings))
-    )
     state = dict(model.state_dict())
+    described = tokens | family.describe(theirs, state)
+    for key in tokens:
+        if not isinstance(described[key], int) or not 0 <= described[key] < theirs.vocab_size:
+            described[key] = None
+    config = ModelConfig(vocab=theirs.vocab_size, embed_scale=1.0, **(described | dict(settings)))
     like = next(model.parameters())
     ours = Transformer(config, dtype=like.dtype, device=like.device)
     found = family.weights(state, config)
@@ -82,7 +86,7 @@ def _activation(name: str, known: Mapping[str, str] = ACTIVATIONS) -> Any:
 
 
 # --------------------------------------------------------------------------------------------------------------- GPT-2
-def _gpt2(c: Any) -> dict[str, Any]:
+def _gpt2(c: Any, _: Mapping[str, Tensor]) -> dict[str, Any]:
     return {
         "blocks": (BlockSpec(activation=_activation(c.activation_function)),) * c.n_layer,
         "d_model": c.n_embd,
@@ -112,7 +116,7 @@ def _gpt2_weights(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Te
 
 
 # --------------------------------------------------------------------------------------------------------------- Llama
-def _llama(c: Any) -> dict[str, Any]:
+def _llama(c: Any, _: Mapping[str, Tensor]) -> dict[str, Any]:
     rope = dict(c.rope_parameters)
     if rope.pop("rope_type", "default") != "default" or set(rope) != {"rope_theta"}:
         raise InputError(f"LlamaForCausalLM has rope_parameters = {c.rope_parameters}; only plain rotations are known.")
@@ -152,7 +156,7 @@ def _llama_weights(state: dict[str, Tensor], config: ModelConfig) -> dict[str, T
 
 
 # ---------------------------------------------------------------------------------------------------------------- BERT
-def _bert(c: Any) -> dict[str, Any]:
+def _bert(c: Any, _: Mapping[str, Tensor]) -> dict[str, Any]:
     act = _activation(c.hidden_act)
     return {
         "kind": "encoder",
@@ -196,6 +200,63 @@ def _bert_weights(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Te
     return found
 
 
+# ------------------------------------------------------------------------------------------------------------------ T5
+def _t5(c: Any, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    gates = {"gelu_new": "geglu-tanh", "gelu_pytorch_tanh": "geglu-tanh", "silu": "swiglu"}
+    act = _activation(c.dense_act_fn, gates if c.is_gated_act else ACTIVATIONS)
+    block = BlockSpec(norm="rms", activation=act)
+    own, source = state["decoder.embed_tokens.weight"], state["encoder.embed_tokens.weight"]
+    start = getattr(c, "decoder_start_token_id", None)
+    return {
+        "kind": "encoder-decoder",
+        "blocks": (replace(block, cross=Gain()),) * c.num_decoder_layers,
+        "encoder_blocks": (block,) * c.num_layers,
+        "d_model": c.d_model,
+        "heads": c.num_heads,
+        "d_k": c.d_kv,
+        "d_ff": c.d_ff,
+        "source_vocab": None if torch.equal(own, source) else c.vocab_size,
+        "positions": "relative",
+        "buckets": c.relative_attention_num_buckets,
+        "max_distance": c.relative_attention_max_distance,
+        "attn_scale": 1.0,
+        "tied": torch.equal(own, state["lm_head.weight"]),
+        "logit_scale": c.d_model**-0.5 if c.scale_decoder_outputs else None,
+        "final_norm": "rms",
+        "eps": c.layer_norm_epsilon,
+        "bos": c.pad_token_id if start is None else start,
+    }
+
+
+def _t5_weights(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    state.pop("shared.weight", None)  # the same as theirs, or not used
+    source = state.pop("encoder.embed_tokens.weight")
+    found = {"embed.W_E": state.pop("decoder.embed_tokens.weight")} | _output(state, "lm_head.weight", config)
+    found |= {} if config.source_vocab is None else {"source_embed.W_E": source}
+    attention = {"SelfAttention": "attn", "EncDecAttention": "cross"}
+    for side, table, norm, stack, depth in (
+        ("encoder", "encoder_relative", "encoder_norm", "encoder_layers", len(config.encoder_blocks)),
+        ("decoder", "relative", "final_norm", "layers", config.depth),
+    ):
+        first = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        found |= {f"{table}.W_R": state.pop(first)} | _norm(state, f"{side}.final_layer_norm", norm)
+        parts = ("SelfAttention", "DenseReluDense") if side == "encoder" else (*attention, "DenseReluDense")
+        for i in range(depth):
+            for j, part in enumerate(parts):
+                at, to = f"{side}.block.{i}.layer.{j}.", f"{stack}.{i}."
+                branch = attention.get(part, "mlp")
+                found |= _norm(state, f"{at}layer_norm", f"{to}norm_{branch}")
+                if part in attention:
+                    for letter in "QKVO":
+                        found |= _linear(state, f"{at}{part}.{letter.lower()}", f"{to}{branch}", letter)
+                    continue
+                inner = [n for n in ("wi", "wi_0", "wi_1") if f"{at}{part}.{n}.weight" in state]
+                read = [state.pop(f"{at}{part}.{n}.weight").mT for n in inner]
+                found[f"{to}mlp.W_1"] = torch.cat(read, -1)
+                found |= _linear(state, f"{at}{part}.wo", f"{to}mlp", "2")
+    return found
+
+
 # --------------------------------------------------------------------------------------------------------------- parts
 def _linear(state: dict[str, Tensor], at: str, to: str, letter: str) -> dict[str, Tensor]:
     """`nn.Linear` as W (in, out) and b."""
@@ -223,9 +284,13 @@ _LLAMA_READ = "hidden_size num_hidden_layers num_attention_heads num_key_value_h
 _LLAMA_READ += " max_position_embeddings attention_bias mlp_bias hidden_act rms_norm_eps head_dim attention_dropout"
 _BERT_READ = "hidden_size num_hidden_layers num_attention_heads intermediate_size max_position_embeddings hidden_act"
 _BERT_READ += " layer_norm_eps type_vocab_size attention_probs_dropout_prob hidden_dropout_prob classifier_dropout"
+_T5_READ = "d_model d_kv d_ff num_layers num_decoder_layers num_heads relative_attention_num_buckets dropout_rate"
+_T5_READ += " relative_attention_max_distance layer_norm_epsilon initializer_factor feed_forward_proj dense_act_fn"
+_T5_READ += " is_gated_act scale_decoder_outputs decoder_start_token_id classifier_dropout"
 FAMILIES = {
     "GPT2LMHeadModel": Family(frozenset(_GPT2_READ.split()), _gpt2, _gpt2_weights),
     "LlamaForCausalLM": Family(frozenset(_LLAMA_READ.split()), _llama, _llama_weights),
     "BertForMaskedLM": Family(frozenset(_BERT_READ.split()), _bert, _bert_weights),
+    "T5ForConditionalGeneration": Family(frozenset(_T5_READ.split()), _t5, _t5_weights),
 }
 """The Hugging Face classes whose weights are known, by name."""

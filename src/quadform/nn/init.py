@@ -19,9 +19,10 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """Set every parameter and fixed matrix of a `Transformer` from its description and a seed.
 
     Matrices follow `config.init` unless their block names another start; W_Q = 0 where the design says so (its bias
-    too); all biases 0, norm gains 1, scalars at their written values. Embeddings have standard deviation `init_std`
-    for init "normal" and d^{-1/2} otherwise; learned positions match the embedding after `embed_scale`,
-    and scaled sinusoids start at embed_scale d^{-1/2} (the d^{-1/2} of the crammed BERT's code, where it is 1).
+    too); all biases 0, norm gains 1, scalars at their written values, relative positions 0. Embeddings
+    have standard deviation `init_std` for init "normal" and d^{-1/2} otherwise; learned positions match the embedding
+    after `embed_scale`, and scaled sinusoids start at embed_scale d^{-1/2} (the d^{-1/2} of the crammed BERT's code,
+    where it is 1).
     """
     d = config.d_model
     std = config.init_std if config.init == "normal" else d**-0.5
@@ -34,7 +35,7 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
             _set(parameter, std * config.embed_scale * _normal(parameter.shape, generator))
         elif tail in ("W_U", "W_C", "W_T"):
             _set(parameter, _matrix(config, parameter.shape, generator))
-        elif tail.startswith("b_") or tail == "bias":
+        elif tail.startswith("b_") or tail in ("bias", "W_R"):
             parameter.zero_()
         elif tail == "pos_scale":
             parameter.fill_(config.embed_scale * d**-0.5)
@@ -62,8 +63,8 @@ def _block(block: Block, name: str, config: ModelConfig, seed: int) -> None:
 def _attention(layer: Attention, name: str, config: ModelConfig, seed: int, query_init: str, gain: float) -> None:
     for scalar in layer.mixing.learn:
         getattr(layer, scalar).fill_(getattr(layer.mixing, scalar))
-    d, narrow = config.d_model, config.key_heads * config.head_width
-    W_Q = _start(query_init, config, (d, d), stream(seed, f"{name}.W_Q"))
+    d, wide, narrow = config.d_model, config.heads * config.head_width, config.key_heads * config.head_width
+    W_Q = _start(query_init, config, (d, wide), stream(seed, f"{name}.W_Q"))
     W_K = _start("default", config, (d, narrow), stream(seed, f"{name}.W_K"))
     if layer.mixing.scores == "merged":  # the product per head: at the start both forms are the same function
         groups = config.heads // config.key_heads

@@ -24,6 +24,7 @@ from .attention import Attention
 from .block import Block, activate, make_norm
 from .frame import Frame, LayerCache, Memory
 from .init import initialise
+from .relative import RelativePositions
 
 _FORMAT, _SCHEMA = "quadform-model", 1
 IGNORE = -100
@@ -137,6 +138,10 @@ class Transformer(nn.Module):
         self.layers = stack(config.blocks)
         both = config.kind == "encoder-decoder"
         self.encoder_norm = make_norm(config.final_norm, d, config.eps, **options) if both else None
+        self.relative = self.encoder_relative = None
+        if config.positions == "relative":
+            self.relative = RelativePositions(config, **options)
+            self.encoder_relative = RelativePositions(config, **options) if both else None
         self.final_norm = make_norm(config.final_norm, d, config.eps, **options)
         self.transform = Transform(config.transform, d, config.eps, **options) if config.transform else None
         if config.classes:
@@ -179,12 +184,15 @@ class Transformer(nn.Module):
         return self.placed(Frame.of(tokens.shape[1], mask, causal, tokens.device, start))
 
     def placed(self, frame: Frame) -> Frame:
-        """The frame with the rotations of its positions, where the model has rotary ones."""
+        """The frame with the rotations of its positions, or the biases of its distances, where the model has them."""
         if self.config.positions == "rotary":
             base, kind = self.config.rotary_base or 10_000.0, self.embed.W_E.dtype
             turns = angles(frame.positions, self.config.head_width, base)
             turns = turns if turns.ndim == 2 else turns[:, None]
             frame.rotary = turns.cos().to(kind), turns.sin().to(kind)
+        source = self.config.kind == "encoder-decoder" and not frame.causal
+        table = self.encoder_relative if source else self.relative
+        frame.bias = None if table is None else table(frame)
         return frame
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Memory:
@@ -229,8 +237,12 @@ class Transformer(nn.Module):
         return X if self.final_norm is None else self.final_norm(X)
 
     def logits(self, X: Tensor) -> Tensor:
-        """Scores over the vocabulary of hidden states X (..., d): X W_E^T when tied, else X W_U; `transform` first."""
+        """Scores over the vocabulary of hidden states X (..., d): X W_E^T when tied, else X W_U; `transform` first.
+
+        Times `logit_scale`.
+        """
         X = X if self.transform is None else self.transform(X)
+        X = X if self.config.logit_scale is None else self.config.logit_scale * X
         W = self.embed.W_E.mT if self.config.tied else self.W_U
         return linear(X, W, getattr(self, "b_U", None))
 

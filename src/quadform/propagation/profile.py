@@ -2,7 +2,7 @@
 
 `predict(config)` walks the blocks of a `ModelConfig` with the mean-field maps of `kernels`; cost O(depth T^3), no width
 anywhere. It follows the formulas of `BlockSpec` branch by branch. Left out: rotary positions, grouped keys, biases
-(zero at initialisation), dropout, and encoder-decoders (an error).
+and relative positions (zero at initialisation), dropout, and encoder-decoders (an error).
 """
 
 from __future__ import annotations
@@ -113,10 +113,13 @@ def _mlp(config: ModelConfig, block: BlockSpec, N: Tensor) -> Tensor:
 
 def _attention(config: ModelConfig, block: BlockSpec, layer: int, N: Tensor) -> tuple[Tensor, Tensor | None]:
     mixing, d = block.mixing, config.d_model
-    narrow = config.key_heads * config.head_width
+    k = config.head_width
+    wide, narrow = config.heads * k, config.key_heads * k
     causal = config.kind == "decoder"
-    tau2 = _start_gain(config, block.query_init, d, d) * matrix_gain(config, d, narrow)
-    value = _projection_gain(config, block, block.value, narrow) * _projection_gain(config, block, block.proj, d)
+    tau2 = _start_gain(config, block.query_init, d, wide) * matrix_gain(config, d, narrow)
+    tau2 *= 1 if config.attn_scale is None else config.attn_scale**2 * k
+    value = _projection_gain(config, block, block.value, d, narrow)
+    value *= _projection_gain(config, block, block.proj, wide, d)
     matrices = [p for p in (block.value, block.proj) if p is not None]
     features_kept = all(p.init == "identity" for p in matrices)
     kept = value**0.5 * math.prod(math.copysign(1.0, p.skip) for p in matrices if p.split)
@@ -157,10 +160,12 @@ def _start_gain(config: ModelConfig, init: str, fan_in: int, fan_out: int) -> fl
     return matrix_gain(config, fan_in, fan_out) if init == "default" else 1.0
 
 
-def _projection_gain(config: ModelConfig, block: BlockSpec, projection: Projection | None, fan_out: int) -> float:
+def _projection_gain(
+    config: ModelConfig, block: BlockSpec, projection: Projection | None, fan_in: int, fan_out: int
+) -> float:
     if projection is None:
         return 1.0
     skip = projection.skip if projection.split else 1.0
     if projection.split and projection.init == "identity":  # not stored, so not scaled
         return skip**2
-    return (skip * block.init_gain) ** 2 * _start_gain(config, projection.init, config.d_model, fan_out)
+    return (skip * block.init_gain) ** 2 * _start_gain(config, projection.init, fan_in, fan_out)

@@ -353,8 +353,8 @@ class Measure:
                 "participation": kernel_participation(found["kernels"], _width(curve)),
                 "growth": found["rms"] / found["rms"][0],
             }
-            if config.positions == "rotary":
-                curve.notes.append("the prediction leaves out rotary positions")
+            if config.positions in ("rotary", "relative"):
+                curve.notes.append(f"the prediction leaves out {config.positions} positions")
             return
         curve.notes.append(f"no prediction: {why}")
 
