@@ -23,8 +23,9 @@ from quadform.applications.signal import signal
 from quadform.core.designs import DESIGNS, design
 from quadform.core.record import Provenance, strict_json, write_atomically
 from quadform.core.rng import stream
+from quadform.experiments import rank_collapse_table as table
 from quadform.nn import Transformer
-from quadform.propagation import collapse, shaping, table
+from quadform.propagation import collapse, shaping
 from quadform.propagation.profile import predict
 
 
@@ -68,7 +69,7 @@ def print_profile(depth: int, dim: int, tokens: int, name: str, path: Path | Non
     for layers in (depth // 4, depth // 2, depth):
         model = Transformer(name, depth=layers, dim=dim, heads=dim // 64, vocab=1024, seed=0, seq_len=tokens)
         wall, processor = time.perf_counter(), time.process_time()
-        found = signal(model, {"tokens": ids}, label=name)
+        found = signal(model, {"tokens": ids}, progress=False)
         wall, processor = time.perf_counter() - wall, time.process_time() - processor
         rows.append({"layers": layers, "wall_s": wall, "processor_s": processor,
                      "parameters": sum(p.numel() for p in model.parameters()),
@@ -93,7 +94,8 @@ def print_meanfield(networks: int, dim: int, tokens: int, depth: int, path: Path
     print("| design | measured | predicted | largest difference | |\n| --- | --- | --- | --- | --- |")
     rows, failed = [], 0
     for name in DESIGNS:
-        found = signal(name, depths=[depth], dim=dim, heads=8, d_ff=2 * dim, networks=networks, tokens=tokens, batch=4)
+        sizes = {"depths": [depth], "dim": dim, "heads": 8, "settings": {"d_ff": 2 * dim}}
+        found = signal(name, **sizes, networks=networks, tokens=tokens, batch=4, progress=False)
         measured = torch.tensor([e.value for e in found.layers("cosine")], dtype=torch.float64)
         line = found.predicted("cosine")
         gap = (line - measured).abs()

@@ -11,7 +11,7 @@ import torch
 
 import quadform as qf
 from quadform.applications.asking import Door
-from quadform.applications.opening import Opening
+from quadform.applications.opening import Probe
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.question import Fields, options
@@ -26,7 +26,13 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "spectrum": (qf.spectrum, {**PROBE, "top": 1, "density": True, "probes": 2, "steps": 3, "route": "eager"}),
     "lr": (qf.lr, {**PROBE, "batches": 2, "verify": 2}),
     "why": (qf.why, {**PROBE, "remove": ("norm",), "steps": (0, 2), "lr": 1e-2, "seed": 1}),
+    "signal": (
+        qf.signal,
+        {**PROBE, "depths": [1, 2], "dim": 8, "heads": 2, "tokens": 4, "networks": 2, "jacobian": True, "batches": 2},
+    ),
 }
+#: What a verb is asked of, where it is not MODEL alone.
+NAMED: dict[str, list[str]] = {"signal": ["pre-ln", MODEL]}
 #: Entries of a record that differ between two runs of one question.
 TIMES = ("cost", "timing", "speed", "seconds")
 
@@ -47,19 +53,25 @@ def recording(asked: Any) -> tuple[Any, set[str]]:
     return same, seen
 
 
-def parts(door: Door[Any], fields: dict[str, Any]) -> tuple[Any, Opening | None]:
+def parts(verb: str) -> tuple[Any, Probe | None]:
     """The question and the opening of a call."""
+    door, fields = ASKED[verb]
 
     def of(part: type[Fields], **more: Any) -> Any:
         return part(**{n: v for n, v in fields.items() if n in options(part)}, **more)
 
-    return of(door.question), None if door.opening is None else of(door.opening, model=MODEL)
+    return of(door.question), None if door.opening is None else of(door.opening, **door.opening.naming(named(verb)))
+
+
+def named(verb: str) -> Any:
+    """What a verb is asked of, as Python names it."""
+    return NAMED.get(verb, MODEL)
 
 
 @pytest.mark.parametrize("verb", ASKED)
 def test_every_field_is_read(verb: str) -> None:
     """No field is accepted and ignored, neither of the question nor of what opens its model."""
-    question, opening = parts(*ASKED[verb])
+    question, opening = parts(verb)
     asked, seen = recording(question)
     subject = None
     if opening is not None:
@@ -78,8 +90,8 @@ def test_every_field_is_read(verb: str) -> None:
 def test_python_and_command_line_give_the_same_record(verb: str, tmp_path: Path) -> None:
     """The same question by both ways: equal numbers, tensors and inputs, bit for bit."""
     door, fields = ASKED[verb]
-    model = [] if door.opening is None else [MODEL]
-    here = door(*model, **fields, progress=False).record
+    model = [] if door.opening is None else NAMED.get(verb, [MODEL])
+    here = door(*([] if door.opening is None else [named(verb)]), **fields, progress=False).record
     words = [w for n, v in fields.items() for w in flag(n, v)]
     assert main([verb, *model, *words, "--out", str(tmp_path), "--quiet"]) in (0, 3)
     there = Record.load(tmp_path)

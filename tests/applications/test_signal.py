@@ -3,17 +3,24 @@
 import dataclasses
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from quadform.applications.configs.signal import SignalConfig
-from quadform.applications.signal import run, signal
+import quadform as qf
+from quadform.applications.signal import Signal, SignalOpening
 from quadform.applications.signal.calls import OF_DIRECTION, OF_LOSS, Calls
+from quadform.applications.signal.curve import Curve, record_of
 from quadform.applications.signal.jacobian import LEVELS, isometry, jacobian
-from quadform.applications.signal.result import Signal
+from quadform.applications.signal.question import SignalQuestion
+from quadform.applications.signal.subjects import Drawing
+from quadform.applications.signal.units import Design, Model
+from quadform.applications.subject import Subject
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Provenance
+from quadform.core.work import Work
 from quadform.nn import Transformer
 from quadform.propagation.designer import Health, design
 from quadform.testing import check_design, check_operator
@@ -21,7 +28,19 @@ from quadform.train.watch import token_cosines
 
 torch.set_num_threads(1)
 f64 = torch.float64
+signal = partial(qf.signal, progress=False)
 SMALL = {"depth": 2, "dim": 16, "heads": 2, "vocab": 20}
+
+
+def curves(unit) -> list[Curve]:
+    """The curves of a design or a model by itself."""
+    with Work(progress=False) as work:
+        unit.measure(work)
+        return unit.curves(work)
+
+
+def answer(found) -> Signal:
+    return Signal(record_of(found, {"subjects": [], "partial": False}, Provenance.collect()))
 
 
 def tokens(rows=3, n=7, seed=0, vocab=20, low=0):
@@ -72,14 +91,14 @@ def test_a_wrong_prediction_is_told():
         for n, p in model.named_parameters():
             if n.endswith(("W_O", "W_2")):
                 p *= 0.1
-    from quadform.applications.signal.measure import Measure
-
-    (curve,) = Measure().model(model, [{"tokens": tokens(8, 32, vocab=64)}], "scaled", fresh=True)
-    assert Signal.of([curve], {}).record.scalars["scaled/difference"].converged  # one network: not judged
+    subject = dataclasses.replace(Subject.of(model, [{"tokens": tokens(8, 32, vocab=64)}]), name="new:scaled")
+    (curve,) = curves(Model(SignalQuestion(), subject))
+    assert answer([curve]).ok  # one network: not judged
     curve.unit = "networks"
-    found = Signal.of([curve], {})
-    assert not found.record.scalars["scaled/difference"].converged
-    assert "DISAGREES" in found.table()
+    found = answer([curve])
+    assert not found.record.scalars["new:scaled/difference"].converged
+    assert not found.ok
+    assert "DISAGREES" in str(found)
 
 
 # ------------------------------------------------------------------------------------------------ designed models
@@ -89,12 +108,11 @@ def test_designed_models_are_healthy_when_built(name, health):
     of the limit or below it (mean of four networks), size within the stated factor; and it keeps every contract.
     """
     settings = {"dim": 256, "heads": 4, "vocab": 64, "d_ff": 512}
-    start = signal(name, depths=[1], networks=4, tokens=24, batch=4, **settings).record.tensors["0/kernel/0"]
+    sizes = {"dim": 256, "heads": 4, "settings": {"vocab": 64, "d_ff": 512}}
+    start = signal(name, depths=[1], networks=4, tokens=24, batch=4, **sizes).record.tensors["0/kernel/0"]
     made = design(6, name, health=health, Sigma_0=start, **settings)
     assert made.config.blocks != design(6, name, health=Health(cosine=0.999), Sigma_0=start, **settings).config.blocks
-    from quadform.applications.signal.measure import Measure
-
-    curve = Measure().design(made.config, 4, 4, 24)
+    (curve,) = curves(Design(SignalQuestion(), Drawing(made.config, networks=4, batch=4, tokens=24)))
     measured, grown = curve.measured["cosine"][-1].value, curve.measured["growth"][-1].value
     assert measured <= health.cosine + max(0.02, 0.05 * health.cosine)
     assert measured >= health.cosine - 0.15  # no more was changed than was needed
@@ -236,7 +254,7 @@ def test_the_record_comes_back(drawn, tmp_path):
     assert again.table() == drawn.table()
     assert drawn.labels == [f"{n}, {d} blocks" for n in ("pre-ln", "no-skip") for d in (2, 9)]
     body = json.loads(drawn.json())
-    assert len(body["tensors"]["1/cosine"]) == 10
+    assert body["tensors"]["1/cosine"]["shape"] == [10]
     assert again.layers("cosine", "no-skip, 9 blocks")[-1].value > 0.99
     with pytest.raises(UnknownName, match=r"participation.*rms"):
         drawn.layers("rank")
@@ -268,54 +286,87 @@ def test_figures_and_report(drawn, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ work that is stopped
-def test_killed_and_resumed(tmp_path, monkeypatch):
+DRAWN = {"depths": [2], "dim": 16, "heads": 2, "networks": 3, "tokens": 6, "batch": 2}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[n].nan_to_num(), b[n].nan_to_num()) for n in a)
+
+
+@pytest.mark.parametrize("kept", [0, 2, 4])
+def test_killed_and_resumed(tmp_path, monkeypatch, kept):
     """Stopped in the middle and resumed, the result equals that of an uninterrupted run; done pieces are not redone."""
-    from quadform.applications.signal import measure as module
+    from quadform.applications.signal import units as module
 
-    config = SignalConfig(subjects=("pre-ln",), depths="2", dim=16, heads=2, networks=3, tokens=6, batch=2)
-    whole = run(config)
-    real, made = module.Measure._piece, []
+    whole = signal("pre-ln", **DRAWN, jacobian=True)
+    reals, made, limit = {n: getattr(module, n) for n in ("profiled", "isometry")}, [], [kept]
 
-    def piece(self, *rest):
-        if len(made) == 2:
-            raise KeyboardInterrupt
-        made.append(1)
-        return real(self, *rest)
+    def counted(name):
+        def piece(*rest, **options):
+            if len(made) == limit[0]:
+                raise KeyboardInterrupt
+            made.append(name)
+            return reals[name](*rest, **options)
 
-    monkeypatch.setattr(module.Measure, "_piece", piece)
+        return piece
+
+    for name in reals:
+        monkeypatch.setattr(module, name, counted(name))
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path)
+        signal("pre-ln", **DRAWN, jacobian=True, out=tmp_path)
     made.clear()
-    again = run(dataclasses.replace(config, resume=True), tmp_path)
-    assert len(made) == 1
-    for name, t in whole.record.tensors.items():
-        assert torch.equal(t.nan_to_num(), again.record.tensors[name].nan_to_num()), name
-    assert not (tmp_path / "unfinished").exists()
+    limit[0] = 99
+    again = signal("pre-ln", **DRAWN, jacobian=True, out=tmp_path, resume=True)
+    assert len(made) == 3 + 3 - kept  # networks, and Jacobians of two blocks and of the stack
+    assert same(whole.record.tensors, again.record.tensors)
+    assert whole.record.scalars == again.record.scalars
+    assert not (tmp_path / "work").exists()
 
 
-def test_other_weights_are_refused(tmp_path):
-    """A run started with other weights under the same name is not gone on with."""
-    from quadform.applications.signal.measure import Measure
-    from quadform.applications.signal.parts import Parts
+def test_a_model_is_resumed(tmp_path):
+    """Of a model the batches that are done are kept; the time limit lets one more through each time."""
+    model, data = Transformer("pre-ln", seed=0, **SMALL), [{"tokens": tokens(seed=i)} for i in range(3)]
+    found = [signal(model, data, out=tmp_path, resume=i > 0, max_time=1e-9) for i in range(3)]
+    assert [f.partial for f in found] == [True, True, False]
+    assert [f.record.inputs["curves"][0]["over"] for f in found] == [f"{3 * (i + 1)} sequences" for i in range(3)]
+    assert same(found[-1].record.tensors, signal(model, data).record.tensors)
 
+
+def test_one_network_is_complete(tmp_path):
+    """One network has no spread, so its numbers are not converged; nothing is left to resume all the same."""
+    found = signal("pre-ln", **DRAWN | {"networks": 1}, out=tmp_path)
+    assert found.complete
+    assert found.ok
+    assert not (tmp_path / "work").exists()
+
+
+def test_other_questions_are_refused(tmp_path):
+    """A run started with other weights, other data or another design under the same name is not resumed."""
     batch = {"tokens": tokens()}
-    for seed, resume in ((0, False), (1, True)):
-        measure = Measure(parts=Parts(tmp_path, resume))
-        model = Transformer("pre-ln", seed=seed, **SMALL)
-        if resume:
-            with pytest.raises(InputError, match="started with other weights"):
-                measure.model(model, [batch], "run")
-        else:
-            measure.model(model, [batch], "run")
-    with pytest.raises(InputError, match="--out"):
-        run(SignalConfig(subjects=("pre-ln",), resume=True))
+    signal(Transformer("pre-ln", seed=0, **SMALL), batch, out=tmp_path)
+    with pytest.raises(InputError, match="started with other weights"):
+        signal(Transformer("pre-ln", seed=1, **SMALL), batch, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match=r"other settings \(batches"):
+        signal(Transformer("pre-ln", seed=0, **SMALL), {"tokens": tokens(seed=1)}, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match="without a folder"):
+        signal("pre-ln", resume=True)
+
+
+def test_another_mask_is_not_taken_for_the_same(tmp_path):
+    """Pieces are named by what the mask hides: another mask is measured anew in a resumed run."""
+    torch.manual_seed(0)
+    model, ids = Plain().eval(), [padded(8, 0), padded(8, 1)]
+    first = signal(model, ids, mask=lambda batch: batch >= 0, out=tmp_path, max_time=1e-9)
+    assert first.partial
+    again = signal(model, ids, mask=lambda batch: batch != 0, out=tmp_path, resume=True)
+    assert same(again.record.tensors, signal(model, ids, mask=lambda batch: batch != 0).record.tensors)
 
 
 def test_time_that_is_up_keeps_what_is_there():
     """After `max_time` the finished networks are kept and the result is marked partial."""
-    config = SignalConfig(subjects=("pre-ln", "sas"), depths="2", dim=16, heads=2, tokens=6, max_time="0.000001s")
-    found = run(config)
+    found = signal(["pre-ln", "sas"], **DRAWN, max_time=1e-6)
     assert found.partial
+    assert not found.ok
     assert found.labels == ["pre-ln, 2 blocks"]
     assert math.isfinite(found.layers("cosine")[-1].value)
 
@@ -325,19 +376,42 @@ def test_time_that_is_up_keeps_what_is_there():
     [
         ({"subjects": ()}, "needs a design or a model"),
         ({"subjects": ("pre-ln",), "depths": "6,x"}, "whole numbers with commas"),
-        ({"subjects": ("pre-ln",), "depths": "0"}, "at least 1 block"),
+        ({"subjects": ("pre-ln",), "depths": [0, 6]}, "at least 1 block"),
         ({"subjects": ("pre-ln",), "dim": 30, "heads": 4}, "does not divide"),
-        ({"subjects": ("runs/x",), "depths": "3"}, "belongs to designs"),
+        ({"subjects": ("runs/x",), "depths": [3]}, "belongs to designs"),
         ({"subjects": ("pre-ln", "pre-ln")}, "named twice"),
-        ({"subjects": ("pre-ln",), "table": True}, "takes no"),
         ({"subjects": ("pre-ln",), "tokens": 1}, "between tokens"),
+        ({"subjects": ("pre-ln",), "networks": 0}, "at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(given, text):
     with pytest.raises(InputError, match=text):
-        SignalConfig(**given)
+        SignalOpening(**given)
 
 
 def test_a_mistyped_design_is_not_looked_for_as_a_model():
     with pytest.raises(UnknownName, match="Did you mean `pre-ln`"):
-        run(SignalConfig(subjects=("pre-lm",)))
+        signal("pre-lm")
+
+
+def test_what_is_neither_named_nor_a_module():
+    with pytest.raises(InputError, match=r"nn\.Module with its batches"):
+        signal(3)
+    with pytest.raises(InputError, match="measured on data"):
+        signal(Transformer("pre-ln", seed=0, **SMALL))
+    with pytest.raises(InputError, match="two curves have one name"):
+        signal(["pre-ln", "pre_ln"])
+
+
+def test_one_thread_for_narrow_models_and_what_was_before():
+    """A narrow model is measured on one thread; the caller's number of threads comes back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        unit, seen = Model(SignalQuestion(), Subject.of(Plain(), tokens())), []
+        with unit.threads():
+            seen.append(torch.get_num_threads())
+        assert unit.width == 16
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)

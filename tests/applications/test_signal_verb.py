@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 
-from quadform.applications.configs.signal import SignalConfig
-from quadform.applications.signal import measure
+from quadform.applications.signal import SignalOpening, SignalQuestion, units
 from quadform.cli import main
+from quadform.core.work import Work
 from quadform.nn import Transformer
 from quadform.train.datasets import dataset
 
@@ -70,7 +69,7 @@ def test_stopped_by_time(capsys):
         ([], "needs a design or a model"),
         (["pre-ln", "--depths", "a"], "whole numbers"),
         (["pre-ln", "--depth", "3"], "Did you mean `--depths`"),
-        (["pre-ln", "--resume"], "--out"),
+        (["pre-ln", "--resume"], "without a folder"),
     ],
 )
 def test_refusals(capsys, words, text):
@@ -80,32 +79,25 @@ def test_refusals(capsys, words, text):
     assert len(err.strip().splitlines()) == 1
 
 
-def test_the_table(capsys, monkeypatch):
-    """`--table` prints the rank-collapse table and its claims; a claim that fails gives exit code 3."""
-    from quadform.propagation import table
-
-    real = table.rank_collapse_table
-    small = {"seq_len": 12, "dim": 16, "heads": 2, "depths": (1, 3)}
-    monkeypatch.setattr(table, "rank_collapse_table", lambda **options: real(**options, **small))
-    code, out, _ = asked(capsys, "--table", "--networks", "2", "--quiet")
-    assert code == 3  # other sizes than the claims were stated for
-    assert "| no skip |" in out
-    assert "not met: " in out
-    torch.set_num_threads(1)
-
-
 def test_the_plan_of_a_model_measures_one_batch(monkeypatch):
-    """Time told of a model is that of its batches as they are measured, not of forward passes alone."""
-    pieces, piece, now = [], measure.Measure._piece, [0.0]
+    """Time told of a model is that of its batches as they are measured, not of forward passes alone; the batch that is
+    measured for it is not measured again."""
+    pieces, piece, now = [], units.profiled, [0.0]
 
     def counted(*words):
         pieces.append(words)
         now[0] += 3.0
         return piece(*words)
 
-    monkeypatch.setattr(measure.Measure, "_piece", counted)
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(units, "profiled", counted)
+    monkeypatch.setattr(units.time, "perf_counter", lambda: now[0])
     word = "new:pre-ln,depth=1,dim=8,heads=2"
-    config = SignalConfig(subjects=(word,), data="add:digits=1", batches=4)
-    assert measure.seconds_of_model(config, word) == 4 * 3.0
-    assert len(pieces) == 2
+    subject = SignalOpening(subjects=(word,), data="add:digits=1", batches=4).open()
+    measurement = SignalQuestion().measurement(subject)
+    plan = measurement.plan()
+    assert plan.seconds == 4 * 3.0
+    assert plan.text.startswith(f"{word}: 32 sequences, about ")
+    assert len(pieces) == 1
+    with Work(progress=False) as work:
+        measurement.measure(work)
+    assert len(pieces) == 4

@@ -153,7 +153,7 @@ BOUNDED = {
     "data": ["list"],
 }
 #: Flags that make work as large as their number, or open a window: their values are fuzzed above, where nothing runs.
-_LARGE = ("--tokens", "--dim", "--d-k", "--d-v", "--shapes", "--largest", "--open", "--depth", "--vary", "--table")
+_LARGE = ("--tokens", "--dim", "--d-k", "--d-v", "--shapes", "--largest", "--open", "--depth", "--vary")
 _LARGE += ("--batches", "--batch", "--networks", "--depths", "--length", "--points", "--dry-run", "--out", "--data")
 
 
@@ -429,10 +429,10 @@ def test_damaged_pieces_are_measured_again(tmp_path: Path) -> None:
     words = ["signal", "pre-ln", "--depths", "1", "--dim", "4", "--heads", "2", "--tokens", "3", "--networks", "2"]
     words += ["--quiet", "--json", "--out", str(tmp_path / "s"), "--resume"]
     assert run([*words, "--max-time", "0.001s"])[0] == 3
-    (piece,) = (tmp_path / "s" / "unfinished").glob("*/record.json")
-    body = json.loads(piece.read_text())
-    body["inputs"]["profiles"][0]["moments"]["tokens/1"]["effective_rank"][1] = 1e308
-    piece.write_text(json.dumps(body))
+    pieces = tmp_path / "s" / "work" / "pieces.jsonl"
+    (body,) = map(json.loads, pieces.read_text().splitlines())
+    body["value"]["profiles"][0]["moments"]["tokens/1"]["effective_rank"][1] = 1e308
+    pieces.write_text(json.dumps(body) + "\n")
     code, out, _ = run(words)
     assert code in (0, 3)
     fresh = run([w for w in words if w != "--resume"])[1]

@@ -187,7 +187,6 @@ def test_a_folder_keeps_what_another_verb_left(tmp_path: Path, capsys: pytest.Ca
         ["why", MODEL, *QUICK],
         ["compare", "--budget", "1s", "--quiet"],
         ["signal", "pre-ln", "--quiet"],
-        ["signal", "--table", "--quiet"],
         ["verify", "--quiet"],
     ):
         capsys.readouterr()

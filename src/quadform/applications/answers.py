@@ -91,6 +91,11 @@ class Answer(ABC):
         return bool(self.record.inputs.get("partial"))
 
     @property
+    def complete(self) -> bool:
+        """Whether a resumed run has nothing left to do."""
+        return is_complete(self.record)
+
+    @property
     def ok(self) -> bool:
         """Whether nothing is missing and every number converged."""
         return is_complete(self.record)

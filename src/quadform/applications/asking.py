@@ -11,7 +11,7 @@ from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.progress import Report, say
 from ..core.question import Plan, Question, options, seconds_of
 from ..core.work import Work
-from .opening import Opening
+from .opening import Opening, Probe
 
 if TYPE_CHECKING:
     from .answers import Answer
@@ -36,7 +36,7 @@ class Measurement(Protocol[A]):
 def ask(question: Question, work: Work, subject: Subject | None = None) -> Any:
     """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
     identity = question.identity(subject)
-    found = work.finished(identity)
+    found = work.finished(identity, lambda record: question.answer(record).complete)
     if found is not None:
         return question.answer(found)
     measurement: Measurement[Any] = question.measurement(subject)
@@ -44,7 +44,7 @@ def ask(question: Question, work: Work, subject: Subject | None = None) -> Any:
     if work.progress:
         say(measurement.plan().text)
     answer = measurement.measure(work)
-    answer.record = work.finish(answer.record)
+    answer.record = work.finish(answer.record, complete=answer.complete)
     return answer
 
 
@@ -55,7 +55,7 @@ class Door(Generic[A]):
     keeps the results, `resume` takes up an unfinished run there, `max_time` (`"10m"` or seconds) limits the time.
     """
 
-    def __init__(self, question: type[Question], opening: type[Opening] | None = Opening) -> None:
+    def __init__(self, question: type[Question], opening: type[Probe] | None = Opening) -> None:
         self.question, self.opening = question, opening
         self.__name__ = self.__qualname__ = question.verb
         self.__doc__ = _described(question, opening)
@@ -94,16 +94,16 @@ class Door(Generic[A]):
     def _asked(self, model: Any, batches: Any, loss: Any, fields: dict[str, Any]) -> tuple[Question, Subject | None]:
         from .subject import Subject
 
-        named = isinstance(model, str | Path)
-        if named and loss is not None:
+        named = None if self.opening is None else self.opening.naming(model)
+        if named is not None and loss is not None:
             raise InputError(
                 "a model that is named by a text has its own loss; give loss= with a module or a function."
             )
-        if named and batches is not None:
+        if named is not None and batches is not None:
             if not isinstance(batches, int):
                 raise InputError("a model that is named by a text draws its own batches; batches= says how many.")
             fields = fields | {"batches": batches}
-        parts = [self.question, *([self.opening] if named and self.opening is not None else [])]
+        parts = [self.question, *([self.opening] if named is not None and self.opening is not None else [])]
         known = [name for part in parts for name in options(part)]
         for name in fields:
             if name not in known:
@@ -113,17 +113,17 @@ class Door(Generic[A]):
         question = self.question(**given[0])
         if self.opening is None:
             return question, None
-        if named:
-            return question, replace(self.opening(model=str(model), **given[1]).open(), **own)
+        if named is not None:
+            return question, replace(self.opening(**named, **given[1]).open(), **own)
         return question, Subject.of(model, batches, loss, **own)
 
 
-def _fields(question: type[Question], opening: type[Opening] | None) -> dict[str, Any]:
+def _fields(question: type[Question], opening: type[Probe] | None) -> dict[str, Any]:
     found = dict(options(question))
     return found | {n: o for n, o in options(opening).items() if n not in found} if opening is not None else found
 
 
-def _signature(question: type[Question], opening: type[Opening] | None) -> inspect.Signature:
+def _signature(question: type[Question], opening: type[Probe] | None) -> inspect.Signature:
     """What `help` and editors show: the arguments of the call, then the fields of the question."""
     own = list(inspect.signature(Door.__call__).parameters.values())[1:-1]
     own = [p for p in own if opening is not None or p.kind is p.KEYWORD_ONLY]
@@ -134,7 +134,7 @@ def _signature(question: type[Question], opening: type[Opening] | None) -> inspe
     )
 
 
-def _described(question: type[Question], opening: type[Opening] | None) -> str:
+def _described(question: type[Question], opening: type[Probe] | None) -> str:
     head = inspect.getdoc(question) or ""
     rows = [f"    {name}: {known.help}" for name, known in _fields(question, opening).items() if name != "model"]
     return "\n".join([head, "", "Fields:", *rows])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..core.question import Fields, Question, option, required
 
@@ -12,13 +14,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening(Fields):
-    """A model and the batches it is measured on."""
+class Probe(Fields, ABC):
+    """Batches that models are measured on, and how models are opened."""
 
-    model: str = required(
-        "A run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`.",
-        metavar="MODEL",
-    )
     data: str = option("auto", "A data set (`quadform ls data`), a text file, or `auto` (what the run was trained on).")
     batch: int = option(8, "Sequences in a batch.", least=1)
     batches: int = option(1, "Batches; their mean is the loss.", least=1)
@@ -39,11 +37,52 @@ class Opening(Fields):
     allow_download: bool = option(False, "A hub id may be fetched; by default no network is used.")
     trust_pickle: bool = option(False, "Open checkpoints that hold Python objects and could run code.")
 
+    @classmethod
+    @abstractmethod
+    def naming(cls, model: Any) -> dict[str, Any] | None:
+        """The fields that name `model`, which is a text or a path; None for a model of Python's."""
+
+    @property
+    @abstractmethod
+    def named(self) -> str:
+        """What is opened, in words."""
+
+    @abstractmethod
+    def open(self) -> Any:
+        """The subject: what is named, with its batches."""
+
+    @abstractmethod
+    def light(self) -> Any:
+        """The subject for a plan: a large model has single sequences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening(Probe):
+    """A model and the batches it is measured on."""
+
+    model: str = required(
+        "A run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`.",
+        metavar="MODEL",
+    )
+
+    @classmethod
+    def naming(cls, model: Any) -> dict[str, Any] | None:
+        return {"model": str(model)} if isinstance(model, str | Path) else None
+
+    @property
+    def named(self) -> str:
+        return self.model
+
     def open(self) -> Subject:
-        """The model with its batches."""
         from .subject import open_subject
 
         return open_subject(self)
+
+    def light(self) -> Subject:
+        from .lighter import lighter
+
+        asked, scale = lighter(self)
+        return replace(asked.open(), scale=scale)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ class Subject:
     def identity(self) -> dict[str, Any]:
         """What a resumed run must find again."""
         data = {"data": self.source["data"]} if "data" in self.source else {}
-        hashes = {"weights": self.source["weights"], "batches": tensors_hash(_tensors(self.batches))}
+        hashes = {"weights": self.source["weights"], "batches": batches_hash(self.batches)}
         return {"model": self.name, **data, **hashes}
 
     def risk(self, question: Any = None, **options: Any) -> Risk:
@@ -126,6 +126,11 @@ def tensors_hash(tensors: Mapping[str, Tensor], text: str = "") -> str:
         digest.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def batches_hash(value: Any) -> str:
+    """SHA-256 of the tensors inside a batch or batches, by where they stand."""
+    return tensors_hash(_tensors(value))
 
 
 def _tensors(value: Any, name: str = "") -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..applications.configs.shared import Output
 from ..core.progress import say
@@ -15,10 +15,6 @@ from .flags import Command
 from .folders import report_command, resume_command
 from .show import print_json, print_plan, record_json
 
-if TYPE_CHECKING:
-    from ..applications.opening import Opening
-    from ..applications.subject import Subject
-
 
 def answer(command: Command, keeps: bool) -> int:
     """The exit code of a command. With `keeps` the results have a folder where none is named."""
@@ -27,11 +23,12 @@ def answer(command: Command, keeps: bool) -> int:
 
     question, opening, limits, output = command.question, command.opening, command.limits, command.output
     if limits.dry_run:
-        return print_plan(question.measurement(_light(opening)).plan().to_json(), output)
+        light = None if opening is None else opening.light()
+        return print_plan(question.measurement(light).plan().to_json(), output)
     subject = None if opening is None else opening.open()
     if keeps and output.out is None and opening is not None:
-        output = replace(output, out=str(default_folder(question.verb, opening.model)))
-    model = "" if opening is None else opening.model
+        output = replace(output, out=str(default_folder(question.verb, opening.named)))
+    model = "" if opening is None else opening.named
     folder = result_folder(output, question.verb, model, resume=limits.resume)
     group = current() if current().world > 1 else None
     with Work(
@@ -47,16 +44,6 @@ def answer(command: Command, keeps: bool) -> int:
     if work.partial and folder:
         say(f"the time was up; resume with `{resume_command()}`")
     return 0 if found.ok else 3
-
-
-def _light(opening: Opening | None) -> Subject | None:
-    """What a plan is made on: a large model with single sequences."""
-    if opening is None:
-        return None
-    from ..applications.lighter import lighter
-
-    light, scale = lighter(opening)
-    return replace(light.open(), scale=scale)
 
 
 def _show(found: Any, folder: Path | None, output: Output) -> None:

@@ -66,7 +66,7 @@ def _study(folder: Path) -> str | None:
 
 
 #: The verbs whose records are called otherwise.
-_VERBS = {"step-size": "lr", "rank-collapse": "signal --table"}
+_VERBS = {"step-size": "lr"}
 
 
 def _verb(body: dict[str, Any]) -> str:
@@ -84,8 +84,8 @@ def subject_of(inputs: Any) -> str:
     """The model a record is about, in the words of the question; `-` where it names none."""
     if "source" in inputs:
         return str(inputs["source"]["model"])
-    if "subjects" in inputs.get("asked", {}):
-        return ", ".join(inputs["asked"]["subjects"])
+    if "subjects" in inputs:
+        return ", ".join(inputs["subjects"])
     if "cells" in inputs:
         return ", ".join(dict.fromkeys(str(design) for design, _ in inputs["cells"]))
     if "tokens" in inputs and "dim" in inputs:

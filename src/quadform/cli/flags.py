@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from ..applications.configs.shared import LongWork, Output
-from ..applications.opening import Opening
+from ..applications.opening import Probe
 from ..core.errors import InputError
 from ..core.question import Option, Question, options
 from .parse import check_words, one_line
@@ -27,7 +27,7 @@ class Command:
     """The words of a command as values."""
 
     question: Question
-    opening: Opening | None
+    opening: Probe | None
     limits: LongWork
     output: Output
 

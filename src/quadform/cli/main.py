@@ -39,7 +39,11 @@ VERBS = {
         keeps=True,
     ),
     "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
-    "signal": Verb("does the signal survive depth? rank, token cosine, norms", "signal:SignalConfig"),
+    "signal": Verb(
+        "does the signal survive depth? rank, token cosine, norms",
+        "signal.question:SignalQuestion",
+        "signal.question:SignalOpening",
+    ),
     "why": Verb(
         "what softmax, norm, skip and the QK product each do to curvature",
         "why.question:WhyQuestion",

@@ -146,14 +146,14 @@ class Work:
             self._scratch = None
 
     # --- beginning and ending ---------------------------------------------------------------------------------------
-    def finished(self, question: Mapping[str, Any]) -> Record | None:
+    def finished(self, question: Mapping[str, Any], complete: Callable[[Record], bool] | None = None) -> Record | None:
         """The complete answer to this very question, where a resumed folder holds one; another's is refused."""
         if not self.resume or self.folder is None or type(self.group) is not OneProcess:
             return None
         if not (self.folder / JSON_NAME).exists():
             return None
         record = Record.load(self.folder)
-        if "question" not in record.inputs or not is_complete(record):
+        if "question" not in record.inputs or not (complete or is_complete)(record):
             return None
         refuse_other(json.loads(strict_json(record.inputs["question"])), json.loads(strict_json(question)))
         return record
@@ -164,13 +164,13 @@ class Work:
         self._done = self.group.by_first(self._open)
         self.seconds = sum(float(event["seconds"]) for event in self._done.values())
 
-    def finish(self, record: Record) -> Record:
+    def finish(self, record: Record, complete: bool | None = None) -> Record:
         """Save the answer with its question; what is unfinished is removed once the answer is complete."""
         inputs = {**record.inputs, "question": self.question, "partial": self.partial}
         record = dataclasses.replace(record, inputs=inputs)
         if self.folder is not None:
             record.save(self.folder)
-            if is_complete(record):
+            if is_complete(record) if complete is None else complete:
                 shutil.rmtree(self.folder / WORK, ignore_errors=True)
         return record
 

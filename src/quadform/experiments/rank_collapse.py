@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from ..core.record import Estimate, Record
-from ..propagation import table
 from ..report.figure import Figure, Rows
+from . import rank_collapse_table as table
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units

@@ -23,8 +23,6 @@ __getattr__, __dir__, __all__ = attach(
         "running_mean": ".mixing",
         "mix": ".mixing",
         "activations": ".activations:",
-        "table": ".table:",
-        "rank_collapse_table": ".table",
         "design": ".designer",
         "Health": ".designer",
         "reparam": ".reparam:",

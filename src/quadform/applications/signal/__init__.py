@@ -3,5 +3,11 @@
 from ...core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"Signal": ".result", "plan": ".measure", "run": ".measure", "signal": ".measure"}
+    __name__,
+    {
+        "Signal": ".answer",
+        "SignalOpening": ".question",
+        "SignalQuestion": ".question",
+        "signal": ".call",
+    },
 )

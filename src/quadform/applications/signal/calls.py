@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...core.errors import InputError
@@ -103,32 +101,3 @@ class Calls:
 
 def _loss_in(out: Any) -> Tensor | None:
     return out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-
-
-def batches_of(data: Any) -> list[Any]:
-    """One batch or an iterable of batches, as a list."""
-    one = isinstance(data, Tensor | Mapping) or (isinstance(data, tuple) and all(isinstance(t, Tensor) for t in data))
-    batches = [data] if one else list(data)
-    if not batches:
-        raise InputError("data holds no batches.")
-    return [dict(b) if isinstance(b, Mapping) else b for b in batches]
-
-
-def digest(batch: Any) -> str:
-    """SHA-256 of the tensors of a batch, names and order included."""
-    found = hashlib.sha256()
-
-    def take(value: Any) -> None:
-        if isinstance(value, Tensor):
-            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        elif isinstance(value, Mapping):
-            for key, part in value.items():
-                found.update(str(key).encode())
-                take(part)
-        elif isinstance(value, tuple | list):
-            for part in value:
-                take(part)
-
-    take(batch)
-    return found.hexdigest()

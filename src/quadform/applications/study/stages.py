@@ -13,8 +13,8 @@ from ...core.work import Work
 from ...train.runs import is_run
 from ..configs.attention import AttentionConfig
 from ..configs.report import ReportConfig
-from ..configs.signal import SignalConfig
 from ..opening import Opening
+from ..signal.question import SignalOpening, SignalQuestion
 from ..spectrum.question import SpectrumQuestion
 from ..step_size.question import StepSizeOpening, StepSizeQuestion
 from ..why.question import WhyQuestion
@@ -102,16 +102,15 @@ def model_stages(
         return Cost.of(question.measurement(opening.open()).plan().to_json())
 
     def signal(into: Path, seconds: float | None, resume: bool) -> Record:
-        from ..signal.measure import run
+        from ..asking import ask
 
-        return run(SignalConfig(subjects=(model,), **common, **PROBE, **_limits(seconds, resume)), into).record
+        question, opening = _signal(asked)
+        with Work(into, seconds=seconds, resume=resume) as work:
+            return ask(question, work, opening.open()).record
 
     def signal_cost() -> Cost:
-        from ..signal.measure import seconds_of_model
-
-        at = planned()
-        settings = {k: at[k] for k in (*common, *PROBE)}
-        return Cost(seconds=seconds_of_model(SignalConfig(subjects=(at["model"],), **settings), at["model"]))
+        question, opening = _signal(planned())
+        return Cost.of(question.measurement(opening.open()).plan().to_json())
 
     def why(into: Path, seconds: float | None, resume: bool) -> Record:
         from ..asking import ask
@@ -144,6 +143,11 @@ def _spectrum(asked: dict[str, Any], wish: dict[str, Any]) -> tuple[SpectrumQues
 
 def _why(asked: dict[str, Any]) -> tuple[WhyQuestion, Opening]:
     return WhyQuestion(seed=asked["seed"], batch=asked["batch"]), Opening(**asked)
+
+
+def _signal(asked: dict[str, Any]) -> tuple[SignalQuestion, SignalOpening]:
+    opened = {name: value for name, value in asked.items() if name != "model"}
+    return SignalQuestion(seed=asked["seed"]), SignalOpening(subjects=(asked["model"],), **opened)
 
 
 def _limits(seconds: float | None, resume: bool) -> dict[str, Any]:

@@ -15,13 +15,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from quadform.core.errors import InputError
-from quadform.core.progress import Progress, Report
-from quadform.core.record import Estimate, Provenance, Record
-from quadform.core.rng import stream
-
-from . import kernels, shaping
-from .collapse import Moments, kernel_cosine, residual_ratio, token_cosine
+from ..core.errors import InputError
+from ..core.progress import Progress, Report
+from ..core.record import Estimate, Provenance, Record
+from ..core.rng import stream
+from ..propagation import kernels, shaping
+from ..propagation.collapse import Moments, kernel_cosine, residual_ratio, token_cosine
 
 #: Depths the claims are stated at.
 DEPTHS = (1, 3, 10, 20, 50, 100)

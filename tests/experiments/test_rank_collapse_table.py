@@ -7,7 +7,7 @@ import torch
 
 from quadform.core.errors import InputError
 from quadform.core.record import Estimate, Record
-from quadform.propagation import table
+from quadform.experiments import rank_collapse_table as table
 
 torch.set_num_threads(1)
 
