@@ -33,7 +33,7 @@ class Measurement(Protocol[A]):
         """The answer, or as much of it as the time allows."""
 
 
-def ask(question: Question, work: Work, subject: Subject | None = None) -> Any:
+def ask(question: Question, work: Work, subject: Any = None) -> Any:
     """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
     identity = question.identity(subject)
     found = work.finished(identity, lambda record: question.answer(record).complete)
