@@ -150,11 +150,6 @@ def _signal(asked: dict[str, Any]) -> tuple[SignalQuestion, SignalOpening]:
     return SignalQuestion(seed=asked["seed"]), SignalOpening(subjects=(asked["model"],), **opened)
 
 
-def _limits(seconds: float | None, resume: bool) -> dict[str, Any]:
-    """The flags of a verb for what is left of the time."""
-    return {"resume": resume, "max_time": None if seconds is None else f"{max(seconds, 0.01):.2f}s"}
-
-
 def _fresh() -> dict[str, str]:
     """The default before training, as a question: parts are taken out there, where every variant starts alike."""
     data, model = dict(DEFAULT_DATA), dict(DEFAULT_MODEL)
