@@ -188,6 +188,28 @@ def test_a_run_whose_test_split_is_empty_ends_well(tmp_path, capsys):
     assert "not scored" in capsys.readouterr().err
 
 
+def test_the_test_split_is_searched_as_the_recipe_says(folder, tmp_path):
+    """Greedy and a beam of 5, or the original search of "vaswani", which `decode` calls by the same name."""
+    from quadform.applications.configs.decode import DecodeConfig
+    from quadform.nn import Search
+    from quadform.train.bleu import score_model
+
+    size = {"depth": 1, "dim": 8, "heads": 2, "d_ff": 8, "steps": 1, "batch_size": 2, "valid_batches": 1}
+    data = dataset(folder, pieces=0)
+    plain = fit(data, watch_every=0, progress=False, **size)
+    assert set(score_test(plain, 4)) == {
+        f"{score}, {how}" for score in ("BLEU", "chrF") for how in ("greedy", "beam 5")
+    }
+    run = fit(data, recipe="vaswani", out=tmp_path / "run", watch_every=0, progress=False, **size)
+    asked = DecodeConfig(run="run", recipe="vaswani")
+    assert (run.search.beam, run.search.penalty, run.search.alpha) == (asked.beam, asked.penalty, asked.length_penalty)
+    assert f"+{run.search.beyond}" == asked.max_length == "+50"
+    how = Search(beam=4, penalty="gnmt", alpha=0.6, beyond=50, max_length=data.longest + 51)
+    want = score_model(run.model, data, split="test", count=4, how=how)
+    found = score_test(run, 4)
+    assert (found["BLEU, beam 4"], found["chrF, beam 4"]) == (want.bleu, want.chrf)
+
+
 def test_a_line_of_pairs_ends_at_a_line_feed_alone(tmp_path):
     """U+2028, U+0085 and a form feed inside a sentence end no line; they are blanks."""
     (tmp_path / "p.tsv").write_text("a\u2028b\x85c\fd\te f\r\ng\th\n", newline="")

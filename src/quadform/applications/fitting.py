@@ -70,7 +70,7 @@ def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
     rank, _ = rank_and_world()
     if made.config.average is not None and done.stopped != "time" and rank == 0:
         model = Transformer.load(folder / AVERAGED, device=model.embed.W_E.device)
-    found = Run(folder, model.eval(), made.data, made.config, done.step, {}, done)
+    found = Run(folder, model.eval(), made.data, made.config, done.step, {}, done, made.search)
     scalars = {"loss": Estimate(done.loss), "steps": Estimate(float(done.step))}
     scalars |= {f"valid {name}": e for name, e in done.valid.items()}
     if config.test and done.stopped != "time" and rank == 0:

@@ -21,6 +21,7 @@ from quadform.core.designs import design as describe
 from quadform.core.errors import InputError, UnknownName, did_you_mean
 from quadform.core.record import Estimate
 from quadform.core.spec import ModelConfig, choose
+from quadform.nn.decode import Search
 from quadform.nn.transformer import Transformer
 
 from .config import DECOUPLED, TrainConfig
@@ -29,7 +30,7 @@ from .corpus import RunningText
 from .datasets import Addition, Dataset, Letters, NumberWords, dataset
 from .loop import Trained, train
 from .objectives import Masked, Packages, started_from
-from .runs import Run, open_run
+from .runs import BEAM, Run, open_run
 from .schedule import Schedule
 from .size import check_size, optimiser_copies
 
@@ -40,10 +41,11 @@ _BRISK = {"lr": 2e-3, "betas": (0.9, 0.98), "weight_decay": 0.01, "batch_size": 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What fits a kind of data: settings of the model and of `TrainConfig`."""
+    """What fits a kind of data: settings of the model and of `TrainConfig`, and how translations are searched for."""
 
     model: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
+    search: Search = BEAM
 
 
 def recipe_for(data: Dataset) -> Recipe:
@@ -81,7 +83,8 @@ def original(dim: int = 512, warmup: float = 4000, steps: int = 100_000) -> Reci
     training = {"optimiser": "adam", "betas": (0.9, 0.98), "eps": 1e-9, "clip": 0.0, "smoothing": 0.1}
     schedule = Schedule(decay="inverse-sqrt", warmup=warmup)
     training |= {"schedule": schedule, "lr": (dim * max(schedule.warmup_steps(steps), 1)) ** -0.5}
-    return Recipe(model, training | {"steps": steps, "save_every": 1500, "average": 5, "valid_every": 1500})
+    training |= {"steps": steps, "save_every": 1500, "average": 5, "valid_every": 1500}
+    return Recipe(model, training, Search(beam=4, penalty="gnmt", alpha=0.6, beyond=50))
 
 
 RECIPES = ("auto", "vaswani")
@@ -109,6 +112,7 @@ class Plan:
     model: Transformer
     config: TrainConfig
     fresh: tuple[str, ...] = ()
+    search: Search = BEAM
 
     def __repr__(self) -> str:
         return f"Plan({self.model.summary}; {self.data}; {self.config})"
@@ -201,7 +205,7 @@ def prepare(
         if told:
             raise InputError(f"the model of {start_from} is taken as it is; {', '.join(told)} cannot be changed.")
         model, fresh = started_from(open_run(start_from, device=device, dtype=dtype).model, data, seed=seed)
-        return Plan(data, model, TrainConfig(**training), tuple(fresh))
+        return Plan(data, model, TrainConfig(**training), tuple(fresh), found.search)
     config = TrainConfig(**training)
     try:
         described = describe(**(data.settings | _named(found.model, design) | told))
@@ -213,7 +217,7 @@ def prepare(
                 raise UnknownName(f"neither a model nor its training has a setting {key!r}.{near}") from error
         raise
     check_size(described, config, dtype, device)
-    return Plan(data, Transformer(described, seed=seed, device=device, dtype=dtype), config)
+    return Plan(data, Transformer(described, seed=seed, device=device, dtype=dtype), config, search=found.search)
 
 
 def _named(model: Mapping[str, Any], design: str | None) -> dict[str, Any]:
@@ -237,12 +241,14 @@ def fit(
     """
     plan = prepare(data, **settings)
     done = plan.train(out=out, resume=resume, seconds=seconds, progress=progress)
-    return Run(Path(out) if out is not None else None, done.model.eval(), plan.data, plan.config, done.step, {}, done)
+    folder = Path(out) if out is not None else None
+    return Run(folder, done.model.eval(), plan.data, plan.config, done.step, {}, done, plan.search)
 
 
 def score_test(run: Run, count: int = 1000) -> dict[str, Estimate]:
-    """How good the run is on its "test" split: exact answers, labels, or BLEU greedy and with a beam of 5.
+    """How good the run is on its "test" split: exact answers, labels, or BLEU, greedy and by its recipe's search.
 
+    That is a beam of 5, or the original search of "vaswani"; a run opened from its folder has a beam of 5.
     A split that is too small to be scored is said to be so, and gives nothing.
     """
     try:
@@ -258,14 +264,13 @@ def _test_scores(run: Run, count: int) -> dict[str, Estimate]:
 
     model, data = run.model, run.data
     if isinstance(data, ParallelText):
-        from quadform.nn.decode import Search
-
         from .bleu import score_model
 
         data.tokens("test")  # is there any?
         found = {}
-        for name, beam in (("greedy", 1), ("beam 5", 5)):
-            how = Search(beam=beam, max_length=data.longest + 1)
+        for name, how in (("greedy", Search()), (f"beam {run.search.beam}", run.search)):
+            more = how.beyond if how.beyond is not None and model.config.positions != "learned" else 0
+            how = dataclasses.replace(how, max_length=data.longest + 1 + more)
             score = score_model(model, data, split="test", count=count, how=how)
             found |= {f"BLEU, {name}": score.bleu, f"chrF, {name}": score.chrf}
         return found

@@ -91,6 +91,10 @@ def tokenizer_of(data: Dataset) -> Tokenizer:
     return found
 
 
+BEAM = Search(beam=5)
+"""How the translations of a run are searched for unless its recipe says otherwise."""
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """What a training run left: `model` at step `step`, and all that made it."""
@@ -102,6 +106,7 @@ class Run:
     step: int
     tensors: Mapping[str, Tensor]
     trained: Trained | None = None
+    search: Search = BEAM
 
     def __repr__(self) -> str:
         where = "" if self.folder is None else f"; {self.folder}"
