@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quadform.core.errors import CheckFailed, InputError
-from quadform.curvature import Risk, activation_hessian, fisher, functional, gauss_newton, hessian
+from quadform.curvature import Risk, activation_hessian, fisher, functional, gauss_newton, hessian, soundness
 from quadform.curvature.selfcheck import require_sound_derivatives
 from quadform.testing import check_operator
 from quadform.theory import AttentionLayer
@@ -366,3 +367,32 @@ def test_a_loss_that_changes_from_call_to_call_is_refused() -> None:
     """Randomness the context cannot pin (it re-seeds nothing) makes H another matrix at every product."""
     with pytest.raises(InputError, match="The loss is not deterministic"):
         Risk(Noisy(), mse, XY)
+
+
+def test_a_risk_does_not_change() -> None:
+    """Its fields are fixed; more remarks and a share of the data make another risk, which knows what was checked."""
+    model, batch = nn.Linear(3, 2).to(F64), (torch.randn(4, 3, dtype=F64), torch.randn(4, 2, dtype=F64))
+    risk = Risk(model, lambda out, batch: (out - batch[1]).square().mean(), batch, quiet=True)
+    for name in ("notes", "batches", "model", "soundness"):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(risk, name, None)
+    before = dict(vars(risk))
+    hessian(risk) @ risk.space.random(dtype=F64)
+    assert {n: v for n, v in vars(risk).items() if n != "soundness"} == before  # what is found is kept, nothing else
+    noted = risk.noted("last").noted("first", first=True)
+    assert (risk.notes, noted.notes) == ((), ("first", "last"))
+    assert noted.soundness is risk.soundness
+
+
+def test_derivatives_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all operators and products of a risk and of its copies."""
+    model, batch = nn.Linear(3, 2).to(F64), (torch.randn(4, 3, dtype=F64), torch.randn(4, 2, dtype=F64))
+    risk = Risk(model, lambda out, batch: (out - batch[1]).square().mean(), batch, quiet=True)
+    calls = []
+    check = soundness.check
+    monkeypatch.setattr(soundness, "check", lambda risk: calls.append(1) or check(risk))
+    for make in (hessian, gauss_newton, functional, hessian):
+        make(risk) @ risk.space.random(dtype=F64)
+    hessian(risk.noted("a copy")) @ risk.space.random(dtype=F64)
+    assert calls == [1]
+    assert risk.soundness == soundness.Soundness(twice=True, forward=True, through=True)

@@ -99,8 +99,7 @@ class Subject:
                 "quiet": True,
             } | options
         risk = Risk(self.model, self.loss, self.batches, **options)
-        risk.notes[:0] = [*self.notes, *whole_tensors(risk, options.get("params", "*"))]
-        return risk
+        return risk.noted(*self.notes, *whole_tensors(risk, options.get("params", "*")), first=True)
 
     @property
     def step(self) -> int | None:

@@ -22,12 +22,13 @@ from torch.func import grad, vjp, vmap
 from ..core.errors import InputError
 from ..core.forward import jvp
 from ..core.operator import Block, Operator
+from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Space, Vector
 from ..distributed.processes import group_of
 from ..distributed.sharding import shard
 from .retained import Retained
-from .reverse import forward_agrees, output_curvature, say_other_ways, through_output
+from .reverse import output_curvature, through_output
 from .risk import Risk
 from .routes import CHUNK, Product, Products, Route, Scalar
 from .selfcheck import require_sound_derivatives
@@ -78,7 +79,7 @@ def functional(
         return (g * F).sum()
 
     if split is None:
-        say_other_ways(risk)
+        _say_other_ways(risk)
     A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products, scalar=scalar)
     return _select(A, rows, cols)
 
@@ -109,7 +110,7 @@ def gauss_newton(
         return through_output(risk, batch, split, v, rows, partial(output_curvature, risk, batch, split))
 
     if split is None:
-        say_other_ways(risk)
+        _say_other_ways(risk)
     options: Any = {"route": route, "chunk": chunk, "products": products, "by_reverse": by_reverse}
     A = _RiskOperator(risk, product, what="Gauss-Newton", **options)
     return _select(A, rows, cols)
@@ -159,6 +160,15 @@ def _output_curvature(risk: Risk, theta: Vector, batch: Any, split: str | None, 
     """(d2l/dF2) dF for everything behind the split."""
     gradient = grad(lambda shift: risk.run(theta, batch, split, shift)[0])
     return jvp(gradient, (torch.zeros_like(F),), (dF,))[1]
+
+
+def _say_other_ways(risk: Risk) -> None:
+    """Tell if the loss sees the parameters not only through the network's output."""
+    if not risk.soundness.through:
+        say(
+            "the loss sees the parameters not only through the network's output (another head, a penalty on weights):"
+            " H_o and H_f are those of the output and do not add up to H"
+        )
 
 
 def _select(A: Operator, rows: str, cols: str) -> Operator:
@@ -296,7 +306,7 @@ class _SampledFisher(Operator):
         risk = self.risk
         with risk.context():
             out: dict[str, Tensor] | None = None
-            if forward_agrees(risk):
+            if risk.soundness.forward:
                 with contextlib.suppress(RuntimeError):  # an operator without a forward rule
                     out = vmap(lambda v: self._one(v, self._forward), chunk_size=self.chunk)(dict(V))
             if out is None:

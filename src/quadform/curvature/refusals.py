@@ -118,3 +118,12 @@ def mode_notes(model: nn.Module, train_mode: bool) -> list[str]:
     """That dropout was on, where it is switched off for the measurement."""
     active = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 and m.training]
     return ["dropout switched off while measuring (eval mode)"] if active and not train_mode else []
+
+
+def precision_notes(dtype: torch.dtype, device: torch.device) -> list[str]:
+    """That numbers are few-digit ones, or not those of the caller's autocast."""
+    coarse = dtype == torch.bfloat16
+    found = ["bfloat16: products are accurate to about 1 %, use float32 for firm values"] if coarse else []
+    if torch.is_autocast_enabled(device.type):
+        found.append(f"autocast switched off while measuring, in {str(dtype).removeprefix('torch.')}")
+    return found

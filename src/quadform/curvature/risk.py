@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,22 @@ from torch.func import grad_and_value
 from ..core.errors import InputError, UnknownName, closest
 from ..core.forward import jvp
 from ..core.progress import say
-from ..core.space import Space, Vector, View
+from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
 from ..kernels.calls import math_attention
-from .batches import IGNORED, batches_of, targets
-from .refusals import first_not_finite, mode_notes, nothing_to_measure, refuse_halves, refuse_quantised, refuse_unusable
+from .batches import batches_of
+from .choosing import of_function, of_module
+from .counting import shifts, terms
+from .refusals import first_not_finite, precision_notes, refuse_unusable
 from .retained import gradients
-from .runners import FunctionRunner, Loss, ModuleRunner, Runner, own_loss
+from .runners import FunctionRunner, Loss, ModuleRunner, Runner
 from .settings import measured
-from .views import attention_views
+
+if TYPE_CHECKING:
+    from .soundness import Soundness
 
 
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Risk:
     """The mean loss of `model` over `data`, twice differentiable in the chosen parameters.
 
@@ -48,7 +53,27 @@ class Risk:
     `attention` replaces torch's fused attention, which has no second derivative, inside the measurement: by torch's
     `"math"` path (memory grows with tokens squared), by `kernels.attention` (`"fused"`, linear memory), or `"auto"`:
     fused on a GPU in float32 and bfloat16, math elsewhere.
+
+    A risk does not change. `notes` are remarks, printed with it.
     """
+
+    model: nn.Module | Callable[..., Any]
+    loss: Loss | None
+    count: Callable[[Any], float] | None
+    train_mode: bool
+    batches: list[Any]
+    weights: list[float]
+    params: dict[str, Tensor]
+    space: Space
+    dtype: torch.dtype
+    device: torch.device
+    coverage: str
+    notes: tuple[str, ...]
+    fused: bool  # torch's attention is answered by `kernels.attention`, else by torch's math path
+    writes: bool  # evaluations write into buffers
+    shifted: bool  # the loss leaves out the first label of every row
+    _runner: Runner
+    _whole: Risk | None
 
     def __init__(
         self,
@@ -65,55 +90,49 @@ class Risk:
     ) -> None:
         if data is None:
             raise InputError("a risk needs data: one batch, or an iterable of batches.")
+        if attention not in ("auto", "math", "fused"):
+            raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         model = getattr(model, "_orig_mod", model)  # torch.compile'd: its parts can be differentiated once only
-        self.model: nn.Module | Callable[..., Any] = model
-        self.loss, self.train_mode, self.count = loss, train_mode, count
-        self.batches = batches_of(data)
-        self._whole: Risk | None = None
-        self.notes: list[str] = []
-        self.writes = False
-        self.twice = False  # whether it was seen that all its operators can be differentiated twice
-        self.through = False  # whether it was seen that the loss sees all parameters through the output alone
-        self.forward: bool | None = None  # whether forward derivatives agree with reverse ones, where it was measured
+        batches = batches_of(data)
+        runner: Runner
         if isinstance(model, nn.Module):
-            self.writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
-            runner = ModuleRunner(model, loss, self.writes)
-            self._runner: Runner = runner
-            chosen, self.coverage, views = self._choose(model, params, include_frozen, runner)
+            writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
+            runner = ModuleRunner(model, loss, writes)
+            evaluate = partial(runner.call, batches[0])
+            chosen = of_module(model, params, evaluate, include_frozen=include_frozen, train_mode=train_mode)
         else:
             if not isinstance(params, Mapping) or loss is None:
                 raise InputError(
                     "a function model needs params={name: tensor} and loss=(a function of output and batch)."
                 )
-            chosen, views = dict(params), []
-            self.coverage = (
-                f"{len(chosen)} of {len(chosen)} tensors, {sum(t.numel() for t in chosen.values()):,} parameters"
-            )
-            self._runner = FunctionRunner(model, loss)
-        refuse_unusable(chosen, dict(model.named_parameters()) if isinstance(model, nn.Module) else chosen)
-        self.params = {name: t.detach() for name, t in chosen.items()}
-        self.space = Space.of(self.params, views)
-        first = next(iter(self.params.values()))
-        self.dtype, self.device = first.dtype, first.device
-        if self.dtype == torch.bfloat16:
-            self.notes.append("bfloat16: products are accurate to about 1 %, use float32 for firm values")
-        if torch.is_autocast_enabled(self.device.type):
-            self.notes.append(f"autocast switched off while measuring, in {str(self.dtype).removeprefix('torch.')}")
-        if attention not in ("auto", "math", "fused"):
-            raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
-        on_gpu = self.device.type == "cuda" and self.dtype != torch.float64
-        self.fused = attention == "fused" or (attention == "auto" and on_gpu)
-        self.shifted = count is None and self._shifts()
-        counts = [self.terms(b) for b in self.batches]
+            writes, runner, chosen = False, FunctionRunner(model, loss), of_function(params)
+        every = dict(model.named_parameters()) if isinstance(model, nn.Module) else chosen.params
+        refuse_unusable(chosen.params, every)
+        at = {name: t.detach() for name, t in chosen.params.items()}
+        first = next(iter(at.values()))
+        dtype, device = first.dtype, first.device
+        fused = attention == "fused" or (attention == "auto" and device.type == "cuda" and dtype != torch.float64)
+        self._set(
+            model=model, loss=loss, train_mode=train_mode, count=count, batches=batches, writes=writes, params=at,
+            coverage=chosen.coverage, space=Space.of(at, chosen.views), dtype=dtype, device=device, fused=fused,
+            _runner=runner, _whole=None,
+        )  # fmt: skip
+        shifted = count is None and shifts(self)
+        self._set(shifted=shifted)
+        counts = [self.terms(b) for b in batches]
         for i, c in enumerate(counts):
             if not 0 < c < math.inf:
                 raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")
-        self.weights = [c / sum(counts) for c in counts]
-        self.check_deterministic()
+        self._set(weights=[c / sum(counts) for c in counts])
+        self._set(notes=(*chosen.notes, *precision_notes(dtype, device), *self._evaluated()))
         if not quiet:
             say(str(self))
+
+    def _set(self, **fields: Any) -> None:
+        """Give fields their values; of use to those who make a risk alone, which is frozen afterwards."""
+        self.__dict__.update(fields)
 
     # --- what it is -------------------------------------------------------------------------------------------------
     def __repr__(self) -> str:
@@ -205,10 +224,16 @@ class Risk:
 
     def share(self, batches: list[Any], weights: list[float], group: Group, note: str, whole: Risk | None) -> Risk:
         """The part of this risk that one process keeps: some of its data with their weights, which may be none."""
+        space = dataclasses.replace(self.space, group=group)
+        return self._with(batches=batches, weights=weights, _whole=whole, space=space, notes=(*self.notes, note))
+
+    def noted(self, *notes: str, first: bool = False) -> Risk:
+        """The same risk with more remarks, after or before its own."""
+        return self._with(notes=(*notes, *self.notes) if first else (*self.notes, *notes))
+
+    def _with(self, **fields: Any) -> Risk:
         own = copy.copy(self)
-        own.batches, own.weights, own._whole = batches, weights, whole
-        own.space = dataclasses.replace(self.space, group=group)
-        own.notes = [*self.notes, note]
+        own._set(**fields)
         return own
 
     # --- keeping the model as it is ---------------------------------------------------------------------------------
@@ -222,15 +247,14 @@ class Risk:
             from ..kernels.sdpa import scaled_dot_product_attention as attention  # loads torch's compiler
         return measured(self.model, device=self.device, train_mode=self.train_mode, attention=attention)
 
-    def check_deterministic(self) -> None:
-        """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product."""
+    def _evaluated(self) -> list[str]:
+        """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product. A remark."""
+        replaced = False
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
                 with self.context() as attention:
                     a, b = (self.run(self.params, batch)[0] for _ in range(2))
-                if attention.calls and not i:
-                    path = "quadform kernel" if self.fused else "math path"
-                    self.notes.append(f"fused attention -> {path} while measuring, as it has no second derivative")
+                replaced |= not i and attention.calls > 0
                 if not isinstance(a, Tensor) or not a.is_floating_point():
                     kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
                     raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
@@ -249,77 +273,16 @@ class Risk:
                         f"The loss is not deterministic (two evaluations differ by {100 * gap:.2g} %), so it has no"
                         " single Hessian. Use eval mode (train_mode=False) or fix the randomness."
                     )
+        path = "quadform kernel" if self.fused else "math path"
+        return [f"fused attention -> {path} while measuring, as it has no second derivative"] * replaced
 
     def terms(self, batch: Any) -> float:
         """How many loss terms a batch has, see the class."""
-        return float(self._terms(batch) if self.count is None else self.count(batch))
+        return float(terms(self, batch) if self.count is None else self.count(batch))
 
-    def _terms(self, batch: Any) -> float:
-        if self.loss is None and isinstance(self.model, nn.Module):
-            own = own_loss(self.model)
-            if own is not None and "reduction" in inspect.signature(own).parameters:
-                with torch.no_grad(), self.context():
-                    total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
-                counted = float(total / mean) if float(mean) else math.nan
-                return counted if math.isfinite(counted) else targets(batch, shifted=False)
-        return targets(batch, shifted=self.shifted)
+    @cached_property
+    def soundness(self) -> Soundness:
+        """Which derivatives of this risk can be trusted; checked once, and known to copies made afterwards."""
+        from .soundness import check
 
-    def _shifts(self) -> bool:
-        """Whether the loss leaves out the first label of every row, as that of the next token does."""
-        for batch in self.batches:
-            labels = batch.get("labels") if isinstance(batch, Mapping) else None
-            if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
-                return False
-            if bool((labels[..., 0] != IGNORED).any()) and bool((labels[..., 1:] != IGNORED).any()):
-                without = labels.clone()
-                without[..., 0] = IGNORED
-                with torch.no_grad(), self.context():
-                    a, b = (self.run(self.params, {**batch, "labels": t})[0] for t in (labels, without))
-                return isinstance(a, Tensor) and torch.equal(a, b)
-        return False
-
-    def _choose(
-        self, model: nn.Module, params: Any, include_frozen: bool, runner: ModuleRunner
-    ) -> tuple[dict[str, Tensor], str, list[View]]:
-        if isinstance(params, Mapping):
-            raise InputError("params={...} is for function models; for a module give globs of parameter names.")
-        refuse_quantised(model)
-        named = dict(model.named_parameters())
-        lazy = [n for n, p in named.items() if nn.parameter.is_lazy(p)]
-        if lazy:
-            raise InputError(
-                f"`{lazy[0]}` has no shape yet (a lazy module). Call the model on one batch before measuring."
-            )
-        usable = {n: p for n, p in named.items() if p.is_floating_point() and (p.requires_grad or include_frozen)}
-        frozen = [n for n, p in named.items() if p.is_floating_point() and not p.requires_grad]
-        integer = [n for n, p in named.items() if not p.is_floating_point()]
-        if not usable:
-            raise nothing_to_measure(named)
-        refuse_halves(named)
-        with measured(model):
-            views = attention_views(model, set(usable), lambda: runner.call(self.batches[0]))
-        whole = Space.of(usable, views)
-        globs = (params,) if isinstance(params, str) else tuple(params)
-        try:
-            names = [_owner(whole, n) for n in whole.select(*globs).names]
-        except KeyError:
-            near = closest(globs[0], [*whole.names, *(v.name for v in views)]) or whole.names[:3]
-            asked, there = (", ".join(f"`{n}`" for n in names) for names in (globs, near))
-            text = f"params: {asked} match 0 of {len(usable)} tensors. Closest names: {there}."
-            raise InputError(text) from None
-        chosen: dict[str, Tensor] = {n: usable[n] for n in usable if n in set(names)}
-        size = sum(p.numel() for p in chosen.values())
-        text = f"{len(chosen)} of {len(named)} tensors, {size:,} parameters"
-        text += f", {len(frozen)} frozen" * bool(frozen and not include_frozen)
-        text += f", {len(integer)} not real" * bool(integer)
-        fused = {v.of for v in views if v.name.endswith(".W_Q") and v.of in chosen and v.shape != v.seen_as}
-        if fused:
-            stored = sorted({n.removesuffix(".weight").rpartition(".")[2] for n in fused})
-            text += f"; {', '.join(stored)} split into query/key/value"
-        self.notes += mode_notes(model, self.train_mode)
-        return dict(chosen), text, [v for v in views if v.of in chosen]
-
-
-def _owner(space: Space, name: str) -> str:
-    """The parameter a name belongs to: itself, or what it is a view of."""
-    return next((v.of for v in space.views if v.name == name), name)
+        return check(self)

@@ -29,9 +29,9 @@ from ..distributed.processes import group_of
 from ..kernels.choice import default_precision
 from ..kernels.replay import Shared
 from .retained import Retained
-from .reverse import ROUNDING, ROUNDING_HALF, forward_agrees, length, require_symmetric
 from .risk import Risk
 from .settings import traceable_experts
+from .soundness import ROUNDING, ROUNDING_HALF, length
 
 if TYPE_CHECKING:
     from .linear import Linearised
@@ -109,7 +109,7 @@ class Products:
         if not k:
             return {n: self.risk.params[n].new_zeros((0, *self.risk.params[n].shape)) for n in self.rows}
         with self.risk.context():
-            self._check_twice()
+            _ = self.risk.soundness  # refused here if it has none
             if self.route == "auto":
                 self._choose({n: t[:1] for n, t in V.items()})
             if not self.risk.batches:  # a process without data
@@ -126,20 +126,6 @@ class Products:
                     continue
                 start += size
         return {n: torch.cat([p[n] for p in parts]) for n in self.rows} if len(parts) > 1 else parts[0]
-
-    def _check_twice(self) -> None:
-        """Once for a risk: every operator behind the gradient can be differentiated again, and rightly."""
-        if self.risk.twice or not self.risk.batches:
-            return
-        with contextlib.suppress(torch.OutOfMemoryError):
-            at, batch = self.risk.params, self.risk.batches[0]
-            if not Retained(lambda p: self.risk.run(p, batch)[0], at, tuple(at)).depends:
-                raise InputError(
-                    "the loss has no gradient: it does not see the parameters, or only through `.detach()` or"
-                    " `torch.no_grad()`. Nothing was measured."
-                )
-            require_symmetric(self.risk, batch)
-        self.risk.twice = True
 
     def _some(self, V: Vector) -> dict[str, Tensor]:
         total: dict[str, Tensor] = {}
@@ -201,7 +187,7 @@ class Products:
 
     def _forward(self) -> bool:
         """Whether forward derivatives may be used, see `reverse`."""
-        if self.forward and not forward_agrees(self.risk):
+        if self.forward and not self.risk.soundness.forward:
             self.forward = False
             say(
                 f"{self.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad` or an"

@@ -35,12 +35,18 @@ _SAME_HALF = 5e-2
 class Shardable(Protocol):
     """What is asked of a risk: `curvature.Risk` is one."""
 
-    batches: list[Any]
-    weights: list[float]
-    params: dict[str, Tensor]
-    space: Space
-    dtype: torch.dtype
-    device: torch.device
+    @property
+    def batches(self) -> list[Any]: ...
+    @property
+    def weights(self) -> list[float]: ...
+    @property
+    def params(self) -> dict[str, Tensor]: ...
+    @property
+    def space(self) -> Space: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
 
     def terms(self, batch: Any) -> float:
         """How many loss terms a batch has."""

@@ -28,7 +28,7 @@ def opened(asked: StepSizeQuestion, subject: Subject) -> tuple[Risk, Stepper]:
         raise InputError(f"params={asked.params!r}: the optimizer trains none of these parameters; choose others.")
     if set(names) != set(risk.params):
         risk = subject.risk(asked, params=names)
-    risk.notes += [note] if note else []
+    risk = risk.noted(note) if note else risk
     return risk, dataclasses.replace(stepper, names=tuple(names))
 
 

@@ -1,0 +1,44 @@
+"""How many loss terms a batch of a risk has."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .batches import IGNORED, targets
+from .runners import own_loss
+
+if TYPE_CHECKING:
+    from .risk import Risk
+
+
+def terms(risk: Risk, batch: Any) -> float:
+    """Sum over mean of a model's own loss that takes `reduction=`; else the targets of the batch."""
+    if risk.loss is None and isinstance(risk.model, nn.Module):
+        own = own_loss(risk.model)
+        if own is not None and "reduction" in inspect.signature(own).parameters:
+            with torch.no_grad(), risk.context():
+                total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
+            counted = float(total / mean) if float(mean) else math.nan
+            return counted if math.isfinite(counted) else targets(batch, shifted=False)
+    return targets(batch, shifted=risk.shifted)
+
+
+def shifts(risk: Risk) -> bool:
+    """Whether the loss leaves out the first label of every row, as that of the next token does."""
+    for batch in risk.batches:
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
+            return False
+        if bool((labels[..., 0] != IGNORED).any()) and bool((labels[..., 1:] != IGNORED).any()):
+            without = labels.clone()
+            without[..., 0] = IGNORED
+            with torch.no_grad(), risk.context():
+                a, b = (risk.run(risk.params, {**batch, "labels": t})[0] for t in (labels, without))
+            return isinstance(a, Tensor) and torch.equal(a, b)
+    return False

@@ -1,0 +1,165 @@
+"""Which derivatives of a risk can be trusted: measured once, on its first batch.
+
+Operators without a forward rule (weight norm, autograd functions without `jvp` or `setup_context`) raise. A part under
+`torch.no_grad` does not: torch's forward derivatives go through it, reverse ones treat it as a constant, as training
+does, and jvp(grad) is then neither. It is therefore measured whether the two agree, and whether a second backward pass
+is symmetric.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.forward import jvp
+from ..core.rng import stream
+from ..core.space import Vector
+from .retained import Retained, gradients
+from .risk import Risk
+
+#: How much derivatives by two ways may differ, relative to their size; many models compute their loss in
+#: float32 whatever they are given, and TF32 products err by 1e-3.
+ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-2}
+ROUNDING_HALF = 0.2
+#: Where that is measured: what share of the weights is kept, and how far they are moved, relative to their size.
+_PLACES = ((1.0, 0.1), (1.0, 1.0), (0.1, 0.1), (0.01, 0.01))
+
+
+@dataclass(frozen=True)
+class Soundness:
+    """`twice`: every operator behind the gradient was seen to be differentiated again, and rightly (False: the memory
+    did not allow to look). `forward`: forward derivatives agree with reverse ones. `through`: the loss sees the
+    parameters through the network's output alone, so that H = H_o + H_f."""
+
+    twice: bool = True
+    forward: bool = True
+    through: bool = True
+
+
+def check(risk: Risk) -> Soundness:
+    """What can be trusted of a risk; one that has no gradient, or no right second derivative, is refused."""
+    if not risk.batches:  # a process without data
+        return Soundness()
+    batch, twice = risk.batches[0], False
+    with risk.context():
+        with contextlib.suppress(torch.OutOfMemoryError):
+            _require_gradient(risk, batch)
+            _require_symmetric(risk, batch)
+            twice = True
+        return Soundness(twice, _forward(risk, batch), _through(risk, batch))
+
+
+def _require_gradient(risk: Risk, batch: Any) -> None:
+    if not Retained(lambda p: risk.run(p, batch)[0], risk.params, tuple(risk.params)).depends:
+        raise InputError(
+            "the loss has no gradient: it does not see the parameters, or only through `.detach()` or"
+            " `torch.no_grad()`. Nothing was measured."
+        )
+
+
+def _forward(risk: Risk, batch: Any) -> bool:
+    try:
+        return not _differ(risk, partial(_slopes, risk, batch))
+    except Exception:  # whatever code of a model dislikes about tangents: said where they are wanted
+        return True
+
+
+def _slopes(risk: Risk, batch: Any, near: dict[str, Tensor]) -> tuple[float, float]:
+    v = _direction(risk, "forward")
+    slope = jvp(lambda p: risk.run(p, batch)[0], (near,), (v,))[1]
+    with torch.enable_grad():
+        at = {n: t.requires_grad_() for n, t in near.items()}
+        g = gradients(risk.run(at, batch)[0], at)
+    return float(slope.detach()) - _inner(g, v), length(g)
+
+
+def _require_symmetric(risk: Risk, batch: Any) -> None:
+    """Refuse a model through which torch's second backward pass is wrong: u^T H v is then not v^T H u.
+
+    A rule of torch can be (that of weight norm is, in 2.13), or one of the model's own.
+    """
+    if _differ(risk, partial(_symmetry, risk, batch)):
+        gap, size = _symmetry(risk, batch, risk.params)
+        raise InputError(
+            f"the second backward pass through this model is not symmetric (by {100 * abs(gap) / (size or 1):.2g} %):"
+            " an operator has a wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that"
+            " operator (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
+        )
+
+
+def _symmetry(risk: Risk, batch: Any, near: Vector) -> tuple[float, float]:
+    """u^T H v - v^T H u of the pair, of three random vectors, in which it is largest."""
+    V = [_direction(risk, f"symmetry/{i}") for i in range(3)]
+    H = Retained(lambda p: risk.run(p, batch)[0], near, risk.space.names)
+    HV = [H(v, risk.space.names) for v in V]
+    gaps = [_inner(V[i], HV[j]) - _inner(V[j], HV[i]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    return max(gaps, key=abs), max(map(length, HV))
+
+
+def _differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, float]]) -> bool:
+    """Whether two numbers that should be one differ: `measured` gives the gap and the size of what they come from.
+
+    Where nothing bends (a saturated softmax) both are rounding. What differs near the weights is therefore looked at
+    where most of several places bends most, and has to stay as it is when the weights move by rounding.
+    """
+    allowed = ROUNDING.get(risk.dtype, ROUNDING_HALF)
+    try:
+        gap, size = measured(_near(risk, _PLACES[0]))
+        if not abs(gap) > allowed * size:  # so where it is not finite
+            return False
+        found = [(size, gap, _PLACES[0])]
+        for place in _PLACES[1:]:
+            gap, size = measured(_near(risk, place))
+            found += [(size, gap, place)] * math.isfinite(gap + size)
+        size, gap, place = max(found)
+        gaps = [gap, *(measured(_near(risk, place, again))[0] for again in (1, 2))]
+    except RuntimeError:  # no such derivative at all: said where it is wanted
+        return False
+    return min(map(abs, gaps)) > allowed * size and max(gaps) - min(gaps) < 0.1 * max(map(abs, gaps))
+
+
+def _through(risk: Risk, batch: Any) -> bool:
+    """Whether J^T dl/dF is the gradient; it is not with a second head, or a penalty on the weights."""
+    with torch.enable_grad():
+        at = {n: t.requires_grad_() for n, t in _near(risk).items()}
+        try:
+            value, F = risk.run(at, batch)
+            if F is None or not F.requires_grad or not value.requires_grad:  # told where it is wanted
+                return True
+            (g,) = torch.autograd.grad(value, F, retain_graph=True)
+            whole = torch.autograd.grad(value, list(at.values()), retain_graph=True, allow_unused=True)
+            part = gradients(F, at, g)
+        except RuntimeError:
+            return True
+    off = {n: part[n] - (0 if w is None else w) for n, w in zip(at, whole, strict=True)}
+    return length(off) <= ROUNDING.get(risk.dtype, ROUNDING_HALF) * length(part)
+
+
+def _near(risk: Risk, place: tuple[float, float] = (1.0, 0.1), again: int = 0) -> dict[str, Tensor]:
+    """A share of the weights, moved by a share of their size at random, and `again` by a thousand roundings more."""
+    kept, moved = place
+    far, more = _direction(risk, "near"), _direction(risk, f"near/{again}")
+    by = 1e3 * torch.finfo(risk.dtype).eps if again else 0.0
+    sizes = {n: t.norm() / max(t.numel(), 1) ** 0.5 for n, t in risk.params.items()}
+    return {n: kept * t + moved * sizes[n] * (far[n] + by * more[n]) for n, t in risk.params.items()}
+
+
+def _direction(risk: Risk, name: str) -> dict[str, Tensor]:
+    generator = stream(0, f"reverse/{name}", risk.device)
+    return risk.space.random(dtype=risk.dtype, device=risk.device, generator=generator)
+
+
+def _inner(u: Vector, v: Vector) -> float:
+    return math.fsum(float((u[n].double() * t.double()).sum()) for n, t in v.items())
+
+
+def length(vector: Vector) -> float:
+    return math.sqrt(_inner(vector, vector))
