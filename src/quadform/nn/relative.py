@@ -33,7 +33,8 @@ class RelativePositions(nn.Module):
         """(1 or batch, heads, n, keys): the rows of the frame's tokens."""
         at = frame.positions
         if frame.mask is None:
-            keys = frame.visible.shape[-1] if frame.static else frame.start + frame.tokens
+            window = frame.visible if frame.static else None  # of a static cache
+            keys = frame.start + frame.tokens if window is None else window.shape[-1]
             apart = (torch.arange(keys, device=at.device) - at[:, None])[None]
         else:
             apart = at[:, None, :] - at[:, :, None]
