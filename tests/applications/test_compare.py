@@ -11,18 +11,18 @@ import torch
 
 from quadform.applications.compare import measure
 from quadform.applications.compare.answer import COLUMNS, Compare
-from quadform.applications.compare.measure import BESIDE, _Work, compare
+from quadform.applications.compare.call import compare
+from quadform.applications.compare.measure import BESIDE, CompareMeasurement
+from quadform.applications.compare.question import CompareQuestion
 from quadform.applications.compare.words import size, verdict
-from quadform.applications.journal import Deadline, Journal
-from quadform.applications.meter import Meter
 from quadform.applications.short_run import ShortRun
 from quadform.applications.step_size import ceiling
 from quadform.applications.step_size.ceiling import SEEN, seen_first
 from quadform.applications.step_size.rules import Stepper, adam
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
-from quadform.core.progress import Progress
 from quadform.core.record import Estimate, Provenance, Record
+from quadform.core.work import Work
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
@@ -38,12 +38,12 @@ def data():
     return dataset("add", digits=1)
 
 
-OPTIONS = {"dim": 4, "heads": 2, "batch": 4, "budget": 0.5, "dtype": torch.float64, "progress": False}
+OPTIONS = {"dim": 4, "heads": 2, "batch": 4, "budget": 0.5, "dtype": "float64", "progress": False}
 
 
 @pytest.fixture(scope="module")
 def found(data) -> Compare:
-    return compare(["pre-ln", "no-skip"], depth=[1, 2], data=data, **OPTIONS)
+    return compare(designs=["pre-ln", "no-skip"], depths=[1, 2], data=data, **OPTIONS)
 
 
 def test_every_cell_has_every_number(found):
@@ -98,7 +98,7 @@ def test_rows_are_sorted_with_the_best_first(found):
 def test_training_lasts_as_long_as_the_budget_says(data):
     """More budget, more steps; every cell trains at least one step."""
     short, long = (
-        compare(["pre-ln"], depth=1, data=data, **{**OPTIONS, "budget": b}).get("pre-ln", 1, "steps").value
+        compare(designs=["pre-ln"], depths=1, data=data, **{**OPTIONS, "budget": b}).get("pre-ln", 1, "steps").value
         for b in (0.01, 3.0)
     )
     assert 1 <= short < long
@@ -106,8 +106,8 @@ def test_training_lasts_as_long_as_the_budget_says(data):
 
 def test_a_training_ends_with_its_share_of_the_budget(data, monkeypatch):
     """Steps that take longer than planned are cut, for every model; the row says so, and the answer is whole."""
-    monkeypatch.setattr(_Work, "share", lambda *words: 0.0)
-    found = compare(["pre-ln", "sas-p"], depth=1, data=data, **{**OPTIONS, "budget": 5.0})
+    monkeypatch.setattr(CompareMeasurement, "share", lambda *words: 0.0)
+    found = compare(designs=["pre-ln", "sas-p"], depths=1, data=data, **{**OPTIONS, "budget": 5.0})
     planned = [note for _, _, note in found.record.inputs["notes"] if "its share of the budget was over" in note]
     assert [found.get(name, 1, "steps").value for name in ("pre-ln", "sas-p")] == [1, 1]
     assert len(planned) == 2
@@ -126,7 +126,7 @@ def test_shares_are_equal_parts_of_what_is_left(data):
 def test_the_end_of_the_budget_ends_the_measuring(data, monkeypatch):
     """A comparison that is past its budget and its grace stops with what there is, marked partial."""
     monkeypatch.setattr(measure, "GRACE", -1e6)
-    found = compare(["pre-ln"], depth=1, data=data, **OPTIONS)
+    found = compare(designs=["pre-ln"], depths=1, data=data, **OPTIONS)
     assert found.record.inputs["partial"]
     assert not found.ok
 
@@ -139,8 +139,8 @@ def fake(lr: float = 1e-3, **cells: dict[str, tuple[float, float]]) -> Compare:
 
 
 def work_of(data, budget):
-    question = {"dim": 8, "heads": 2, "batch": 4, "lr": 1e-3, "seed": 0, "dtype": "float64", "cells": [["pre-ln", 2]]}
-    return _Work(question, data, budget, torch.device("cpu"), Deadline(None))
+    sizes = {"dim": 8, "heads": 2, "batch": 4, "dtype": "float64"}
+    return CompareQuestion(designs=["pre-ln"], depths=2, data=data, budget=budget, **sizes).measurement()
 
 
 def test_the_budget_pays_for_timing_measuring_and_training(data):
@@ -165,8 +165,7 @@ def test_the_plan_counts_what_measuring_takes_beside_products(data, monkeypatch)
 
     monkeypatch.setattr(measure, "eigenpairs", search)
     monkeypatch.setattr(ceiling, "eigenpairs", search)
-    with Progress(1, "products", show=False) as bar:
-        work.health("pre-ln", 2, 1, Journal(None, {}), Meter(bar, Deadline(None)))
+    work.health("pre-ln", 2, {"steps": {"pre-ln/2": 1}}, Work(progress=False))
     gradients = SEEN + 2  # of Adam, of P, and the backward pass of the signal
     spent = len(calls) - sum(products) + 2 * gradients
     assert 0.5 < spent / (3 * BESIDE) < 2, spent
@@ -176,11 +175,11 @@ def test_short_training_is_not_written_down(data, tmp_path, monkeypatch):
     """Checkpoints of a training of seconds cost more than they save: none is written, and none with a kill in mind."""
     kept = []
     monkeypatch.setattr(ShortRun, "save", lambda run: kept.append(run.folder))
-    compare(["pre-ln"], depth=1, data=data, resume=tmp_path / "short", **OPTIONS)
+    compare(designs=["pre-ln"], depths=1, data=data, out=tmp_path / "short", **OPTIONS)
     assert set(kept) == {None}
     monkeypatch.setattr(measure, "KEPT_FROM", 0.0)
-    compare(["pre-ln"], depth=1, data=data, resume=tmp_path / "long", **OPTIONS)
-    assert set(kept) == {None, tmp_path / "long" / "state" / "pre-ln-1"}
+    compare(designs=["pre-ln"], depths=1, data=data, out=tmp_path / "long", **OPTIONS)
+    assert set(kept) == {None, tmp_path / "long" / "work" / "state" / "pre-ln-1"}
 
 
 def test_adam_sees_each_batch_once(data, monkeypatch):
@@ -274,22 +273,23 @@ def test_killed_and_resumed_gives_the_same(data, tmp_path):
         if count == 45:
             raise Killed
 
-    args = (["pre-ln", "post-ln"], 1)
+    asked = {"designs": ["pre-ln", "post-ln"], "depths": 1, "data": data, "resume": True}
     with pytest.raises(Killed):
-        compare(*args, data=data, resume=tmp_path / "a", **{**OPTIONS, "progress": kill})
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "config.json").write_bytes((tmp_path / "a" / "config.json").read_bytes())
-    plan = (tmp_path / "a" / "events.jsonl").read_text().splitlines()[0]
-    (tmp_path / "b" / "events.jsonl").write_text(plan + "\n")
-    again = compare(*args, data=data, resume=tmp_path / "a", **OPTIONS)
-    whole = compare(*args, data=data, resume=tmp_path / "b", **OPTIONS)
+        compare(**asked, out=tmp_path / "a", **{**OPTIONS, "progress": kill})
+    begun, other = tmp_path / "a" / "work", tmp_path / "b" / "work"
+    other.mkdir(parents=True)
+    (other / "question.json").write_bytes((begun / "question.json").read_bytes())
+    plan = (begun / "pieces.jsonl").read_text().splitlines()[0]
+    (other / "pieces.jsonl").write_text(plan + "\n")
+    again = compare(**asked, out=tmp_path / "a", **OPTIONS)
+    whole = compare(**asked, out=tmp_path / "b", **OPTIONS)
     left = [{k: e for k, e in c.record.scalars.items() if not k.endswith("/speed")} for c in (again, whole)]
     assert left[0] == left[1]
     assert all(torch.equal(t, whole.record.tensors[n]) for n, t in again.record.tensors.items())
 
 
 def test_time_that_is_over_leaves_a_partial_answer(data):
-    cut = compare(["pre-ln"], depth=1, data=data, max_time=1e-9, **OPTIONS)
+    cut = compare(designs=["pre-ln"], depths=1, data=data, max_time=1e-9, **OPTIONS)
     assert cut.record.inputs["partial"]
     assert "PARTIAL" in str(cut)
 
@@ -297,7 +297,7 @@ def test_time_that_is_over_leaves_a_partial_answer(data):
 def test_a_design_that_cannot_be_built_is_a_note(tmp_path):
     """DeepNorm has no constants for two stacks: it is told, the others are measured."""
     words = dataset("reverse", letters=3, longest=3)
-    found = compare(["deepnorm", "pre-ln"], depth=1, data=words, **OPTIONS)
+    found = compare(designs=["deepnorm", "pre-ln"], depths=1, data=words, **OPTIONS)
     assert "deepnorm" in str(found)
     assert "one stack" in str(found)
     assert math.isfinite(found.get("pre-ln", 1, "loss").value)
@@ -333,6 +333,14 @@ def test_refusals(words, message, capsys):
 
 def test_python_refuses_the_same(data):
     with pytest.raises(UnknownName, match="parallel"):
-        compare(["paralel"], data=data)
+        compare(designs=["paralel"], data=data)
     with pytest.raises(InputError, match="at least one design"):
-        compare([], data=data)
+        compare(designs=[], data=data)
+    with pytest.raises(InputError, match="takes its fields by name"):
+        compare(["pre-ln"], data=data)
+
+
+def test_the_question_is_plain_values(data):
+    """A Dataset and its text are the same question, as JSON has it."""
+    by_name = CompareQuestion(data="add:digits=1", designs="pre-ln", depths="1").identity()
+    assert json.loads(json.dumps(by_name)) == CompareQuestion(data=data, designs=["pre_ln"], depths=1).identity()

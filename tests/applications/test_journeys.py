@@ -107,9 +107,9 @@ def test_2_what_learning_rate_can_i_use(tmp_path: Path) -> None:
 def test_3_compare_blocks_before_i_commit_gpu_money(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Five designs, a budget, a folder that resumes; the table sorted by ceiling, a chart, a report."""
     corpus = qf.datasets.addition(digits=1)
-    options: dict[str, Any] = {"depth": [1], "dim": 4, "heads": 2, "batch": 4, "data": corpus, "budget": "1s"}
+    options: dict[str, Any] = {"depths": [1], "dim": 4, "heads": 2, "batch": 4, "data": corpus, "budget": "1s"}
     designs = ["pre-ln", "post-ln", "parallel", "sas-p", "v-skipinit"]
-    c = qf.compare(designs, **options, resume="runs/blocks", progress=False)
+    c = qf.compare(designs=designs, **options, out="runs/blocks", resume=True, progress=False)
     print(c.table(sort="lr_ceiling"))
     said = capsys.readouterr().out
     assert all(word in said for word in ("lr ceiling", "rank", "gradient", "loss", *designs))
@@ -117,7 +117,7 @@ def test_3_compare_blocks_before_i_commit_gpu_money(capsys: pytest.CaptureFixtur
     assert ceilings == sorted(ceilings, reverse=True)
     assert c.plot("rank").to_dict()
     shows(c, tmp_path / "blocks")
-    again = qf.compare(designs, **options, resume="runs/blocks", progress=False)
+    again = qf.compare(designs=designs, **options, out="runs/blocks", resume=True, progress=False)
     assert again.record.scalars == c.record.scalars  # read, not measured: speeds would differ
 
 

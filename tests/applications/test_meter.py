@@ -12,17 +12,15 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.applications import journal, machine
+from quadform.applications import machine
 from quadform.applications.configs import ModelQuestion
-from quadform.applications.journal import Deadline, TimeUp
-from quadform.applications.meter import Meter
 from quadform.applications.spectrum import measure as spectrum
 from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.step_size import ceiling
 from quadform.applications.subject import open_subject
 from quadform.core import work
-from quadform.core.progress import Progress
 from quadform.core.record import Record
+from quadform.core.work import Deadline, TimeUp
 
 
 def test_time_is_over_only_after_something_advanced() -> None:
@@ -36,37 +34,12 @@ def test_time_is_over_only_after_something_advanced() -> None:
     Deadline(None).check()
 
 
-def test_a_meter_counts_products() -> None:
-    """Pieces end at what was expected of them, the bar never goes back, and what was there tells nothing of speed."""
-    seen: list[tuple[int, int, float, str]] = []
-    bar = Progress(40, "test", show=lambda *told: seen.append(told))
-    meter = Meter(bar, Deadline(None))
-    meter.skip(10)
-    with meter.piece("a", 10):
-        first, second = meter.of_estimator(), meter.of_estimator()
-        for done in (1, 2, 3):
-            first(done, 10, 0.0, "x")
-        second(2, 50, 0.0, "y")
-        assert bar.done == 15
-        second(30, 50, 0.0, "y")
-        assert bar.done == 20
-    with meter.piece("b", 20, weight=0.5):
-        meter.of_estimator()(8, 9, 0.0, "")
-        assert bar.done == 24
-    assert bar.done == 40
-    assert [s[0] for s in seen] == sorted(s[0] for s in seen)
-    assert seen[0][3] == "a x"
-    assert seen[0][2] == float("inf")  # the first may have compiled: the rate is known from the second on
-    assert 0 < seen[1][2] / 28 < 1  # 28 to do, each as long as the second
-
-
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that goes on by one second each time a deadline looks at it, however busy the machine is."""
     seconds = itertools.count()
     clock = {"monotonic": lambda: float(next(seconds)), "time": time.time, "process_time": time.process_time}
-    for module in (journal, work):
-        monkeypatch.setattr(module, "time", SimpleNamespace(**clock))
+    monkeypatch.setattr(work, "time", SimpleNamespace(**clock))
 
 
 def in_rounds(ask: Any, folder: Path, seconds: float) -> tuple[Record, int]:

@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from quadform.applications.journal import Journal
 from quadform.applications.step_size import StepSize, lr, start
 from quadform.applications.step_size.ceiling import ceiling_of
 from quadform.applications.step_size.rules import (
@@ -647,18 +646,6 @@ def test_an_eigenvalue_that_did_not_converge_goes_on(data, batches, tmp_path):
     assert (
         long.record.scalars["lambda_max_P"] == lr(model, batches, products=80, **options).record.scalars["lambda_max_P"]
     )
-
-
-def test_a_journal_survives_a_cut_line(tmp_path):
-    """The line a kill cut off is left out, and the next one begins on its own line."""
-    journal = Journal(tmp_path, {"a": 1})
-    journal.write("x", 0.1)
-    with open(tmp_path / "events.jsonl", "ab") as f:
-        f.write(b'{"piece": "y", "val')
-    again = Journal(tmp_path, {"a": 1})
-    assert again.done == {"x": 0.1}
-    again.write("z", [1, 2.5])
-    assert Journal(tmp_path, {"a": 1}).done == {"x": 0.1, "z": [1, 2.5]}
 
 
 def test_time_that_is_over_gives_a_partial_bound(data, batches, tmp_path):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from quadform.applications.configs.report import ReportConfig
-from quadform.applications.journal import Deadline
 from quadform.applications.study import folder, measure, open_studies, records_in, stages
 from quadform.core.errors import FileError, InputError
 from quadform.core.record import Estimate, Provenance, Record
+from quadform.core.work import Deadline
 
 ASKED: dict[str, Any] = {"model": "m", "seed": 0}
 

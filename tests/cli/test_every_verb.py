@@ -122,8 +122,8 @@ def test_runs_are_listed(answers: dict[str, tuple[int, str, str]], capsys: pytes
 
 def test_unfinished_and_damaged_runs_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that was killed and a record that cannot be read are rows that say so; other folders are none."""
-    (tmp_path / "killed").mkdir()
-    (tmp_path / "killed" / "events.jsonl").write_text("")
+    (tmp_path / "killed" / "work").mkdir(parents=True)
+    (tmp_path / "killed" / "work" / "question.json").write_text("{}")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "record.json").write_text("{")
     (tmp_path / "other" / "deep").mkdir(parents=True)

@@ -110,20 +110,24 @@ def numbers(folder: Path) -> dict[str, Estimate]:
 
 def take_plan(source: Path, target: Path) -> None:
     """Begin `target` with the plan of `source`: how many steps fit a budget is measured, and differs by the moment."""
-    target.mkdir()
-    shutil.copy(source / "config.json", target)
-    plan = [line for line in (source / "events.jsonl").read_text().splitlines() if '"plan"' in line]
-    (target / "events.jsonl").write_text("\n".join(plan) + "\n")
+    source, target = source / "work", target / "work"
+    target.mkdir(parents=True)
+    shutil.copy(source / "question.json", target)
+    (plan,) = [line for line in (source / "pieces.jsonl").read_text().splitlines() if '"piece": "plan"' in line]
+    (target / "pieces.jsonl").write_text(plan + "\n")
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_killed_and_resumed_is_the_same(verb: str, runner: Runner, tmp_path: Path) -> None:
     """Killed twice at shares of the time the whole run takes; resumed, every number is equal to the last bit."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    _, took = runner.run([verb, *COMMANDS[verb], "--out", str(whole), "--quiet"])
+    begun = [verb, *COMMANDS[verb], "--quiet", "--resume", "--out"]
     if verb == "compare":
-        take_plan(whole, cut)
-    words = [verb, *COMMANDS[verb], "--out", str(cut), "--quiet", "--resume"]
+        runner.run([*begun, str(tmp_path / "planned"), "--max-time", "0.001s"])
+        take_plan(tmp_path / "planned", whole)
+        take_plan(tmp_path / "planned", cut)
+    _, took = runner.run([*begun, str(whole)])
+    words = [*begun, str(cut)]
     killed = 0
     draw = random.Random(verb)  # the load of the machine makes the moment more random still
     for share in (draw.uniform(0.1, 0.5), draw.uniform(0.3, 0.7)):

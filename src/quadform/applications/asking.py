@@ -41,7 +41,7 @@ def ask(question: Question, work: Work, subject: Any = None) -> Any:
         return question.answer(found)
     measurement: Measurement[Any] = question.measurement(subject)
     work.begin(identity)
-    if work.progress:
+    if work.progress and not work.pieces:
         say(measurement.plan().text)
     answer = measurement.measure(work)
     answer.record = work.finish(answer.record, complete=answer.complete)
@@ -94,6 +94,8 @@ class Door(Generic[A]):
     def _asked(self, model: Any, batches: Any, loss: Any, fields: dict[str, Any]) -> tuple[Question, Subject | None]:
         from .subject import Subject
 
+        if self.opening is None and not (model is batches is loss is None):
+            raise InputError(f"{self.__name__}() takes its fields by name: {', '.join(options(self.question))}.")
         named = None if self.opening is None else self.opening.naming(model)
         if named is not None and loss is not None:
             raise InputError(

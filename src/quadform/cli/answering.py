@@ -28,7 +28,7 @@ def answer(command: Command, keeps: bool) -> int:
     subject = None if opening is None else opening.open()
     if keeps and output.out is None and opening is not None:
         output = replace(output, out=str(default_folder(question.verb, opening.named)))
-    model = "" if opening is None else opening.named
+    model = getattr(question, "about", "") if opening is None else opening.named
     folder = result_folder(output, question.verb, model, resume=limits.resume)
     group = current() if current().world > 1 else None
     with Work(

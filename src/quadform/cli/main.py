@@ -49,7 +49,7 @@ VERBS = {
         "why.question:WhyQuestion",
         "opening:Opening",
     ),
-    "compare": Verb("which block before spending GPU money", "compare:CompareConfig"),
+    "compare": Verb("which block before spending GPU money", "compare.question:CompareQuestion"),
     "lr": Verb(
         "the largest stable learning rate: a ceiling from curvature, tried on a copy",
         "step_size.question:StepSizeQuestion",

@@ -15,7 +15,7 @@ from .earlier import subject_of
 #: Folders this far below the one that was named are looked into.
 DEEPEST = 3
 #: Folders inside a run: its weights, and what is unfinished.
-_INSIDE = ("checkpoint", "best", "model", "state", "unfinished")
+_INSIDE = ("checkpoint", "best", "model", "unfinished")
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,11 @@ def runs(folder: str | Path) -> list[Row]:
 
 def _below(folder: Path, depth: int) -> Iterator[Row]:
     from ..applications.study import holds_run
+    from ..core.work import WORK, begun
     from ..train.runs import is_run
 
-    if (folder / "events.jsonl").exists() and not (folder / JSON_NAME).exists():
+    unfinished = begun(folder) is not None
+    if unfinished and not (folder / JSON_NAME).exists():
         yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
     elif holds_run(folder):
         yield _row(folder)
@@ -57,7 +59,7 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
     except OSError:  # a folder that may not be read
         return
     for child in children:
-        if child.name not in _INSIDE and not child.name.startswith("."):
+        if child.name not in (*_INSIDE, *([WORK] if unfinished else [])) and not child.name.startswith("."):
             yield from _below(child, depth + 1)
 
 

@@ -3,5 +3,5 @@
 from ...core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"Compare": ".answer", "compare": ".measure", "plan": ".measure", "run": ".measure"}
+    __name__, {"Compare": ".answer", "CompareQuestion": ".question", "compare": ".call"}
 )

@@ -9,8 +9,8 @@ from typing import Any
 from ...core.errors import UnknownName, did_you_mean
 from ...core.record import Estimate
 from ..answers import Answer, Grid
-from ..configs.compare import SORTS
 from . import words
+from .question import SORTS
 
 COLUMNS = {
     "parameters": "parameters",
@@ -46,10 +46,6 @@ class Compare(Answer):
     @property
     def cells(self) -> list[tuple[str, int]]:
         return [(str(d), int(n)) for d, n in self.record.inputs["cells"]]
-
-    @property
-    def ok(self) -> bool:
-        return not self.record.inputs["partial"] and all(e.converged for e in self.record.scalars.values())
 
     def get(self, design: str, depth: int, measure: str) -> Estimate | None:
         """One number of one cell; None where it is not there."""

@@ -1,4 +1,4 @@
-"""Designs and depths side by side under a budget: `quadform compare`, `qf.compare`.
+"""Measuring designs and depths side by side under a budget.
 
 Health at initialisation (signal, curvature, ceiling), size (parameters, FLOPs, memory), and a short training of equal
 time each. The number of training steps follows from one timed step and is written down with the first piece, so that a
@@ -8,23 +8,21 @@ resumed run trains as long as an undisturbed one.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core.designs import DESIGNS
-from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.errors import InputError
 from ...core.progress import Progress, Report, clock, say
+from ...core.question import Plan
 from ...core.record import Estimate, Provenance, Record
+from ...core.work import Deadline, Work
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
@@ -33,19 +31,14 @@ from ...propagation.observe import find_stacks
 from ...propagation.profiler import Profiler
 from ...report.rows import data_words
 from ...train.config import TrainConfig
-from ...train.datasets import Dataset
 from ...train.score import evaluate
-from ..configs.compare import CompareConfig
-from ..configs.shared import seconds_of
-from ..journal import Deadline, Journal, TimeUp, kept_state
 from ..machine import DTYPES, busy_seconds, device_of, guard_design, guard_probe, vectors_in_words
-from ..meter import Meter
 from ..short_run import ShortRun
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, seen_first
-from ..subject import parse_data
 from ..threads import fitting_threads
 from . import words
 from .answer import Compare
+from .question import CompareQuestion
 
 #: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this residual.
 PRODUCTS, TYPICAL, TOL = 60, 36, 1e-2
@@ -60,99 +53,57 @@ LEAST_TRAINING = 0.25
 TIMED = 4
 #: Seconds above the budget (or above the plan, where that said more) after which everything ends.
 GRACE = 20.0
+#: Vectors an estimator keeps on disk, about.
+KEPT = 40
 #: Held-out batches of the loss after training.
 VALID_BATCHES = 4
-
-
-# --- Python ---------------------------------------------------------------------------------------------------------
-def compare(
-    designs: Sequence[str],
-    depth: Sequence[int] | int = (2, 6),
-    *,
-    data: Dataset,
-    dim: int = 64,
-    heads: int = 4,
-    batch: int = 32,
-    lr: float = 1e-3,
-    budget: str | float = "5m",
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    sort: str = "loss",
-    max_time: str | float | None = None,
-    resume: str | Path | None = None,
-    progress: bool | Report = True,
-) -> Compare:
-    """Compare block designs at each depth on `data`, all of one width, within `budget` (`"5m"`, or seconds)."""
-    for name in designs:
-        if name.replace("_", "-") not in DESIGNS:
-            raise UnknownName(f"{name!r} is not a block design.{did_you_mean(name, DESIGNS)}")
-    depths = [depth] if isinstance(depth, int) else list(depth)
-    if not designs or not depths or min(depths) < 1:
-        raise InputError("a comparison needs at least one design and one depth of at least 1.")
-    question = {
-        "kind": Compare.kind,
-        "cells": [[name.replace("_", "-"), int(n)] for n in depths for name in designs],
-        "dim": dim,
-        "heads": heads,
-        "batch": batch,
-        "lr": lr,
-        "tol": TOL,
-        "seed": seed,
-        "data": data.to_dict(),
-        "dtype": str(dtype or torch.get_default_dtype()).removeprefix("torch."),
-    }
-    total = seconds_of(budget) if isinstance(budget, str) else float(budget)
-    limit = seconds_of(max_time) if isinstance(max_time, str) else max_time
-    work = _Work(question, data, total, torch.device(device), Deadline(limit))
-    return Compare(work.measure(resume, True, sort, progress))
 
 
 class _Enough(Exception):
     """A training has had its share of the budget."""
 
 
-class _Budget(Deadline):
-    """The end of the budget, told in the plan; a limit of the time that ends sooner goes first."""
+class CompareMeasurement:
+    """The models of a comparison and their data."""
 
-    def __init__(self, seconds: float, limit: Deadline) -> None:
-        super().__init__(seconds)
-        self.limit = limit
-
-    def check(self, *, advanced: bool = True) -> None:
-        self.limit.check(advanced=advanced)
-        super().check(advanced=advanced)
-
-
-class _Work:
-    """A comparison under way."""
-
-    def __init__(
-        self, question: dict[str, Any], data: Dataset, budget: float, device: torch.device, deadline: Deadline
-    ) -> None:
-        self.question, self.data, self.budget, self.device, self.deadline = question, data, budget, device, deadline
-        self.cells: list[tuple[str, int]] = [(str(d), int(n)) for d, n in question["cells"]]
-        sizes = {name: question[name] for name in ("dim", "heads")} | data.settings
+    def __init__(self, asked: CompareQuestion) -> None:
+        self.asked, self.data, self.cells = asked, asked.dataset, asked.cells
+        self.device, self.dtype = device_of(asked.device), DTYPES[asked.dtype]
         for name, depth in self.cells:
-            guard_design(name, depth, device, getattr(torch, question["dtype"]), **sizes)
-        guard_probe(1, question["batch"], next(data.batches("valid", 1, question["seed"])))
-        self.probe = self._on(next(data.batches("valid", question["batch"], question["seed"])))
+            guard_design(name, depth, self.device, self.dtype, dim=asked.dim, heads=asked.heads, **self.data.settings)
+        guard_probe(1, asked.batch, next(self.data.batches("valid", 1, asked.seed)))
+        self.probe = self._on(next(self.data.batches("valid", asked.batch, asked.seed)))
+        self.end = Deadline(None)  # of the budget, once it is planned
+        self._timed: dict[str, Any] | None = None
 
     def _on(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         return {k: v.to(self.device) for k, v in batch.items()}
 
     def model(self, design: str, depth: int) -> Transformer:
-        q = self.question
-        options = {"depth": depth, "dim": q["dim"], "heads": q["heads"], "seed": q["seed"]}
-        kind = getattr(torch, q["dtype"])
-        return Transformer(design, dtype=kind, device=self.device, **options, **self.data.settings)
+        asked = self.asked
+        sizes = {"depth": depth, "dim": asked.dim, "heads": asked.heads, "seed": asked.seed}
+        return Transformer(design, dtype=self.dtype, device=self.device, **sizes, **self.data.settings)
+
+    # --- the cost ---------------------------------------------------------------------------------------------------
+    def plan(self) -> Plan:
+        """How the budget is spent; models are timed for it."""
+        with self.threads():
+            found = self.timed()
+        total = found["timing"] + found["measuring"] + found["training"]
+        details = {k: v for k, v in found.items() if k not in ("products", "bytes")}
+        return Plan(self.plan_text(found), found["products"], total, found["bytes"], details)
 
     def timed(self, progress: bool | Report = True) -> dict[str, Any]:
         """Work of a product and of a training step of every cell, and the steps the budget then allows.
 
         Steps follow from work, so that models timed in a busy moment are not trained less; how many seconds of the
-        clock a second of work takes here is one number for all.
+        clock a second of work takes here is one number for all. They are timed once.
         """
+        if self._timed is None:
+            self._timed = self._time(progress)
+        return self._timed
+
+    def _time(self, progress: bool | Report) -> dict[str, Any]:
         products, steps, broken, largest = {}, {}, {}, 0
         began, worked = time.perf_counter(), busy_seconds(self.device)
         with Progress(len(self.cells), "compare: timing models", show=progress) as bar:
@@ -171,7 +122,7 @@ class _Work:
         timing = time.perf_counter() - began
         load = timing / max(busy_seconds(self.device) - worked, 1e-9)
         measuring = load * (TYPICAL * sum(products.values()) + BESIDE * sum(steps.values()))
-        training = max(self.budget - timing - measuring, LEAST_TRAINING * self.budget)
+        training = max(self.asked.budget - timing - measuring, LEAST_TRAINING * self.asked.budget)
         each = training / load / max(len(steps), 1)
         counts = {key: max(1, int(each / seconds) - AFTER) for key, seconds in steps.items()}
         return {
@@ -181,7 +132,7 @@ class _Work:
             "steps": counts,
             "broken": broken,
             "products": TYPICAL * len(products),
-            "bytes": float((ROWS + 6) * largest * getattr(torch, self.question["dtype"]).itemsize),
+            "bytes": float((ROWS + 6) * largest * self.dtype.itemsize),
         }
 
     def product(self, risk: Risk) -> float:
@@ -191,12 +142,12 @@ class _Work:
         return (times[-1] - times[0]) / max(len(times) - 1, 1)
 
     def config(self, steps: int) -> TrainConfig:
-        q = self.question
-        return TrainConfig(steps=max(steps, 1), lr=q["lr"], batch_size=q["batch"], seed=q["seed"])
+        asked = self.asked
+        return TrainConfig(steps=max(steps, 1), lr=asked.lr, batch_size=asked.batch, seed=asked.seed)
 
     def plan_text(self, plan: dict[str, Any]) -> str:
         counts = plan["steps"].values() or [0]
-        timing = plan.get("timing", 0.0)  # older runs did not tell it
+        timing = plan["timing"]
         total = timing + plan["measuring"] + plan["training"]
         text = (
             f"plan: {len(self.cells)} models, {clock(total)} in all: timing {clock(timing)}, measuring about"
@@ -204,15 +155,10 @@ class _Work:
             f" ({min(counts):,} to {max(counts):,}"
             f" steps each, equal time); {vectors_in_words(plan['bytes'], self.device)}"
         )
-        if total <= 1.01 * self.budget:
+        if total <= 1.01 * self.asked.budget:
             return text
-        return (
-            f"{text}; more than the budget of {clock(self.budget)}: fewer or shallower models, or a smaller width, fit"
-        )
-
-    def measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
-        with self.threads():
-            return self._measure(folder, resume, sort, progress)
+        budget = clock(self.asked.budget)
+        return f"{text}; more than the budget of {budget}: fewer or shallower models, or a smaller width, fit"
 
     def threads(self) -> contextlib.AbstractContextManager[None]:
         """As many threads as suit the first model that can be measured; any number where none can."""
@@ -221,63 +167,72 @@ class _Work:
                 return fitting_threads(Risk(self.model(*cell), None, self.probe, quiet=True))
         return contextlib.nullcontext()
 
-    def _measure(self, folder: str | Path | None, resume: bool, sort: str, progress: bool | Report) -> Record:
-        began = time.monotonic()
-        journal = Journal(folder, self.question, resume=resume)
-        plan = journal.piece("plan", functools.partial(self.timed, progress))
-        planned = plan.get("timing", 0.0) + plan["measuring"] + plan["training"]
-        end = _Budget(max(self.budget, planned) + GRACE - (time.monotonic() - began), self.deadline)
-        if progress is True:
-            say(self.plan_text(plan))
-        scalars: dict[str, Estimate] = {}
-        tensors: dict[str, Tensor] = {}
-        notes: list[list[Any]] = []
-        partial = False
-        expected = {key: {"health": TYPICAL, "training": count} for key, count in plan["steps"].items()}
-        total = sum(sum(of.values()) for of in expected.values())
-        with Progress(total, "compare: products and steps", show=progress) as bar:
-            meter = Meter(bar, end)
-            try:
-                for design, depth in self.cells:
-                    key = f"{design}/{depth}"
-                    if key in plan["broken"]:
-                        notes.append([design, depth, plan["broken"][key]])
-                        continue
-                    for part in (self.health, self.training):
-                        name = f"{part.__name__}/{key}"
-                        units = expected[key][part.__name__]
-                        if name in journal:
-                            meter.skip(units)
-                        else:
-                            end.check(advanced=False)
-                            with meter.piece(name, units):
-                                journal.write(name, part(design, depth, plan["steps"][key], journal, meter))
-                        found = journal.done[name]
-                        scalars |= {f"{key}/{m}": Estimate.read(e) for m, e in found["scalars"].items()}
-                        for label, values in found["curves"].items():
-                            tensors[f"{key}/{label}"] = torch.tensor(values, dtype=torch.float64)
-                        if found["note"]:
-                            notes.append([design, depth, found["note"]])
-            except TimeUp:
-                partial = True
-        if not partial:
-            journal.forget_state()
+    # --- the work ---------------------------------------------------------------------------------------------------
+    def measure(self, work: Work) -> Compare:
+        """Every model measured and trained, or as many as budget and time allow, marked partial."""
+        asked, found = self.asked, _Found()
+        with self.threads(), work.in_time():
+            kept = "plan" in work
+            plan = work.piece("plan", lambda: self.timed(work.progress))
+            if kept and work.progress:
+                say(self.plan_text(plan))
+            planned = plan["timing"] + plan["measuring"] + plan["training"]
+            self.end = Deadline(max(asked.budget, planned) + GRACE - (0.0 if kept else plan["timing"]))
+            self._measure(work, plan, found)
         shape = " x ".join(map(str, next(iter(self.probe.values())).shape))
-        about = f"{data_words(self.question)}, batches of {shape} tokens, AdamW at {self.question['lr']:g}"
-        told = {"notes": notes, "partial": partial, "sort": sort, "about": about, "budget": self.budget}
-        kind = getattr(torch, self.question["dtype"])
-        return Record(
-            kind=Compare.kind,
-            inputs={**self.question, **told},
-            scalars=scalars,
-            tensors=tensors,
-            made=Provenance.collect(seed=self.question["seed"], dtype=kind, device=self.device),
-        )
+        data = self.data.to_dict()
+        inputs = {
+            "cells": [list(cell) for cell in self.cells],
+            "dim": asked.dim,
+            "heads": asked.heads,
+            "batch": asked.batch,
+            "lr": asked.lr,
+            "tol": TOL,
+            "seed": asked.seed,
+            "data": data,
+            "dtype": asked.dtype,
+            "notes": found.notes,
+            "partial": work.partial,
+            "sort": asked.sort,
+            "about": f"{data_words({'data': data})}, batches of {shape} tokens, AdamW at {asked.lr:g}",
+            "budget": asked.budget,
+        }
+        made = Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device)
+        return Compare(Record(Compare.kind, inputs, found.scalars, found.tensors, made))
 
-    def health(self, design: str, depth: int, steps: int, journal: Journal, meter: Meter) -> dict[str, Any]:
+    def _measure(self, work: Work, plan: dict[str, Any], found: _Found) -> None:
+        total = sum(TYPICAL + count for count in plan["steps"].values())
+        with work.bar(total, "compare: products and steps"):
+            for cell in self.cells:
+                key = f"{cell[0]}/{cell[1]}"
+                if key in plan["broken"]:
+                    found.notes.append([*cell, plan["broken"][key]])
+                    continue
+                for part, units in ((self.health, TYPICAL), (self.training, plan["steps"][key])):
+                    name = f"{part.__name__}/{key}"
+                    if name not in work:
+                        self.in_budget(work)
+                    found.take(cell, work.piece(name, functools.partial(part, *cell, plan, work), units))
+
+    def in_budget(self, work: Work) -> None:
+        """TimeUp after the budget, once something is done that was not done before."""
+        self.end.check(advanced=work.deadline.advanced)
+
+    def report(self, work: Work) -> Report:
+        """The `progress=` of an estimator, which ends with the budget too."""
+        told = work.report()
+
+        def both(done: int, total: int, left: float, text: str) -> None:
+            told(done, total, left, text)
+            self.in_budget(work)
+
+        return both
+
+    def health(self, design: str, depth: int, plan: dict[str, Any], work: Work) -> dict[str, Any]:
         """Size, signal and curvature at initialisation."""
         model = self.model(design, depth)
-        state = kept_state(journal, f"{design}-{depth}-health", model, self.deadline)
+        size = KEPT * sum(p.numel() * p.element_size() for p in model.parameters())
+        state = work.state(f"{design}-{depth}-health", size)
         risk = Risk(model, None, self.probe, quiet=True)
         scalars = words.size(model, self.probe)
         profiler = Profiler(find_stacks(model, lambda: model.loss(self.probe)))
@@ -292,12 +247,12 @@ class _Work:
                 curves[label] = [e.value for e in layers]
 
         def kept(name: str) -> dict[str, Any]:
-            return {"progress": meter.of_estimator(), "resume": None if state is None else state / name}
+            return {"progress": self.report(work), "resume": None if state is None else state / name}
 
         H = hessian(risk)
         top = eigenpairs(H, top=1, max_products=PRODUCTS, tol=TOL, **kept("H")).top[0]
         scalars["lambda_max"] = top
-        train = self.config(steps)
+        train = self.config(plan["steps"][f"{design}/{depth}"])
         stepper = ShortRun(model, None, train, None).stepper()
         stepper = seen_first(stepper, model, self.data.batches("train", train.batch_size, train.seed))
         found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, tol=TOL, **kept("P")), ""
@@ -305,19 +260,20 @@ class _Work:
             note = UNSEEN
         else:
             scalars["lr_ceiling"] = found
-        return {"scalars": _plain(scalars), "curves": curves, "note": note}
+        return {"scalars": scalars, "curves": curves, "note": note}
 
-    def training(self, design: str, depth: int, steps: int, journal: Journal, meter: Meter) -> dict[str, Any]:
+    def training(self, design: str, depth: int, plan: dict[str, Any], work: Work) -> dict[str, Any]:
         """Equal time of training; the loss on held-out data, and the speed seen."""
-        plan = journal.done["plan"]
-        long = plan["training"] / len(plan["steps"]) >= KEPT_FROM or self.deadline.until is not None
-        folder = journal.state(f"{design}-{depth}") if long else None
+        steps = plan["steps"][f"{design}/{depth}"]
+        long = plan["training"] / len(plan["steps"]) >= KEPT_FROM or work.deadline.until is not None
+        folder = work.state(f"{design}-{depth}") if long and work.folder is not None else None
         run = ShortRun(self.model(design, depth), self.data, self.config(steps), folder)
-        meter.spend(run.step, advanced=False)
-        until = time.monotonic() + self.share(plan, journal, meter.deadline.left)
+        work.spend(run.step, advanced=False)
+        until = time.monotonic() + self.share(plan, work, self.end.left)
 
         def stepped() -> None:
-            meter.spend(1, f"loss {run.losses[-1]:.3g}" if run.losses else "")
+            work.spend(1, f"loss {run.losses[-1]:.3g}" if run.losses else "")
+            self.in_budget(work)
             if time.monotonic() > until:
                 raise _Enough
 
@@ -327,60 +283,34 @@ class _Work:
         if run.broken:
             return {"scalars": {}, "curves": {"losses": run.losses}, "note": run.broken}
         cut = f"trained {run.step:,} of {steps:,} steps: its share of the budget was over" if run.step < steps else ""
-        q = self.question
-        loss = evaluate(run.model, self.data, batches=VALID_BATCHES, batch_size=q["batch"], seed=q["seed"])
+        asked = self.asked
+        loss = evaluate(run.model, self.data, batches=VALID_BATCHES, batch_size=asked.batch, seed=asked.seed)
         scalars = {"loss": loss, "steps": Estimate(run.step)}
         if run.speeds:
             speeds = torch.tensor(run.speeds, dtype=torch.float64)
             spread = float(speeds.std() / len(speeds) ** 0.5) if len(speeds) > 1 else math.inf
             note = "processor time of this machine"
             scalars["speed"] = Estimate(float(speeds.mean()), spread, "estimate", note=note)
-        return {"scalars": _plain(scalars), "curves": {"losses": run.losses}, "note": cut}
+        return {"scalars": scalars, "curves": {"losses": run.losses}, "note": cut}
 
-    def share(self, plan: dict[str, Any], journal: Journal, left: float) -> float:
+    def share(self, plan: dict[str, Any], work: Work | Mapping[str, Any], left: float) -> float:
         """Seconds the next training may take: what is left after all measuring, in equal parts."""
-        trainings, measured = (
-            sum(f"{part}/{key}" in journal for key in plan["steps"]) for part in ("training", "health")
-        )
+        trainings, measured = (sum(f"{part}/{key}" in work for key in plan["steps"]) for part in ("training", "health"))
         count = len(plan["steps"])
         return (left - plan["measuring"] * (count - measured) / count) / (count - trainings)
 
 
-def _plain(scalars: dict[str, Estimate]) -> dict[str, Any]:
-    return {m: dataclasses.asdict(e) for m, e in scalars.items()}
+class _Found:
+    """What has been measured so far."""
 
+    def __init__(self) -> None:
+        self.scalars: dict[str, Estimate] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self.notes: list[list[Any]] = []
 
-# --- the verb -------------------------------------------------------------------------------------------------------
-def _of(config: CompareConfig) -> _Work:
-    from ...train.datasets import dataset
-
-    name, settings = parse_data(config.data)
-    data = dataset(name, **settings)
-    question = {
-        "kind": Compare.kind,
-        "cells": [list(c) for c in ((n, d) for d, n in itertools.product(config.each_depth, config.names))],
-        "dim": config.dim,
-        "heads": config.heads,
-        "batch": config.batch,
-        "lr": config.lr,
-        "tol": TOL,
-        "seed": config.seed,
-        "data": data.to_dict(),
-        "dtype": str(DTYPES[config.dtype]).removeprefix("torch."),
-    }
-    return _Work(question, data, config.budget_seconds, device_of(config.device), Deadline(config.seconds))
-
-
-def run(config: CompareConfig, folder: str | Path | None = None, progress: bool | Report = True) -> Record:
-    """Answer `quadform compare`."""
-    return _of(config).measure(folder, config.resume, config.sort, progress)
-
-
-def plan(config: CompareConfig) -> dict[str, Any]:
-    """What `quadform compare --dry-run` tells."""
-    work = _of(config)
-    began = time.perf_counter()
-    with work.threads():
-        found = work.timed()
-    seconds = found["timing"] + found["measuring"] + found["training"]
-    return {"text": work.plan_text(found), **found, "seconds": seconds, "timed_in": time.perf_counter() - began}
+    def take(self, cell: tuple[str, int], part: dict[str, Any]) -> None:
+        key = f"{cell[0]}/{cell[1]}"
+        self.scalars |= {f"{key}/{m}": e for m, e in part["scalars"].items()}
+        curves = part["curves"].items()
+        self.tensors |= {f"{key}/{label}": torch.tensor(values, dtype=torch.float64) for label, values in curves}
+        self.notes += [[*cell, part["note"]]] if part["note"] else []

@@ -12,10 +12,10 @@ from ...core.errors import FileError, InputError, did_you_mean
 from ...core.memory import in_words
 from ...core.progress import clock, say
 from ...core.record import JSON_NAME, Record
+from ...core.work import Deadline
 from ...train.runs import is_run
 from ..configs.report import ReportConfig
 from ..configs.shared import ModelQuestion
-from ..journal import Deadline
 from ..subject import TRAINED, open_subject
 from .folder import EXACT, STAGES, Study, asked_in, begin, holds_run, records_in, studies_of, unfinished
 from .stages import Cost, Stage, default_stages, model_stages
