@@ -13,7 +13,7 @@ import torch
 
 import quadform as qf
 from quadform.applications import machine
-from quadform.applications.configs import ModelQuestion
+from quadform.applications.opening import Opening
 from quadform.applications.spectrum import measure as spectrum
 from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.step_size import ceiling
@@ -85,9 +85,9 @@ def test_lr_in_rounds(tmp_path: Path) -> None:
 
 def test_plans_count_the_work_with_vectors(monkeypatch):
     """A product of a search comes with the making of its vector orthogonal: a plan that adds none is too short."""
-    question = ModelQuestion(model="new:pre-ln,depth=1,dim=8,heads=2", data="add:digits=1")
+    question = Opening(model="new:pre-ln,depth=1,dim=8,heads=2", data="add:digits=1")
     subject = open_subject(question)
-    risk = subject.risk(question, quiet=True)
+    risk = subject.risk(quiet=True)
     asked = SpectrumQuestion(top=1, bottom=1, blocks="none", route="eager")
     told = []
     for slow in (0.0, 100.0):

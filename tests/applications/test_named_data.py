@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.applications.configs import ModelQuestion
+from quadform.applications.opening import Opening
 from quadform.applications.subject import open_subject
 from quadform.applications.text_files import read_text_file
 from quadform.cli.main import main
@@ -121,7 +121,7 @@ def test_the_file_and_its_field_are_named(verb, folder, tmp_path, capsys):
 def test_the_probe_is_the_text_of_the_field(folder, tmp_path):
     """Tokens of the field alone: no braces, no names of fields."""
     path = table(tmp_path, ".csv", [{"n": i, "text": t} for i, t in enumerate(TEXTS)])
-    batch = open_subject(ModelQuestion(model=str(folder), data=path, batch=2, length=8)).batches[0]["input_ids"]
+    batch = open_subject(Opening(model=str(folder), data=path, batch=2, length=8)).batches[0]["input_ids"]
     assert batch.shape == (2, 8)
     _, tok = qf.integrations.hf.load(folder)
     assert tok.decode(batch.flatten()) == WHOLE[:16]

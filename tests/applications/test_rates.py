@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.applications.configs import ModelQuestion
+from quadform.applications.opening import Opening
 from quadform.applications.step_size import StepSize, lr
 from quadform.applications.step_size.rules import read_optimizer
 from quadform.applications.step_size.state import rates_of_run
@@ -170,7 +170,7 @@ def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
     assert "step 4, float32" in said
     assert "learning rate in force at step 4: 0.00667" in said
     assert "peak rate of the schedule: 0.02" in said
-    subject = open_subject(ModelQuestion(model=str(tmp_path / "c"), batch=4, length=8))
+    subject = open_subject(Opening(model=str(tmp_path / "c"), batch=4, length=8))
     own = lr(model.eval(), subject.batches, optimizer=optimizer, verify=0, progress=False)
     assert found.ceiling == pytest.approx(own.ceiling, rel=1e-3)
     (tmp_path / "c" / "optimizer.pt").unlink()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
-from quadform.applications.configs import ModelQuestion
 from quadform.applications.configs.shared import seconds_of
+from quadform.applications.opening import Opening
+from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.subject import open_subject, parse_data, parse_new, weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import FileError, InputError, UnknownName
@@ -19,11 +19,11 @@ from quadform.train import TrainConfig, dataset, train
 
 def test_new() -> None:
     """`new:sas-p,depth=2,dim=16` with `add:digits=2`: the design, the data's vocabulary, batches of the size asked."""
-    s = open_subject(ModelQuestion(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3, batches=2))
+    s = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3, batches=2))
     assert (s.model.config.design, s.model.config.depth, s.model.config.d_model) == ("sas-p", 2, 16)
     assert [len(b["tokens"]) for b in s.batches] == [3, 3]
-    assert torch.isfinite(s.risk(ModelQuestion(model="x"), quiet=True).value())
-    again = open_subject(ModelQuestion(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3))
+    assert torch.isfinite(s.risk(quiet=True).value())
+    again = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3))
     assert again.source["weights"] == s.source["weights"]
 
 
@@ -32,12 +32,12 @@ def test_run_and_saved_model(tmp_path: Path) -> None:
     data = dataset("add", digits=2)
     model = Transformer("pre-ln", depth=1, dim=16, heads=2, **data.settings)
     train(model, data, TrainConfig(steps=3, batch_size=4), out=tmp_path / "run", progress=False)
-    s = open_subject(ModelQuestion(model=str(tmp_path / "run")))
+    s = open_subject(Opening(model=str(tmp_path / "run")))
     assert s.step == 3
     assert s.source["data"]["digits"] == 2
     assert weights_hash(s.model) == weights_hash(model)
     model.save(tmp_path / "saved")
-    assert weights_hash(open_subject(ModelQuestion(model=str(tmp_path / "saved"), data="add:digits=2")).model) == (
+    assert weights_hash(open_subject(Opening(model=str(tmp_path / "saved"), data="add:digits=2")).model) == (
         weights_hash(model)
     )
 
@@ -47,7 +47,7 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=32)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    s = open_subject(ModelQuestion(model=str(tmp_path), dtype="float64", batch=2, length=8))
+    s = open_subject(Opening(model=str(tmp_path), dtype="float64", batch=2, length=8))
     assert s.batches[0]["input_ids"].shape == (2, 8)
     assert "random tokens" in s.notes[0]
     risk = s.risk(quiet=True)
@@ -60,10 +60,10 @@ def test_a_part_of_a_stored_matrix_is_said_to_be_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    question = ModelQuestion(model=str(tmp_path), length=4, batch=1)
+    question = Opening(model=str(tmp_path), length=4, batch=1)
     told = "64 parameters were asked for, parts of matrices that are stored with others: the whole 192 are measured"
     for params, count in (("*.W_Q", 1), ("*.W_Q,*.W_K,*.W_V", 0), ("*.c_attn.weight", 0)):
-        risk = open_subject(question).risk(dataclasses.replace(question, params=params), quiet=True)
+        risk = open_subject(question).risk(SpectrumQuestion(params=params), quiet=True)
         assert sum(note.startswith(told) for note in risk.notes) == count
 
 
@@ -78,7 +78,7 @@ def test_weights_in_halves_are_analysed_in_float32(stored: str, tmp_path: Path, 
     ours.to(kind).save(tmp_path / "ours")
     told = f"stored in {stored}, analysed in float32"
     for name, more in (("hf", ["--length", "4"]), ("ours", ["--data", "add:digits=1"])):
-        found = open_subject(ModelQuestion(model=str(tmp_path / name), data=more[-1] if name == "ours" else "auto"))
+        found = open_subject(Opening(model=str(tmp_path / name), data=more[-1] if name == "ours" else "auto"))
         assert {t.dtype for t in found.model.state_dict().values() if t.is_floating_point()} == {torch.float32}
         for verb in (["spectrum", "--top", "1"], ["lr", "--verify", "0", "--batches", "1"], ["signal"]):
             out = ["--out", str(tmp_path / f"{name}-{verb[0]}"), "--quiet"]
@@ -94,9 +94,9 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(FileError, match="could run code"):
-        open_subject(ModelQuestion(model=str(tmp_path)))
+        open_subject(Opening(model=str(tmp_path)))
     with pytest.raises(FileError, match="could run code"):
-        open_subject(ModelQuestion(model=str(tmp_path / "pytorch_model.bin")))
+        open_subject(Opening(model=str(tmp_path / "pytorch_model.bin")))
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
 def test_refusals(question: dict[str, str], error: type[Exception], text: str) -> None:
     """What cannot be opened says what can."""
     with pytest.raises(error, match=text):
-        open_subject(ModelQuestion(**question))
+        open_subject(Opening(**question))
 
 
 def test_empty_folder(tmp_path: Path) -> None:
     """A folder without a model names the three kinds of folder that hold one."""
     with pytest.raises(FileError, match="holds no model"):
-        open_subject(ModelQuestion(model=str(tmp_path)))
+        open_subject(Opening(model=str(tmp_path)))
 
 
 def test_words() -> None:
@@ -134,7 +134,7 @@ def test_words() -> None:
             seconds_of(bad)
     for field in ("batch", "batches", "length"):
         with pytest.raises(InputError, match="at least 1"):
-            ModelQuestion(model="new:pre-ln", **{field: 0})
+            Opening(model="new:pre-ln", **{field: 0})
 
 
 @pytest.mark.parametrize("name", ["Bert", "Electra", "DistilBert"])
@@ -145,11 +145,11 @@ def test_a_tokenizer_made_up_from_the_config_is_none(name: str, tmp_path: Path) 
     small |= {"intermediate_size": 4, "embedding_size": 4, "dim": 4, "n_layers": 1, "n_heads": 1, "hidden_dim": 4}
     model = getattr(transformers, f"{name}ForMaskedLM")(getattr(transformers, f"{name}Config")(**small))
     model.save_pretrained(tmp_path)
-    subject = open_subject(ModelQuestion(model=str(tmp_path), batch=4, length=16))
+    subject = open_subject(Opening(model=str(tmp_path), batch=4, length=16))
     assert subject.notes == ["this folder has no tokenizer: the probe is random tokens"]
     assert subject.batches[0]["labels"].unique().numel() > 4
     with pytest.raises(InputError, match="has no tokenizer to read"):
-        open_subject(ModelQuestion(model=str(tmp_path), data=__file__))
+        open_subject(Opening(model=str(tmp_path), data=__file__))
 
 
 def test_an_encoder_decoder_has_its_input_as_its_target(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_an_encoder_decoder_has_its_input_as_its_target(tmp_path: Path) -> None:
         vocab_size=30, d_model=4, d_kv=4, d_ff=4, num_layers=1, num_heads=1, decoder_start_token_id=0
     )
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    subject = open_subject(ModelQuestion(model=str(tmp_path), batch=2, length=4))
+    subject = open_subject(Opening(model=str(tmp_path), batch=2, length=4))
     assert "encoder-decoder: its target is its own input" in subject.notes
     batch = subject.batches[0]
     logits = subject.model(**batch).logits
@@ -174,7 +174,7 @@ def test_a_model_without_tokens_is_refused(tmp_path: Path) -> None:
     )
     transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="takes no tokens"):
-        open_subject(ModelQuestion(model=str(tmp_path)))
+        open_subject(Opening(model=str(tmp_path)))
 
 
 def test_text_that_is_none(tmp_path: Path) -> None:
@@ -184,4 +184,4 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     train(model, data, TrainConfig(steps=1, batch_size=1), out=run, progress=False)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe" * 500)
     with pytest.raises(FileError, match="cannot be read as UTF-8 text"):
-        open_subject(ModelQuestion(model=str(run), data=str(tmp_path / "bad.txt")))
+        open_subject(Opening(model=str(run), data=str(tmp_path / "bad.txt")))

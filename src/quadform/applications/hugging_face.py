@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..core.errors import FileError, InputError, MissingExtra, QuadformError
 from ..core.rng import stream
 from ..report.rows import RANDOM
-from .configs.shared import ModelQuestion
 from .machine import widened
+from .opening import Opening
 from .probes import rows_of, text_of
 
 #: Tokens of a sequence where neither the question nor the model says.
@@ -27,7 +27,7 @@ PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 Opened = tuple[nn.Module, list[Any], dict[str, Any], list[str]]
 
 
-def from_hub(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> Opened:
+def from_hub(question: Opening, device: torch.device, dtype: torch.dtype) -> Opened:
     """A hub id: from the local cache, or by download where that is allowed."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", question.model) or question.model.startswith("."):
         raise FileError(
@@ -47,7 +47,7 @@ def from_hub(question: ModelQuestion, device: torch.device, dtype: torch.dtype) 
         ) from error
 
 
-def from_folder(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> Opened:
+def from_folder(question: Opening, device: torch.device, dtype: torch.dtype) -> Opened:
     """The model of a local folder (or of the cache), and its probe: a text through its tokenizer, or random tokens."""
     try:
         import transformers
@@ -141,7 +141,7 @@ def tokenizer_of(transformers: Any, where: str, local: bool) -> Any:
         return None
 
 
-def _safe(question: ModelQuestion) -> bool | None:
+def _safe(question: Opening) -> bool | None:
     """Only safetensors, unless pickles are trusted."""
     folder = Path(question.model)
     if question.trust_pickle:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..train.fetch import fetched
-from .configs.shared import ModelQuestion
 from .opening import Opening
 from .subject import TRAINED
 
 #: Parameters from which one sequence keeps the processor busy, so that the time of a product is in proportion to it.
 LARGE = 25_000_000
 
-Asked = TypeVar("Asked", bound=ModelQuestion | Opening)
+Asked = TypeVar("Asked", bound=Opening)
 
 
 def lighter(question: Asked) -> tuple[Asked, float]:

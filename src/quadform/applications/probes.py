@@ -13,7 +13,7 @@ from ..core.errors import InputError
 from ..core.record import Record
 from ..curvature.risk import Risk
 from ..report.rows import LIBRARY
-from .configs.shared import ModelQuestion
+from .opening import Opening
 from .text_files import TextFile, read_text_file
 
 
@@ -51,7 +51,7 @@ def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:
     ]
 
 
-def text_of(question: ModelQuestion) -> TextFile:
+def text_of(question: Opening) -> TextFile:
     """The text a question names, or source of Python's standard library."""
     if question.data != "auto":
         return read_text_file(question.data)
@@ -60,7 +60,7 @@ def text_of(question: ModelQuestion) -> TextFile:
     return TextFile("\n".join(text for _, text in itertools.islice(library_files(), 50)), LIBRARY)
 
 
-def rows_of(ids: list[int], question: ModelQuestion, length: int) -> list[Tensor]:
+def rows_of(ids: list[int], question: Opening, length: int) -> list[Tensor]:
     """`batches` tensors (batch, length) of consecutive tokens; fewer sequences where the text is short."""
     rows = len(ids) // length
     if rows < 1:

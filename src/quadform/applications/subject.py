@@ -28,9 +28,9 @@ from ..train.corpora import is_corpus
 from ..train.datasets import DATASETS, Dataset, dataset
 from ..train.fetch.catalogue import CATALOGUE
 from ..train.runs import Run, is_run, open_run
-from .configs.shared import ModelQuestion
 from .hugging_face import PICKLES, from_folder, from_hub
 from .machine import DTYPES, device_of, guard_probe, widened
+from .opening import Opening
 from .probes import rows_of, text_of, whole_tensors
 from .text_files import text_file
 from .trainer_files import TrainerFiles, trainer_files
@@ -142,7 +142,7 @@ def _tensors(value: Any, name: str = "") -> dict[str, Tensor]:
     return {n: t for key, part in inside for n, t in _tensors(part, f"{name}/{key}").items()}
 
 
-def open_subject(question: ModelQuestion) -> Subject:
+def open_subject(question: Opening) -> Subject:
     """The model and the probe of a question; what cannot be opened is an error that says what can."""
     device, dtype = device_of(question.device), DTYPES[question.dtype]
     path = Path(question.model)
@@ -180,7 +180,7 @@ def open_subject(question: ModelQuestion) -> Subject:
 
 
 # --- trained models that were fetched ---------------------------------------------------------------------------------
-def _trained(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> Subject:
+def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
     """`sceptr:tiny`, `smollm2`: a model of `quadform data fetch NAME` with its own probe."""
     if question.data != "auto":
         raise InputError(f"`{question.model}` brings its own probe; leave out `--data {question.data}`.")
@@ -226,7 +226,7 @@ def _settings(pairs: list[str], example: str) -> dict[str, Any]:
     return found
 
 
-def _new(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> Subject:
+def _new(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
     name, settings = parse_new(question.model)
     data = _data(question, DEFAULT_DATA)
     known = [n for n in inspect.signature(design).parameters if n not in ("name", "settings")]
@@ -238,7 +238,7 @@ def _new(question: ModelQuestion, device: torch.device, dtype: torch.dtype) -> S
     return _ours(question, question.model, model, data, None)
 
 
-def _data(question: ModelQuestion, otherwise: str) -> Dataset:
+def _data(question: Opening, otherwise: str) -> Dataset:
     text = otherwise if question.data == "auto" else question.data
     name, settings = parse_data(text)
     if name not in DATASETS and not is_corpus(name):
@@ -250,7 +250,7 @@ def _data(question: ModelQuestion, otherwise: str) -> Dataset:
     return dataset(name, **settings)
 
 
-def _ours(question: ModelQuestion, name: str, model: Transformer, data: Dataset | None, run: Run | None) -> Subject:
+def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None, run: Run | None) -> Subject:
     """A model of ours: batches come from its data's validation split, or from the data the question names."""
     config: Any = model.config
     if question.data != "auto" and text_file(question.data) is not None:

@@ -51,8 +51,8 @@ def measure(state: State, uploads: Uploads | None = None) -> Record:
             dim=d,
             d_k=given["W_Q"].shape[1] if "W_Q" in given else None,
             d_v=given["W_V"].shape[1] if "W_V" in given else None,
-            attention=state.attention if state.closed else "softmax",  # type: ignore[arg-type]
-            factor=state.factor,  # type: ignore[arg-type]
+            attention=state.attention if state.closed else "softmax",
+            factor=state.factor,
             scale=state.scale,
             temperature=state.temperature,
             sink=0.0 if state.attention == "linear" else state.sink,

@@ -15,8 +15,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ..applications.configs.shared import ModelQuestion
 from ..applications.hugging_face import tokenizer_of
+from ..applications.opening import Opening
 from ..applications.subject import open_subject
 from ..core.errors import FileError, InputError, MissingExtra
 from ..core.space import LABELS
@@ -41,7 +41,7 @@ def load(
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise FileError(f"`{folder}` is no Hugging Face folder: it has no config.json. Give a local folder.")
-    question = ModelQuestion(model=str(path), dtype=dtype, device=device, batch=1, length=2, trust_pickle=trust_pickle)
+    question = Opening(model=str(path), dtype=dtype, device=device, batch=1, length=2, trust_pickle=trust_pickle)
     return open_subject(question).model, _tokenizer(path)
 
 

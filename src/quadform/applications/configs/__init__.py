@@ -17,7 +17,6 @@ __getattr__, __dir__, __all__ = attach(
         "VerifyConfig": ".checks",
         "ReportConfig": ".report",
         "LongWork": ".shared",
-        "ModelQuestion": ".shared",
         "Numerics": ".shared",
         "Output": ".shared",
     },

@@ -7,7 +7,7 @@ Record.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from .answer import KIND, Spectrum
 from .exact_parts import functional_norms
 from .question import SpectrumQuestion
 
-_MAKE = {"hessian": hessian, "gauss_newton": gauss_newton, "functional": functional}
+_MAKE: dict[str, Callable[..., Any]] = {"hessian": hessian, "gauss_newton": gauss_newton, "functional": functional}
 #: Products of the trace where no density is measured.
 TRACE_PRODUCTS = 24
 #: Work with vectors beside a product of each piece, by that of orthogonalising to half a full basis (measured).

@@ -15,7 +15,7 @@ from ...core.record import JSON_NAME, Record
 from ...core.work import Deadline
 from ...train.runs import is_run
 from ..configs.report import ReportConfig
-from ..configs.shared import ModelQuestion
+from ..opening import Opening
 from ..subject import TRAINED, open_subject
 from .folder import EXACT, STAGES, Study, asked_in, begin, holds_run, records_in, studies_of, unfinished
 from .stages import Cost, Stage, default_stages, model_stages
@@ -134,7 +134,7 @@ def _stages(model: str, config: ReportConfig, folder: Path) -> list[Stage]:
 
 
 def _weights(model: str, config: ReportConfig) -> str:
-    question = ModelQuestion(model=model, data=config.data, seed=config.seed, device=config.device)
+    question = Opening(model=model, data=config.data, seed=config.seed, device=config.device)
     return str(open_subject(question).source["weights"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 from ...applications.configs.decode import DecodeConfig
 from ...applications.configs.shared import Output
@@ -23,10 +24,11 @@ def answer(config: DecodeConfig, output: Output) -> int:
     texts = _texts(config)
     device, dtype = device_of(config.device), DTYPES[config.dtype]
     run = open_run(config.run, device=device, dtype=dtype, average=config.average)
+    penalty: Any = config.penalty
     how: Search | Sampling = (
         Sampling(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p, seed=config.seed)
         if config.sample
-        else Search(beam=config.beam, n_best=config.n_best, alpha=config.length_penalty, penalty=config.penalty)
+        else Search(beam=config.beam, n_best=config.n_best, alpha=config.length_penalty, penalty=penalty)
     )
     if config.max_length is not None:
         most = int(config.max_length)
