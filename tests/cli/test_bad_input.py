@@ -97,7 +97,7 @@ def test_no_run_to_decode(capsys: pytest.CaptureFixture[str]) -> None:
         (["train", "--design", "paralel"], "`--design paralel` is not a block design. Did you mean `parallel`?"),
         (
             ["compare", "--designs", "pre-ln,paralel"],
-            "`--designs paralel` is not a block design. Did you mean `parallel`?",
+            "designs='paralel' is not a block design. Did you mean `parallel`?",
         ),
         (["spectrum", "new:paralel"], "'paralel' is not a block design. Did you mean `parallel`?"),
         (["signal", "paralel"], "`paralel` is neither a block design nor a model here. Did you mean `parallel`?"),

@@ -132,7 +132,7 @@ def _through(risk: Risk, batch: Any) -> bool:
         at = {n: t.requires_grad_() for n, t in _near(risk).items()}
         try:
             value, F = risk.run(at, batch)
-            if F is None or not F.requires_grad or not value.requires_grad:  # told where it is wanted
+            if not isinstance(F, Tensor) or not F.requires_grad or not value.requires_grad:  # told where it is wanted
                 return True
             (g,) = torch.autograd.grad(value, F, retain_graph=True)
             whole = torch.autograd.grad(value, list(at.values()), retain_graph=True, allow_unused=True)
