@@ -105,7 +105,8 @@ def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, 
         shown["help_behavior_hint"] = known.shown
     if isinstance(hint, types.UnionType) and str in typing.get_args(hint):  # other values are for Python
         hint = str | None if type(None) in typing.get_args(hint) else str
-    hint = Annotated[Positional[hint] if known.positional else hint, arg(**shown)]
+    of_place: Any = Positional
+    hint = Annotated[of_place[hint] if known.positional else hint, arg(**shown)]
     return (name, hint, dataclasses.field(default=default, metadata={"option": known}))
 
 
