@@ -28,7 +28,7 @@ REFUSED = [
     ),
     (
         ["attention", "--dtype=flaot64"],
-        "`--dtype flaot64` is not one of `float64`, `float32`. Did you mean `float64`?"
+        "`--dtype flaot64` is not one of `float32`, `float64`. Did you mean `float64`?"
         " See `quadform attention --help`.",
     ),
     (

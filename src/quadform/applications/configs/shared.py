@@ -15,7 +15,7 @@ class Numerics(Fields):
     dtype: str = option(
         "float64",
         "Number format of the computation; half precision is refused, it underflows.",
-        choices=("float64", "float32"),
+        choices=("float32", "float64"),
     )
     device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
 
