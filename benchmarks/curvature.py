@@ -35,7 +35,7 @@ from torch import Tensor
 
 from quadform.core import progress
 from quadform.core.record import Provenance, strict_json
-from quadform.curvature import Risk, functional, gauss_newton, hessian, routes
+from quadform.curvature import Risk, functional, gauss_newton, hessian, kept, prediction
 
 VOCAB = 50257
 HERE = Path(__file__).resolve().parent
@@ -189,9 +189,9 @@ def products(options: argparse.Namespace) -> list[dict]:
             {"route": name, "seconds": each, "first_call_s": first, "gib": memory, "vectors": vectors, **ratios}
         )
         if about is not None:  # a product that could not be compiled ran otherwise
-            kept = [k for _, k, _ in about.run.kept.values()]
-            bytes_kept = sum(p.bytes for p in about.run.programs.values()) * len(kept)
-            replays = [k.run for k in kept] if about.route == "compiled" else []
+            there = about.run.kept.values()
+            bytes_kept = sum(p.bytes for p in about.run.programs.values()) * len(there)
+            replays = [k.run for k in there] if about.route == "compiled" else []
             replays += [p._anew for p in about.run.programs.values() if p._anew is not None]
             rows[-1] |= {"ran": about.route, "kept_gib": bytes_kept / 2**30, "unchanged": unchanged(work)}
             rows[-1]["replayed"] = sum(bool(getattr(r, "replayed", False)) for r in replays)
@@ -234,11 +234,12 @@ def several_batches(options: argparse.Namespace, model: Any, batch: dict, v: dic
     ids = torch.randint(0, model.config.vocab_size, (options.batches - 1, *batch["input_ids"].shape))
     data = [batch, *({"input_ids": i} for i in ids.to(options.device))]
     A = hessian(Risk(model, loss, data, quiet=True), route="compiled")
-    name, may_keep = f"hessian, compiled, {options.batches} batches", routes._MAY_KEEP
+    name, may_keep = f"hessian, compiled, {options.batches} batches", kept.MAY_KEEP
     row(f"{name} (each)", lambda: A @ v, options.batches, about=A)
-    routes._MAY_KEEP, A.run.kept = 0.0, {}
+    kept.MAY_KEEP = 0.0
+    A.run.kept.clear()
     row(f"{name}, nothing kept (each)", lambda: A @ v, options.batches, about=A)
-    routes._MAY_KEEP = may_keep
+    kept.MAY_KEEP = may_keep
 
 
 def give_back() -> None:
@@ -265,7 +266,7 @@ def route(options: argparse.Namespace) -> list[dict]:
         model, batch = build(small, layers, torch.float32)
         risk = Risk(model, loss, batch, quiet=True)
         v = risk.space.random(dtype=torch.float32, device=options.device)
-        with risk.context(), torch.no_grad(), routes._Count() as counted:
+        with risk.context(), torch.no_grad(), prediction.Count() as counted:
             risk.run(risk.params, batch)
         works, first = {}, {}
         for how in ("eager", "traced", "compiled"):
@@ -277,7 +278,7 @@ def route(options: argparse.Namespace) -> list[dict]:
             first[how] = time.perf_counter() - start
             works[how] = lambda A=A: A @ v
         took = in_turns(works, options.device, 5)
-        predicted = routes.predict(counted.operators, took["eager"], 60, options.device, retained=True)
+        predicted = prediction.predict(counted.operators, took["eager"], 60, options.device, retained=True)
         measured = {how: first[how] + 59 * took[how] for how in works}
         row = {"layers": layers, "dim": dim, "tokens": tokens, "operators": counted.operators}
         row |= {"trace_s_per_operator": first["traced"] / counted.operators}

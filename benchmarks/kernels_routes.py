@@ -117,7 +117,7 @@ def route(report, batch: int, tokens: int, count: int = 1, layers: int = 12, rep
 
 def state(H) -> dict:
     """What the programs of an operator hold and whether they are replayed."""
-    programs, kept = list(H.run.programs.values()), [k for _, k, _ in H.run.kept.values()]
+    programs, kept = list(H.run.programs.values()), H.run.kept.values()
     return {
         "programs": len(programs),
         "kept_gib": sum(p.bytes for p in programs) / 2**30,

@@ -12,7 +12,7 @@ import torch
 from quadform.applications import lighter
 from quadform.applications.opening import Opening
 from quadform.cli import main
-from quadform.curvature import routes
+from quadform.curvature import prediction
 
 LENGTH = 7
 
@@ -98,7 +98,7 @@ def test_the_time_of_a_product_is_scaled(
 ) -> None:
     """A product of 1 s on one of 8 sequences is 8 s."""
     monkeypatch.setattr(lighter, "LARGE", 1)
-    monkeypatch.setattr(routes.Products, "_timed", lambda self, v: 1.0)
+    monkeypatch.setattr(prediction, "timed", lambda run, v: 1.0)
     monkeypatch.setattr("quadform.applications.spectrum.measure.vector_seconds", lambda *words: 0.0)
     words = ["spectrum", gpt2[0], "--top", "1", "--blocks", "none", "--route", "eager", "--batch"]
     for batch in (1, 8):

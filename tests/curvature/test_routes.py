@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from quadform.core.errors import InputError
-from quadform.curvature import Risk, functional, gauss_newton, hessian, routes
+from quadform.curvature import Risk, functional, gauss_newton, hessian, kept, prediction, strategies
 from quadform.curvature.linear import Linearised
-from quadform.curvature.routes import predict
+from quadform.curvature.prediction import predict
 
 F64 = torch.float64
 
@@ -73,7 +74,7 @@ def test_short_memory_recomputes(net: Any, monkeypatch: pytest.MonkeyPatch, caps
     risk = Risk(model, mse, [batch, batch])
     v = risk.space.random(dtype=F64)
     want = hessian(risk) @ v
-    monkeypatch.setattr(routes, "_MAY_KEEP", 0.0)
+    monkeypatch.setattr(kept, "MAY_KEEP", 0.0)
     for route in ("eager", "traced"):
         A = hessian(risk, route=route)
         for _ in range(2):
@@ -106,7 +107,7 @@ def test_entries_made_again_are_not_kept(net: Any) -> None:
     risk = Risk(model, mse, batch)
     A, v = hessian(risk), risk.space.random(1, dtype=F64)
     primal = (dict(risk.params), list(batch))
-    whole = lambda primal, V: A.run._stack(primal[0], tuple(primal[1]), V)  # noqa: E731
+    whole = lambda primal, V: A.run.kind.stacked(primal[0], tuple(primal[1]), V)  # noqa: E731
     with risk.context():
         all_kept = Linearised(whole, primal, v, compile=False)
         before, linear.cut = linear.cut, lambda g, n, remake: before(g, n, linear._ENTRYWISE)
@@ -128,7 +129,7 @@ def test_products_in_halves_keep_halves(net: Any, monkeypatch: pytest.MonkeyPatc
     risk = Risk(model, mse, batch)
     A, v = hessian(risk), risk.space.random(1, dtype=torch.float32)
     primal = (dict(risk.params), list(batch))
-    whole = lambda primal, V: A.run._stack(primal[0], tuple(primal[1]), V)  # noqa: E731
+    whole = lambda primal, V: A.run.kind.stacked(primal[0], tuple(primal[1]), V)  # noqa: E731
     with risk.context():
         halves = Linearised(whole, primal, v, compile=False, products="halves")
         kept = halves.at(primal)
@@ -169,8 +170,8 @@ def test_the_first_product_is_not_the_rate(net: Any, monkeypatch: pytest.MonkeyP
     risk = Risk(model, mse, batch)
     A = hessian(risk, products=10)
     times = iter((60.0, 0.5))
-    monkeypatch.setattr(A.run, "_timed", lambda v: next(times))
-    assert A.run.predict(risk.space.random(dtype=F64))["eager"] == 10 * 0.5
+    monkeypatch.setattr(prediction, "timed", lambda run, v: next(times))
+    assert prediction.measure(A.run, risk.space.random(1, dtype=F64))["eager"] == 10 * 0.5
 
 
 def test_auto_says_what_it_took(net: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -182,8 +183,8 @@ def test_auto_says_what_it_took(net: Any, monkeypatch: pytest.MonkeyPatch, capsy
     assert A.route == "auto"
     A @ v
     assert A.route == "eager"
-    monkeypatch.setattr(routes, "TRACE_S", {"cpu": 1e-9})
-    monkeypatch.setattr(routes, "COMPILE_S", {"cpu": 1e9})
+    monkeypatch.setattr(prediction, "TRACE_S", {"cpu": 1e-9})
+    monkeypatch.setattr(prediction, "COMPILE_S", {"cpu": 1e9})
     A = gauss_newton(risk, route="auto", products=10**7)
     assert gap(A @ v, gauss_newton(risk) @ v) <= 1e-13
     assert A.route == "traced"
@@ -198,10 +199,12 @@ def test_reverse_over_reverse_and_forward_over_reverse_agree(net: Any, make: Any
     model, batch = net
     risk = Risk(model, mse, batch)
     A, B = make(risk), make(risk)
-    B.run.scalar = None
+    B.run.kind = dataclasses.replace(B.run.kind, scalar=None)
     V = risk.space.random(3, dtype=F64)
     assert gap(A @ V, B @ V) <= 1e-13
-    assert A.run.scalar is not None  # it did not fall back
+    assert A.run.retained
+    assert not A.why
+    assert not B.run.retained
     blocks = [X.block("0.weight", "3.*").dense() for X in (A, B)]
     assert float((blocks[0] - blocks[1]).abs().max()) <= 1e-14
 
@@ -250,7 +253,7 @@ def test_a_model_without_a_second_backward_pass_goes_forward(net: Any, monkeypat
         raise RuntimeError("derivative is not implemented")
 
     A = hessian(risk)
-    monkeypatch.setattr(routes.Retained, "__call__", refuse)
+    monkeypatch.setattr(strategies.Retained, "__call__", refuse)
     assert gap(A @ v, want) <= 1e-13
     assert "no second backward pass for this model (derivative is not implemented)" in capsys.readouterr().err
 
@@ -323,7 +326,9 @@ def test_a_program_that_differs_from_the_model_is_not_used(make: Any, capsys: An
     A = make(risk, route="traced")
     assert gap(A @ v, make(risk) @ v) <= 1e-13
     assert A.route == "eager"
-    assert "differs from that of the model's own code" in capsys.readouterr().err
+    (why,) = A.why
+    assert "differs from that of the model's own code" in why
+    assert capsys.readouterr().err == why + "\n"
 
 
 class Scattered(nn.Module):
@@ -360,3 +365,95 @@ def test_layer_norms_that_are_not_measured_are_traced(net: Any, make: Any, capsy
     assert gap(A @ v, make(risk) @ v) <= 1e-13
     assert A.route == "traced"
     assert capsys.readouterr().err == ""
+
+
+class Alone(torch.autograd.Function):
+    """exp with rules for one vector, and none for vmap."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g * ctx.saved_tensors[0].exp()
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor) -> Tensor:
+        return t * ctx.saved_tensors[0]
+
+
+class Looks(nn.Module):
+    """Looks at a value, which a trace does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2, dtype=F64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).tanh()
+        return Alone.apply(y if float(y.detach().sum()) < 1e6 else -y)
+
+
+def test_ways_that_do_not_suit_are_left_one_by_one(capsys: Any) -> None:
+    """Each is told once, with what comes in its place; the product is right and the next one tells nothing."""
+    batch = (torch.randn(5, 3, dtype=F64), torch.randn(5, 2, dtype=F64))
+    risk = Risk(Looks(), mse, batch, quiet=True)
+    V = risk.space.random(3, dtype=F64)
+    A = gauss_newton(risk, route="traced")
+    for _ in range(2):
+        image = A @ V
+    traced, stacked = A.why
+    assert traced.startswith("Gauss-Newton: cannot be traced (")
+    assert traced.endswith("; step by step instead.")
+    assert stacked.startswith("Gauss-Newton: batching over vectors (vmap) failed (")
+    assert stacked.endswith("; one vector at a time.")
+    assert capsys.readouterr().err == f"{traced}\n{stacked}\n"
+    one = gauss_newton(risk)
+    for j in range(3):
+        assert gap({n: t[j] for n, t in image.items()}, one @ {n: t[j] for n, t in V.items()}) <= 1e-13
+    assert not one.why  # a single vector is not batched
+
+
+def test_fewer_vectors_at_once_where_memory_is_short(net: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors that share a call are halved until they fit; the products are the same and the choice stays."""
+    model, batch = net
+    risk = Risk(model, mse, batch, quiet=True)
+    V = risk.space.random(7, dtype=F64)
+    want = gauss_newton(risk) @ V
+    stacked, sizes = strategies.Kind.stacked, []
+
+    def small(kind: Any, theta: Any, batch: Any, V: Any) -> Any:
+        sizes.append(len(next(iter(V.values()))))
+        if sizes[-1] > 2:
+            raise torch.OutOfMemoryError("too large")
+        return stacked(kind, theta, batch, V)
+
+    monkeypatch.setattr(strategies.Kind, "stacked", small)
+    A = gauss_newton(risk)
+    for _ in range(2):
+        assert gap(A @ V, want) <= 1e-13
+    assert sizes == [7, 4, *[2, 2, 2, 1] * 2]
+    assert len(A.why) == 2
+
+
+def test_products_are_functions_of_their_vectors(net: Any) -> None:
+    """What is prepared gives the same image whatever was multiplied before, and with another batch between."""
+    model, batch = net
+    risk = Risk(model, mse, [batch, (batch[0] + 1, batch[1])], quiet=True)
+    v, w = (risk.space.random(1, dtype=F64) for _ in range(2))
+    for route in ("eager", "traced"):
+        run = hessian(risk, route=route).run
+        run(v)
+        way = run.choice.ways[0]
+        first, second = (way.prepare(i, v, run.kept) for i in (0, 1))
+        before = first.apply(v)
+        second.apply(w), first.apply(w)
+        assert gap(first.apply(v), before) == 0

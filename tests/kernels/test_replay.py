@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.func import grad, jvp
 
-from quadform.curvature import Risk, hessian, linear, routes
+from quadform.curvature import Risk, hessian, kept, linear
 from quadform.kernels import program, replay
 
 torch.set_num_threads(1)
@@ -194,7 +194,7 @@ def test_every_batch_has_its_graph(monkeypatch):
         for ours, want in pairs:
             close(ours, want)
         assert H.route == "compiled"
-        assert [kept.run.replayed for _, kept, _ in H.run.kept.values()] == [True] * 4
+        assert [there.run.replayed for there in H.run.kept.values()] == [True] * 4
         assert len(H.run.programs) == 2
         if DEVICE == "cpu":
             assert Recorded.made == 4 * (change + 1)
@@ -205,7 +205,7 @@ def test_every_batch_has_its_graph(monkeypatch):
 def test_batches_that_cannot_be_kept_share_a_graph(monkeypatch, capsys):
     """Where nothing may be kept, one graph for each shape of batch runs the whole product, and it is said once."""
     _, risk, H = several(monkeypatch)
-    monkeypatch.setattr(routes, "_MAY_KEEP", 0.0)
+    monkeypatch.setattr(kept, "MAY_KEEP", 0.0)
     for _ in range(3):
         v = risk.space.random(dtype=F64, device=DEVICE)
         close(H @ v, hessian(risk) @ v)

@@ -30,8 +30,9 @@ from ..distributed.sharding import shard
 from .retained import Retained
 from .reverse import output_curvature, through_output
 from .risk import Risk
-from .routes import CHUNK, Product, Products, Route, Scalar
+from .routes import CHUNK, Products
 from .selfcheck import require_sound_derivatives
+from .strategies import Kind, Product, Route, Scalar
 
 
 def hessian(
@@ -199,36 +200,43 @@ class _RiskOperator(Operator):
         cols = risk.space if cols is None else cols
         super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
         self.risk = risk
-        self.run = Products(
-            risk, product, rows.names, what=what, route=route, chunk=chunk, expected=products, scalar=scalar,
-            by_reverse=by_reverse,
-        )  # fmt: skip
+        kind = Kind(what, risk, rows.names, product, scalar, by_reverse)
+        self.run = Products(kind, route, chunk=chunk, expected=products)
 
     @property
     def route(self) -> Route:
-        """The route that runs now; `auto` before the first product."""
+        """The route in use; before the first product, the one that was asked for."""
         return self.run.route
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Why products are not run as was asked: one line for each way that does not suit the model."""
+        return self.run.why
+
+    def by(self, route: Route) -> Operator:
+        """The same operator by another route."""
+        return self._between(self.codomain, self.domain, route)
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         return self.run.group.total(self.run(V), V)
 
     def adjoint(self) -> Operator:
-        return self if self.symmetric else self._between(self.domain, self.codomain)
+        return self if self.symmetric else self._between(self.domain, self.codomain, self.route)
 
     def sub(self, rows: Space, cols: Space) -> Operator:
         if self.run.programs:  # made for the whole: used again rather than traced anew for a part
             return Block(self, rows, cols)
         if all(n in self.risk.space for n in (*rows.names, *cols.names)):
-            return self._between(rows, cols)
+            return self._between(rows, cols, self.route)
         owner = {v.name: v.of for v in self.risk.space.views}
-        wide = [self.risk.space.select(*dict.fromkeys(owner.get(n, n) for n in s.names)) for s in (rows, cols)]
-        return Block(self._between(*wide), rows, cols)
+        wide, high = (self.risk.space.select(*dict.fromkeys(owner.get(n, n) for n in s.names)) for s in (cols, rows))
+        return Block(self._between(high, wide, self.route), rows, cols)
 
-    def _between(self, rows: Space, cols: Space) -> Operator:
-        run = self.run
-        options: Any = {"what": run.what, "route": run.route, "chunk": run.chunk, "products": run.expected}
-        options |= {"scalar": run.scalar, "by_reverse": run.by_reverse}
-        return _RiskOperator(self.risk, run.product, rows=rows, cols=cols, **options)
+    def _between(self, rows: Space, cols: Space, route: Route) -> Operator:
+        kind, run = self.run.kind, self.run
+        options: Any = {"what": kind.what, "route": route, "chunk": run.chunk, "products": run.expected}
+        options |= {"scalar": kind.scalar, "by_reverse": kind.by_reverse}
+        return _RiskOperator(self.risk, kind.product, rows=rows, cols=cols, **options)
 
 
 @final

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,8 +20,10 @@ from ...core.record import Estimate, Provenance, Record
 from ...core.work import TimeUp, Work
 from ...curvature.groups import groups
 from ...curvature.operators import functional, gauss_newton, hessian
+from ...curvature.prediction import fastest
+from ...curvature.prediction import measure as seconds_by_route
 from ...curvature.risk import Risk
-from ...curvature.routes import fastest
+from ...curvature.strategies import Route
 from ...distributed import current, group_of, shard
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
@@ -49,7 +51,9 @@ class SpectrumMeasurement:
         self.risk = shard(subject.risk(asked), current())
         self.blocks = _blocks(self.risk, asked.blocks)
         self.expected = self._expected()
-        self.A: Any = _MAKE[asked.curvature](self.risk, route=asked.route, products=sum(self.expected.values()))
+        self.A: Any = _MAKE[asked.curvature](
+            self.risk, route=cast(Route, asked.route), products=sum(self.expected.values())
+        )
         self._plan: Plan | None = None
 
     def _expected(self) -> dict[str, int]:
@@ -70,8 +74,8 @@ class SpectrumMeasurement:
     def _cost(self) -> Plan:
         asked, risk, expected = self.asked, self.risk, self.expected
         n, longest = risk.space.size, group_of(risk.space).longest(risk.space.size)
-        seconds = self.A.run.predict(_vector(risk), self.subject.scale)
-        route = fastest(seconds) if asked.route == "auto" else asked.route
+        seconds = seconds_by_route(self.A.run, _vector(risk), self.subject.scale)
+        route = fastest(seconds) if asked.route == "auto" else cast(Route, asked.route)
         basis = max(ROWS, 2 * (asked.top + asked.bottom) + 24)
         rows = max(basis, asked.steps * asked.probes + asked.top if asked.density else 0) + 8
         vectors = vector_seconds(longest, risk.dtype, risk.device, ROWS // 2)
@@ -93,7 +97,7 @@ class SpectrumMeasurement:
         asked, risk, began = self.asked, self.risk, time.monotonic()
         plan, found = self.plan(), _Found()
         if asked.route == "auto":
-            self.A.run.route = plan.details["route"]
+            self.A = self.A.by(plan.details["route"])
         with fitting_threads(risk), work.bar(plan.products, "spectrum"), work.in_time():
             self._measure(work, found)
         found.scalars |= self._point(found.scalars.get("top/0"))
