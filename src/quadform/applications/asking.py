@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -87,11 +88,18 @@ class Door(Generic[A]):
 
     def plan(self, model: Any = None, batches: Any = None, loss: Any = None, **fields: Any) -> Plan:
         """What the same call would cost; nothing is measured."""
-        question, subject = self._asked(model, batches, loss, fields)
+        question, subject = self._asked(model, batches, loss, fields, lambda question, opening: question.light(opening))
         plan: Plan = question.measurement(subject).plan()
         return plan
 
-    def _asked(self, model: Any, batches: Any, loss: Any, fields: dict[str, Any]) -> tuple[Question, Subject | None]:
+    def _asked(
+        self,
+        model: Any,
+        batches: Any,
+        loss: Any,
+        fields: dict[str, Any],
+        opened: Callable[[Question, Probe], Any] = lambda question, opening: opening.open(),
+    ) -> tuple[Question, Subject | None]:
         from .subject import Subject
 
         if self.opening is None and not (model is batches is loss is None):
@@ -116,7 +124,7 @@ class Door(Generic[A]):
         if self.opening is None:
             return question, None
         if named is not None:
-            return question, replace(self.opening(**named, **given[1]).open(), **own)
+            return question, replace(opened(question, self.opening(**named, **given[1])), **own)
         return question, Subject.of(model, batches, loss, **own)
 
 

@@ -49,29 +49,14 @@ def from_hub(question: Opening, device: torch.device, dtype: torch.dtype) -> Ope
 
 def from_folder(question: Opening, device: torch.device, dtype: torch.dtype) -> Opened:
     """The model of a local folder (or of the cache), and its probe: a text through its tokenizer, or random tokens."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingExtra("Reading Hugging Face models", "hf") from error
+    transformers, config, cls = _described(question)
     where, local = question.model, not question.allow_download
-    with _quiet(transformers), _readable(where):
-        config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)
-    packed = getattr(config, "quantization_config", None)
-    if packed is not None:
-        told = packed if isinstance(packed, dict) else packed.to_dict()
-        bits = told.get("bits") or (4 if told.get("load_in_4bit") else 8 if told.get("load_in_8bit") else None)
-        raise InputError(
-            f"{f'{bits}-bit' if bits else 'quantized'} weights cannot be differentiated twice. Load `{where}` in"
-            " float32, save that, and measure it."
-        )
-    names = [n for n in config.architectures or [] if isinstance(n, str) and hasattr(transformers, n)]
-    cls: Any = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
     with _quiet(transformers), _readable(where):
         model: Any = cls.from_pretrained(
             where, local_files_only=local, dtype=dtype, use_safetensors=_safe(question)
         ).to(device)
     tokenizer, notes = tokenizer_of(transformers, where, local), widened(config.dtype, dtype)
-    length = question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
+    length = _length(question, config)
     if tokenizer is not None:
         with _quiet(transformers):
             text = text_of(question)
@@ -97,6 +82,45 @@ def from_folder(question: Opening, device: torch.device, dtype: torch.dtype) -> 
         _try(model, batches[0], where, getattr(config, "max_position_embeddings", None))
     source = {"kind": "hugging-face", "architecture": type(model).__name__, "data": described, "length": length}
     return model.eval(), batches, source, notes
+
+
+def outline_of_folder(question: Opening, dtype: torch.dtype) -> tuple[nn.Module, list[Any]]:
+    """The model of a local folder without its weights, on the meta device, and batches of the shape it would have."""
+    transformers, config, cls = _described(question)
+    if question.data != "auto":
+        text_of(question)  # what cannot be read is told now
+    with _quiet(transformers), torch.device("meta"):
+        model = cls(config).to(dtype)
+        ids = torch.zeros((question.batch, _length(question, config)), dtype=torch.long)
+    batch = _labelled(model, ids, None, question.seed)
+    del batch["attention_mask"]  # it hides nothing
+    return model.eval(), [batch] * question.batches
+
+
+def _length(question: Opening, config: Any) -> int:
+    return question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
+
+
+def _described(question: Opening) -> tuple[Any, Any, Any]:
+    """(transformers, configuration, class) of a folder or hub id."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("Reading Hugging Face models", "hf") from error
+    where, local = question.model, not question.allow_download
+    with _quiet(transformers), _readable(where):
+        config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)
+    packed = getattr(config, "quantization_config", None)
+    if packed is not None:
+        told = packed if isinstance(packed, dict) else packed.to_dict()
+        bits = told.get("bits") or (4 if told.get("load_in_4bit") else 8 if told.get("load_in_8bit") else None)
+        raise InputError(
+            f"{f'{bits}-bit' if bits else 'quantized'} weights cannot be differentiated twice. Load `{where}` in"
+            " float32, save that, and measure it."
+        )
+    names = [n for n in config.architectures or [] if isinstance(n, str) and hasattr(transformers, n)]
+    cls: Any = getattr(transformers, names[0]) if names else transformers.AutoModelForCausalLM
+    return transformers, config, cls
 
 
 def _labelled(model: nn.Module, ids: Tensor, tokenizer: Any, seed: int) -> dict[str, Tensor]:

@@ -1,4 +1,5 @@
-"""Plans at a part of the cost: a large model is timed on single sequences of its probe, and the time is scaled."""
+"""Plans at a part of the cost. A large model is not loaded for one: its configuration tells the work of a product
+(`Outlined`). Where that is not enough it is timed on single sequences of its probe, and the time is scaled."""
 
 from __future__ import annotations
 

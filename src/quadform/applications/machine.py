@@ -18,6 +18,9 @@ from ..core.parameters import count_of_design
 #: P x P matrices alive at the peak of `quadform attention`: H_o, H_f, H, the autodiff twin, and what eigvalsh copies.
 MATRICES = 6
 
+#: Entries from which the work with a vector is in proportion to its length.
+_TIMED = 1 << 23
+
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
 
 
@@ -46,7 +49,9 @@ def busy_seconds(device: torch.device) -> float:
 
 
 def vector_seconds(size: int, dtype: torch.dtype, device: torch.device, rows: int) -> float:
-    """Time to make a vector of `size` entries orthogonal to `rows` others, twice; timed on two of them."""
+    """Time to make a vector of `size` entries orthogonal to `rows` others, twice; timed on two of them, of very long
+    vectors on a part."""
+    size, whole = min(size, _TIMED), size
     others, v = torch.ones(2, size, dtype=dtype, device=device), torch.ones(size, dtype=dtype, device=device)
     start = 0.0
     for _ in range(2):
@@ -54,7 +59,7 @@ def vector_seconds(size: int, dtype: torch.dtype, device: torch.device, rows: in
         for _ in range(2):
             v = v - (others @ v) @ others
         float(v[0])  # a GPU is waited for
-    return (time.perf_counter() - start) * rows / 2
+    return (time.perf_counter() - start) * rows / 2 * whole / size
 
 
 def vectors_in_words(need: float, device: torch.device) -> str:

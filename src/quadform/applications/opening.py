@@ -78,6 +78,12 @@ class Opening(Probe):
 
         return open_subject(self)
 
+    def outline(self) -> Subject | None:
+        """A large model as its configuration describes it, without weights; None where that cannot be told."""
+        from .outlined import outlined
+
+        return outlined(self)
+
     def light(self) -> Subject:
         from .lighter import lighter
 
@@ -95,6 +101,9 @@ class ModelQuestion(Question):
     include_frozen: bool = option(False, "Take parameters with requires_grad=False as well.")
     train_mode: bool = option(False, "Keep dropout as it is in training; the default measures in eval mode.")
     seed: int = option(0, "Seed of everything that is drawn.")
+
+    def light(self, opening: Any) -> Any:
+        return opening.outline() or opening.light()
 
     @property
     def globs(self) -> list[str]:

@@ -147,7 +147,7 @@ def open_subject(question: Opening) -> Subject:
     device, dtype = device_of(question.device), DTYPES[question.dtype]
     path = Path(question.model)
     if question.model.startswith("new:"):
-        subject = _new(question, device, dtype)
+        subject = new_subject(question, device, dtype)
     elif is_run(path):
         run = open_run(path, device=device, dtype=dtype)
         subject = _ours(question, question.model, run.model, run.data, run)
@@ -226,7 +226,8 @@ def _settings(pairs: list[str], example: str) -> dict[str, Any]:
     return found
 
 
-def _new(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
+def new_subject(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
+    """`new:pre-ln,depth=6,dim=64`: drawn with the seed; on the meta device without numbers."""
     name, settings = parse_new(question.model)
     data = _data(question, DEFAULT_DATA)
     known = [n for n in inspect.signature(design).parameters if n not in ("name", "settings")]

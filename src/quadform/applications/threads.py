@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from ..curvature.operators import hessian
+from ..curvature.outline import Outline
 from ..curvature.risk import Risk
 from ..distributed.processes import group_of
 
@@ -20,7 +21,8 @@ def fitting_threads(risk: Risk) -> Iterator[None]:
     Threads that wait for each other on busy cores have been seen to take a hundred times as long as one alone.
     """
     before = torch.get_num_threads()
-    if risk.device.type == "cpu" and before > 1 and group_of(risk.space).world == 1:
+    timed = risk.device.type == "cpu" and not isinstance(risk, Outline)
+    if timed and before > 1 and group_of(risk.space).world == 1:
         many = _seconds(risk)
         torch.set_num_threads(1)
         if _seconds(risk) > many:

@@ -23,7 +23,7 @@ def answer(command: Command, keeps: bool) -> int:
 
     question, opening, limits, output = command.question, command.opening, command.limits, command.output
     if limits.dry_run:
-        light = None if opening is None else opening.light()
+        light = None if opening is None else question.light(opening)
         return print_plan(question.measurement(light).plan().to_json(), output)
     subject = None if opening is None else opening.open()
     if keeps and output.out is None and opening is not None:

@@ -128,6 +128,10 @@ class Question(Fields, ABC):
     def answer(cls, record: Record) -> Any:
         """The answer in a saved record."""
 
+    def light(self, opening: Any) -> Any:
+        """The subject of a plan of this question: less than what is measured, where that tells the cost too."""
+        return opening.light()
+
     def identity(self, subject: Any = None) -> dict[str, Any]:
         """The question in plain values, and what it is about: what a resumed run must find again."""
         own = {f.name: vars(self)[f.name] for f in dataclasses.fields(self) if f.name not in self.again}

@@ -30,7 +30,7 @@ class Retained:
                 g = torch.autograd.grad(value, [self.theta[n] for n in cols], create_graph=True, allow_unused=True)
         self.gradient = dict(zip(cols, g, strict=True))
         require_twice(g)
-        own = {t.untyped_storage().data_ptr() for t in self.theta.values()}
+        own = {t.untyped_storage()._cdata for t in self.theta.values()}
         self.bytes = sum(size for where, size in held.items() if where not in own)
 
     def __call__(self, v: Vector, rows: Sequence[str]) -> dict[str, Tensor]:
@@ -45,7 +45,7 @@ class Retained:
 
 
 def _counted(held: dict[int, int]) -> torch.autograd.graph.saved_tensors_hooks:
-    """A scope in which `held` learns what graphs keep: {address of a storage: its bytes}.
+    """A scope in which `held` learns what graphs keep: {storage: its bytes}.
 
     A tensor is handed over detached. With its graph, an operator that saves its own result (softmax) would hold itself,
     by a reference that Python's collector cannot see, and nothing would ever be freed. Torch checks no versions of
@@ -55,7 +55,7 @@ def _counted(held: dict[int, int]) -> torch.autograd.graph.saved_tensors_hooks:
     def pack(t: Tensor) -> tuple[Tensor, int]:
         if t.layout is torch.strided:  # sparse ones, data as a rule, have no storage
             storage = t.untyped_storage()
-            held[storage.data_ptr()] = storage.nbytes()
+            held[storage._cdata] = storage.nbytes()  # without numbers (meta) the address of all is 0
         return t.detach(), _written(t)
 
     def unpack(kept: tuple[Tensor, int]) -> Tensor:

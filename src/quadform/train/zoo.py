@@ -24,6 +24,8 @@ from .fetch.catalogue import CATALOGUE
 from .fetch.store import Fetched, fetched, megabytes
 
 Batch = dict[str, Tensor]
+#: Tokens of a sequence of SmolLM2's probe.
+TOKENS = 128
 #: Ten reactions of the textbook (ester, amide, biaryl, alcohol, ring, ...), for probes.
 REACTIONS = (
     "CC(=O)O.CCO>>CC(=O)OCC",
@@ -232,11 +234,26 @@ def _rxnfp(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
     return Pretrained("rxnfp", variant, model, probe, note, tokenizer)
 
 
-def _smollm2(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
-    transformers, path = _transformers(), source.path("model.gguf")
-    options = {"gguf_file": path.name, "local_files_only": True}
+def outline(name: str, dtype: torch.dtype) -> nn.Module | None:
+    """A fetched model without its weights, on the meta device; None where only its weights tell what it is."""
+    if name != "smollm2":
+        return None
+    transformers, config, _ = _gguf(_opened(name))
+    with _quiet(transformers), torch.device("meta"):
+        return transformers.LlamaForCausalLM(config).to(dtype).eval()
+
+
+def _gguf(source: Fetched) -> tuple[Any, Any, dict[str, Any]]:
+    """(transformers, configuration, how the files of the folder are read)."""
+    transformers = _transformers()
+    options = {"gguf_file": "model.gguf", "local_files_only": True}
     with _quiet(transformers):
-        config = transformers.AutoConfig.from_pretrained(source.folder, **options)
+        return transformers, transformers.AutoConfig.from_pretrained(source.folder, **options), options
+
+
+def _smollm2(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
+    (transformers, config, options), path = _gguf(source), source.path("model.gguf")
+    with _quiet(transformers):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source.folder, **options)
     model = transformers.LlamaForCausalLM(config).to(dtype).eval()
     state = dequantised(path, config.num_attention_heads, config.num_key_value_heads)
@@ -246,7 +263,7 @@ def _smollm2(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
     def probe(batch: int = 8, length: int | None = None, seed: int = 0) -> Batch:
         from .corpus import library_files
 
-        length = length or 128
+        length = length or TOKENS
         text = "\n".join(text for _, text in library_files()[:20])
         ids = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"])
         places = torch.randint(len(ids) - length + 1, (batch, 1), generator=stream(seed, "smollm2/probe"))

@@ -6,6 +6,7 @@ Record.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,8 @@ from ...core.record import Estimate, Provenance, Record
 from ...core.work import TimeUp, Work
 from ...curvature.groups import groups
 from ...curvature.operators import functional, gauss_newton, hessian
-from ...curvature.prediction import fastest
+from ...curvature.outline import Outline
+from ...curvature.prediction import fastest, predict
 from ...curvature.prediction import measure as seconds_by_route
 from ...curvature.risk import Risk
 from ...curvature.strategies import Route
@@ -28,8 +30,9 @@ from ...distributed import current, group_of, shard
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
 from ...report.point import descent
-from ..machine import vector_seconds, vectors_in_words
+from ..machine import vector_seconds
 from ..probes import probe_of
+from ..room import Room
 from ..subject import Subject
 from ..threads import fitting_threads
 from .answer import KIND, Spectrum
@@ -37,6 +40,8 @@ from .exact_parts import functional_norms
 from .question import SpectrumQuestion
 
 _MAKE: dict[str, Callable[..., Any]] = {"hessian": hessian, "gauss_newton": gauss_newton, "functional": functional}
+#: Forward passes of matrix work in one product, where it is not counted.
+PASSES = {"gauss_newton": 6.0, "functional": 12.0}
 #: Products of the trace where no density is measured.
 TRACE_PRODUCTS = 24
 #: Work with vectors beside a product of each piece, by that of orthogonalising to half a full basis (measured).
@@ -51,9 +56,11 @@ class SpectrumMeasurement:
         self.risk = shard(subject.risk(asked), current())
         self.blocks = _blocks(self.risk, asked.blocks)
         self.expected = self._expected()
-        self.A: Any = _MAKE[asked.curvature](
-            self.risk, route=cast(Route, asked.route), products=sum(self.expected.values())
-        )
+        self.A: Any = None  # without weights nothing is measured
+        if not isinstance(self.risk, Outline):
+            self.A = _MAKE[asked.curvature](
+                self.risk, route=cast(Route, asked.route), products=sum(self.expected.values())
+            )
         self._plan: Plan | None = None
 
     def _expected(self) -> dict[str, int]:
@@ -67,29 +74,42 @@ class SpectrumMeasurement:
     def plan(self) -> Plan:
         """Coverage, products, time and memory, by the route that will be taken; a product is timed for it."""
         if self._plan is None:
+            room = self._room().require(self.risk)
             with fitting_threads(self.risk):
-                self._plan = self._cost()
+                self._plan = self._cost(room)
         return self._plan
 
-    def _cost(self) -> Plan:
-        asked, risk, expected = self.asked, self.risk, self.expected
-        n, longest = risk.space.size, group_of(risk.space).longest(risk.space.size)
-        seconds = seconds_by_route(self.A.run, _vector(risk), self.subject.scale)
-        route = fastest(seconds) if asked.route == "auto" else cast(Route, asked.route)
+    def _room(self) -> Room:
+        asked, n = self.asked, self.risk.space.size
         basis = max(ROWS, 2 * (asked.top + asked.bottom) + 24)
         rows = max(basis, asked.steps * asked.probes + asked.top if asked.density else 0) + 8
+        return Room.of(self.risk, min(rows, n) * group_of(self.risk.space).longest(n) * self.risk.dtype.itemsize)
+
+    def _cost(self, room: Room) -> Plan:
+        asked, risk, expected = self.asked, self.risk, self.expected
+        n, longest = risk.space.size, group_of(risk.space).longest(risk.space.size)
+        seconds = self._seconds()
+        route = fastest(seconds) if asked.route == "auto" else cast(Route, asked.route)
         vectors = vector_seconds(longest, risk.dtype, risk.device, ROWS // 2)
         took = seconds[route] + vectors * sum(VECTOR_WORK[piece] * count for piece, count in expected.items())
-        products, memory = sum(expected.values()), float(min(rows, n) * longest * risk.dtype.itemsize)
+        products = sum(expected.values())
         most = products - expected["eigenvalues"] + min(asked.most, n)
         more = f", at most {most}" if most > products else ""
         split = " + ".join(f"{n} {name}" for name, n in expected.items())
         text = (
             f"{'; '.join([risk.coverage, *risk.notes])}\nplan: about {products} products{more} ({split}),"
-            f" {clock(took)} by the {route} route, {vectors_in_words(memory, risk.device)}"
+            f" {clock(took)} by the {route} route, {room}"
         )
         details = {"coverage": risk.coverage, "notes": list(risk.notes), "planned": expected, "most": most}
-        return Plan(text, products, took, memory, details | {"route": route})
+        return Plan(text, products, took, room.bytes, details | {"route": route, "room": dataclasses.asdict(room)})
+
+    def _seconds(self) -> dict[Route, float]:
+        """Seconds of all products by each route: from timed ones, or without weights from the work of one."""
+        risk, curvature = self.risk, self.asked.curvature
+        if not isinstance(risk, Outline):
+            return seconds_by_route(self.A.run, _vector(risk), self.subject.scale)
+        each, products = risk.seconds(PASSES.get(curvature)), sum(self.expected.values())
+        return predict(risk.cost.forward.operators, each, products, "cpu", retained=curvature not in PASSES)
 
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> Spectrum:

@@ -16,6 +16,7 @@ from ...core.number import Estimate, Side
 from ...core.operator import Operator
 from ...core.progress import Report
 from ...curvature.operators import hessian
+from ...curvature.outline import Outline
 from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
@@ -85,6 +86,8 @@ def seconds_of_product(risk: Risk, vector_work: float = 0.75, scale: float = 1.0
     times longer a product takes on the batches that are meant than on these.
     """
     vectors = vector_seconds(risk.space.size, risk.dtype, risk.device, ROWS // 2)
+    if isinstance(risk, Outline):
+        return risk.seconds() + vector_work * vectors
     H = hessian(risk)
     v = {n: t[None] for n, t in risk.params.items()}
     H.apply(v)

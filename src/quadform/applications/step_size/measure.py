@@ -20,11 +20,13 @@ from ...core.record import Estimate, Provenance, Record
 from ...core.space import Vector
 from ...core.work import TimeUp, Work
 from ...curvature.operators import hessian
+from ...curvature.outline import Outline
 from ...curvature.risk import Risk
 from ...distributed import current, group_of, shard
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
-from ..machine import guard_kept, vectors_in_words
+from ..machine import guard_kept
 from ..probes import probe_of
+from ..room import Room, note_of
 from ..subject import Subject
 from ..threads import fitting_threads
 from .answer import KIND, StepSize
@@ -63,28 +65,29 @@ class StepSizeMeasurement:
     def plan(self) -> Plan:
         """Products, time and memory; one product is timed for it, and one gradient of the copy the trial runs on."""
         if self._plan is None:
+            room = self._room().require(self.risk)
             with fitting_threads(self.risk):
-                self._plan = self._cost()
+                self._plan = self._cost(room)
         return self._plan
 
-    def _cost(self) -> Plan:
+    def _room(self) -> Room:
+        size, copied = self.risk.space.size, trial_gradients(self.asked.verify) > 0
+        return Room.of(self.risk, (ROWS + 6) * size * max(self.risk.dtype.itemsize, 4) + copied * 10 * size * 8)
+
+    def _cost(self, room: Room) -> Plan:
         risk, scale, size = self.risk, self.subject.scale, self.risk.space.size
         count, each = TYPICAL * self.searches, scale * seconds_of_product(risk)
         gradients, seconds, tried = trial_gradients(self.asked.verify), count * each, ""
         if gradients:
-            copy = double_copy(risk)
-            copy.gradient()
-            began = time.perf_counter()
-            copy.gradient()
-            one = scale * (time.perf_counter() - began)
+            one = scale * _seconds_of_gradient(risk)
             seconds += gradients * one
             tried = f" and up to {gradients} gradients of {one:.2g} s on a copy"
-        memory = (ROWS + 6) * size * max(risk.dtype.itemsize, 4) + (gradients > 0) * 10 * size * 8
         text = (
+            f"{note_of(risk)}"
             f"plan: about {count} products of {each:.2g} s{tried}, {clock(seconds)} in all;"
-            f" {vectors_in_words(memory, risk.device)} of {size:,} parameters; the model is not touched"
+            f" {room}; {size:,} parameters; the model is not touched"
         )
-        return Plan(text, count, seconds, float(memory), {"parameters": size})
+        return Plan(text, count, seconds, room.bytes, {"parameters": size, "room": dataclasses.asdict(room)})
 
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> StepSize:
@@ -117,6 +120,17 @@ class StepSizeMeasurement:
         inputs |= {"no_step_0": self.unknown} if self.unknown else {}
         made = Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device)
         return StepSize(Record(KIND, inputs, scalars, tensors, made))
+
+
+def _seconds_of_gradient(risk: Risk) -> float:
+    """Time of one gradient of the copy in double precision, the second of two; without weights from its work."""
+    if isinstance(risk, Outline):
+        return len(risk.batches) * risk.cost.gradient.seconds(torch.float64)
+    copy = double_copy(risk)
+    copy.gradient()
+    began = time.perf_counter()
+    copy.gradient()
+    return time.perf_counter() - began
 
 
 def _rates(stepper: Stepper, given: float | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ...core.question import Plan
 from ...core.record import Estimate, Provenance, Record
 from ...core.work import Work
 from ...curvature.operators import functional, gauss_newton, hessian
+from ...curvature.outline import Outline
 from ...curvature.risk import Risk
 from ...estimate.blocks import block_norms, frobenius
 from ...estimate.lanczos import ROWS, eigenpairs
@@ -30,7 +32,9 @@ from ...estimate.quadrature import density
 from ...nn.transformer import Transformer
 from ...train.config import TrainConfig
 from ...train.datasets import Dataset
-from ..machine import guard_kept, vectors_in_words
+from ..machine import guard_kept
+from ..outlined import Outlined
+from ..room import Room, note_of
 from ..short_run import ShortRun
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
 from ..subject import Subject
@@ -68,26 +72,27 @@ class WhyMeasurement:
         """Variants, products, steps, time and memory; one product and one training step are timed for it."""
         if self._plan is None:
             risk = self._risk()
+            room = Room.of(risk, (ROWS + 8) * risk.space.size * risk.dtype.itemsize).require(risk)
             with fitting_threads(risk):
-                self._plan = self._cost(risk)
+                self._plan = self._cost(risk, room)
         return self._plan
 
     def _risk(self) -> Risk:
-        return Risk(self.model, None, self.probe, quiet=True)
+        outlined = isinstance(self.subject, Outlined)
+        return self.subject.risk() if outlined else Risk(self.model, None, self.probe, quiet=True)
 
-    def _cost(self, risk: Risk) -> Plan:
+    def _cost(self, risk: Risk, room: Room) -> Plan:
         cells, steps = len(self.variants) * len(self.asked.steps), len(self.variants) * self.asked.steps[-1]
         each = seconds_of_product(risk, VECTOR_WORK, self.subject.scale)
-        start = time.perf_counter()
-        risk.gradient()
-        training = steps * self.subject.scale * (time.perf_counter() - start)
+        training = steps * self.subject.scale * _seconds_of_gradient(risk)
         total = cells * TYPICAL * each + training
-        memory = float((ROWS + 8) * risk.space.size * risk.dtype.itemsize)
         text = (
+            f"{note_of(risk)}"
             f"plan: {cells} variants and steps, about {TYPICAL} products of {each:.2g} s each, {steps:,} training"
-            f" steps; {clock(total)} in all, {vectors_in_words(memory, risk.device)}; the model is not touched"
+            f" steps; {clock(total)} in all, {room}; the model is not touched"
         )
-        return Plan(text, cells * TYPICAL, total, memory, {"cells": cells, "steps": steps})
+        details = {"cells": cells, "steps": steps, "room": asdict(room)}
+        return Plan(text, cells * TYPICAL, total, room.bytes, details)
 
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> Why:
@@ -136,6 +141,14 @@ class WhyMeasurement:
                 with work.counting(f"{variant}, training", step - max(run.step, before)):
                     run.to(step, lambda: work.spend(1))
             yield step, work.piece(key, functools.partial(_cell, run, self.probe, work, work.state(key, size)), TYPICAL)
+
+
+def _seconds_of_gradient(risk: Risk) -> float:
+    if isinstance(risk, Outline):
+        return len(risk.batches) * risk.cost.gradient.seconds(risk.dtype)
+    start = time.perf_counter()
+    risk.gradient()
+    return time.perf_counter() - start
 
 
 def _data(asked: WhyQuestion, subject: Subject) -> tuple[Dataset | None, Batches]:

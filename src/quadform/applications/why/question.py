@@ -48,6 +48,9 @@ class WhyQuestion(Question):
         if not self.steps or self.steps[0] < 0:
             raise InputError(f"steps={list(self.steps)}: give whole numbers of at least 0.")
 
+    def light(self, opening: Any) -> Any:
+        return opening.outline() or opening.light()
+
     def measurement(self, subject: Any = None) -> Any:
         from .measure import WhyMeasurement
 

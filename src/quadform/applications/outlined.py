@@ -1,0 +1,67 @@
+"""A subject without weights: a large model as its configuration describes it, for plans that load nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.errors import QuadformError
+from ..curvature.outline import Outline
+from ..curvature.risk import Risk
+from .hugging_face import outline_of_folder
+from .lighter import LARGE, parameters_stored
+from .machine import DTYPES, device_of
+from .opening import Opening
+from .probes import whole_tensors
+from .room import NOTE
+from .subject import TRAINED, Subject, new_subject
+
+
+@dataclass(eq=False)
+class Outlined(Subject):
+    """A model on the meta device with batches of shapes alone. It has a plan and cannot be measured."""
+
+    def risk(self, question: Any = None, **options: Any) -> Risk:
+        """The shapes of the loss, over the parameters the question names."""
+        if question is not None:
+            chosen = {"params": question.globs, "include_frozen": question.include_frozen}
+            options = {**chosen, "train_mode": question.train_mode} | options
+        risk = Outline(self.model, self.loss, self.batches, **options)
+        return risk.noted(NOTE, *self.notes, *whole_tensors(risk, options.get("params", "*")), first=True)
+
+
+def outlined(opening: Opening) -> Outlined | None:
+    """The subject of an opening without its weights; None where the model is small, is to run on a GPU, or does not
+    tell its cost without numbers."""
+    if device_of(opening.device).type != "cpu":
+        return None
+    try:
+        found = _described(opening)
+        if found is not None:
+            Outline(found.model, found.loss, found.batches).run_empty()
+    except QuadformError:
+        raise
+    except Exception:  # whatever a model has against running without numbers: it is loaded then
+        return None
+    return found
+
+
+def _described(opening: Opening) -> Outlined | None:
+    meta, dtype = torch.device("meta"), DTYPES[opening.dtype]
+    name, source = opening.model.partition(":")[0], {"model": opening.model}
+    found = None
+    if name == "new":
+        made = new_subject(opening, meta, dtype)
+        found = Outlined(opening.model, made.model, made.batches, source)
+    elif name in TRAINED and opening.data == "auto":
+        from ..train.zoo import TOKENS, outline
+
+        model = outline(name, dtype)
+        ids = torch.zeros((opening.batch, opening.length or TOKENS), dtype=torch.long, device=meta)
+        batches = [{"input_ids": ids, "labels": ids}] * opening.batches
+        found = None if model is None else Outlined(opening.model, model, batches, source)
+    elif parameters_stored(opening.model) >= LARGE:
+        found = Outlined(opening.model, *outline_of_folder(opening, dtype), source)
+    return found if found is not None and found.parameters >= LARGE else None
