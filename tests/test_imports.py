@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import resource
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
 import quadform
+import surface
 from quadform.cli.main import VERBS
 
 HEAVY = ("torch", "numpy", "scipy", "altair", "vl_convert", "jinja2", "triton", "transformers", "starlette", "uvicorn")
@@ -64,7 +67,20 @@ def test_help_is_fast(words: list[str]) -> None:
 
 
 def test_public_names() -> None:
-    """At most 40 public names, and every one of them is there."""
-    assert len(quadform.__all__) <= 40
-    for name in quadform.__all__:
-        assert getattr(quadform, name) is not None
+    """At most 40 public names besides the rooms, and every one of them is there."""
+    found = {name: getattr(quadform, name) for name in quadform.__all__}
+    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 40
+
+
+def test_every_room_is_a_public_name() -> None:
+    """`qf.estimate` needs no import of its own; no more does any other room."""
+    rooms = {module.name for module in pkgutil.iter_modules(quadform.__path__)}
+    assert {"estimate", "report", "experiments"} <= rooms <= set(quadform.__all__)
+
+
+def test_what_the_documents_name_is_importable() -> None:
+    """Every `qf.x`, every import line of a document and every name of an `__all__`, in a fresh interpreter."""
+    assert "quadform.spectrum" in surface.named_in_documents()
+    assert any("quadform.estimate" in line for line in surface.imports_of_documents())
+    done = subprocess.run([sys.executable, "-P", surface.__file__], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

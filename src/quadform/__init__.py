@@ -1,4 +1,4 @@
-"""quadform: the second-order shape of a Transformer's loss.
+"""quadform: the curvature of neural-network losses.
 
 Names are imported when first used: `import quadform` loads neither torch nor the figure and web libraries.
 """
@@ -35,17 +35,24 @@ __getattr__, __dir__, __all__ = attach(
         "explore": ".explorer.notebook",
         "spectrum": ".applications.spectrum",
         "probe": ".integrations.hf",
-        "integrations": ".integrations:",
         "signal": ".applications.signal",
-        "curvature": ".curvature:",
         "data": ".train.fetch:",
         "datasets": ".train.datasets:",
+        "applications": ".applications:",
+        "cli": ".cli:",
+        "core": ".core:",
+        "curvature": ".curvature:",
         "distributed": ".distributed:",
+        "estimate": ".estimate:",
+        "experiments": ".experiments:",
+        "explorer": ".explorer:",
+        "integrations": ".integrations:",
         "kernels": ".kernels:",
         "nn": ".nn:",
         "propagation": ".propagation:",
+        "report": ".report:",
+        "testing": ".testing:",
         "theory": ".theory:",
         "train": ".train:",
-        "testing": ".testing:",
     },
 )
