@@ -196,7 +196,7 @@ def pairs_cpu() -> dict:
     Ours and torch's get batches of equal length (ours); JoeyNMT's gets sentences in random order, cut where rows x
     longest target reaches the same number of tokens, as its sampler does.
     """
-    from quadform.train import dataset
+    from quadform.corpora import dataset
 
     try:
         data = dataset(".cache/ddtp-it" if Path(".cache/ddtp-it").exists() else "ddtp-it")
@@ -275,7 +275,8 @@ def shuffled_batches(batches: list[dict], budget: float) -> list[dict]:
 # -------------------------------------------------------------------------------------------------------------- learn
 def learn_cpu(seeds: int) -> dict:
     """The tasks of the README with the recipes of `quadform train`: the test split, and CPU seconds of training."""
-    from quadform.train import dataset, fit, score_test
+    from quadform.corpora import dataset
+    from quadform.train import fit, score_test
 
     found: dict = {}
     made = {"reverse": {}, "add": {"digits": 3}, "numbers-ko": {}, "tsmsg-de": {}}
@@ -297,8 +298,9 @@ def learn_cpu(seeds: int) -> dict:
 
 # ----------------------------------------------------------------------------------------------------------- on CUDA
 def add_cuda() -> dict:
+    from quadform.corpora import dataset
     from quadform.nn import Transformer
-    from quadform.train import TrainConfig, dataset, exact_match, train
+    from quadform.train import TrainConfig, exact_match, train
 
     data = dataset("add", digits=5)
     model = Transformer("pre-ln", depth=4, dim=256, heads=4, device="cuda", **data.settings)
@@ -322,10 +324,11 @@ DEBIAN = {"depth": 6, "dim": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "po
 def debian(device: str, folder: Path, seconds: float, size: dict | None = None) -> dict:
     """Train for about `seconds` (the number of steps is set after a short probe, so that the schedule ends with them),
     decode the test split and write the hypotheses; sacrebleu scores them elsewhere (`--score`)."""
+    from quadform.corpora import dataset
+    from quadform.corpora.opened import encode_all
     from quadform.nn import Search, Transformer, generate
     from quadform.nn.tokens import EOS
-    from quadform.train import Schedule, TrainConfig, dataset, train
-    from quadform.train.corpora import encode_all
+    from quadform.train import Schedule, TrainConfig, train
 
     torch.set_float32_matmul_precision("high")
     begun = time.monotonic()

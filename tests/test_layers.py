@@ -22,6 +22,7 @@ PLANTED = [
     ("kernels", "from quadform.propagation import shaping", LAYERS),
     ("report", "from quadform.applications import configs", LAYERS),
     ("applications", "import quadform.cli", LAYERS),
+    ("corpora", "from quadform.train import TrainConfig", LAYERS),
     ("report", "def f():\n    from quadform.theory import moments", RECORDS),
     ("core", "import pickle", PICKLE),
     ("cli", "def f():\n    from pickle import loads", PICKLE),

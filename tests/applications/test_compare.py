@@ -23,6 +23,7 @@ from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.core.work import Work
+from quadform.corpora import dataset
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
@@ -30,7 +31,7 @@ from quadform.propagation.collapse import participation_ratio, token_cosine
 from quadform.report import compare as page
 from quadform.report.compare import LONG
 from quadform.report.texts import EN
-from quadform.train import Schedule, dataset
+from quadform.train import Schedule
 
 
 @pytest.fixture(scope="module")

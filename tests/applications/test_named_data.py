@@ -12,10 +12,10 @@ import torch
 import quadform as qf
 from quadform.applications.opening import Opening
 from quadform.applications.subject import open_subject
-from quadform.applications.text_files import read_text_file
 from quadform.cli.main import main
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Record
+from quadform.corpora.text_files import read_text_file
 from quadform.report.page import page_of
 from quadform.report.texts import EN, KO
 

@@ -18,10 +18,11 @@ from quadform.applications.subject import open_subject
 from quadform.applications.trainer_files import trainer_files
 from quadform.cli.main import main
 from quadform.core.errors import InputError
+from quadform.corpora import dataset
 from quadform.nn import Transformer
 from quadform.report import step_size
 from quadform.report.texts import EN, KO
-from quadform.train import Schedule, TrainConfig, dataset, train
+from quadform.train import Schedule, TrainConfig, train
 from quadform.train.runs import open_run
 
 

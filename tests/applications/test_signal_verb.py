@@ -7,8 +7,8 @@ import pytest
 from quadform.applications.signal import SignalOpening, SignalQuestion, units
 from quadform.cli import main
 from quadform.core.work import Work
+from quadform.corpora.datasets import dataset
 from quadform.nn import Transformer
-from quadform.train.datasets import dataset
 
 SMALL = ["--dim", "32", "--heads", "2", "--networks", "2", "--tokens", "8", "--batch", "2", "--depths", "2", "--quiet"]
 

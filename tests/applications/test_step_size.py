@@ -47,10 +47,11 @@ from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.number import Estimate
 from quadform.core.record import Record
+from quadform.corpora import dataset
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
-from quadform.train import TrainConfig, dataset, train
+from quadform.train import TrainConfig, train
 from quadform.train.runs import open_run
 
 RULES = [sgd(), sgd(0.9), sgd(0.5, nesterov=True), sgd(0.9, dampening=0.3), adam(0.9), adam(0.0)]

@@ -13,8 +13,9 @@ from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.subject import open_subject, parse_data, parse_new, weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.corpora import dataset
 from quadform.nn.transformer import Transformer
-from quadform.train import TrainConfig, dataset, train
+from quadform.train import TrainConfig, train
 
 
 def test_new() -> None:

@@ -19,11 +19,12 @@ from quadform.cli.main import main
 from quadform.core.designs import design
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Provenance, Record
+from quadform.corpora import dataset
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 from quadform.nn import Transformer
 from quadform.report.texts import EN
 from quadform.report.why import summary
-from quadform.train import TrainConfig, dataset
+from quadform.train import TrainConfig
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ from quadform.core import progress
 from quadform.core.designs import DESIGNS, design
 from quadform.core.parameters import count_parameters
 from quadform.core.spec import BlockSpec, Gain, Mixing
-from quadform.train.datasets import DATASETS, dataset
-from quadform.train.fetch import CATALOGUE
+from quadform.corpora.datasets import DATASETS, dataset
+from quadform.corpora.fetch import CATALOGUE
 
 
 @pytest.fixture(autouse=True)

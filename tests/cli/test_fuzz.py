@@ -30,8 +30,8 @@ from quadform.core import progress
 from quadform.core.errors import QuadformError
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.core.spec import ModelConfig
+from quadform.corpora.datasets import Dataset
 from quadform.train.config import TrainConfig
-from quadform.train.datasets import Dataset
 
 CODES = {0, 2, 3, 4}
 #: No single command may take longer (seconds of processor time); the usual one takes milliseconds.

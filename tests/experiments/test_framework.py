@@ -341,6 +341,6 @@ def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, plan
     """`all` runs what can be run and says what it left out and how to get it."""
     planted(dataclasses.replace(_Toy().experiment(6), needs=lambda config: ("sceptr",)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quadform.train.fetch.store.fetched", lambda name: None)
+        patch.setattr("quadform.corpora.fetch.store.fetched", lambda name: None)
         assert reproduce(["all"], out=tmp_path, progress=False) == []
     assert "quadform data fetch sceptr" in capsys.readouterr().err

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from quadform.corpora.datasets import Addition
 from quadform.experiments import blocks
 from quadform.experiments.packed import Packed
 from quadform.experiments.protocol import Recipe, train_run
 from quadform.nn.transformer import Transformer
-from quadform.train.datasets import Addition
 
 RECIPE = Recipe(design="sas-p", depth=2, dim=8, heads=2, d_ff=16, steps=12, batch=8, lr=1e-2, warmup=0.3, seed=0)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from quadform.core.errors import InputError
+from quadform.corpora.datasets import dataset
+from quadform.corpora.fetch import build
 from quadform.nn.decode import Search
 from quadform.nn.transformer import Transformer
 from quadform.train.bleu import score_model, score_translations, translate
-from quadform.train.datasets import dataset
-from quadform.train.fetch import build
 
 sacrebleu = pytest.importorskip("sacrebleu")
 REFERENCES = [f"the option {i} may not be used with the other option {i % 3}." for i in range(30)]

@@ -5,8 +5,9 @@ import torch
 
 from quadform.cli import main
 from quadform.core.errors import FileError, InputError
+from quadform.corpora import dataset
 from quadform.nn import Transformer
-from quadform.train import TrainConfig, average, average_run, dataset, open_run, prepare, train
+from quadform.train import TrainConfig, average, average_run, open_run, prepare, train
 from quadform.train.snapshots import snapshots
 
 DATA = dataset("reverse", letters=3, longest=3)

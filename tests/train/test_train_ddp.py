@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from quadform.corpora import Letters
 from quadform.nn import Transformer
-from quadform.train import Letters, TrainConfig, train
+from quadform.train import TrainConfig, train
 
 DATA = Letters(letters=3, longest=5)
 CONFIG = {"steps": 8, "batch_size": 4, "accumulate": 2, "save_every": 3, "valid_every": 4, "watch_every": 4, "lr": 0.01}

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from quadform.core import progress
-from quadform.train.datasets import DATASETS
+from quadform.corpora.datasets import DATASETS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
 

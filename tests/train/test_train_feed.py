@@ -7,8 +7,9 @@ import itertools
 import pytest
 import torch
 
+from quadform.corpora import Letters, Packages
 from quadform.nn import Transformer
-from quadform.train import Letters, Packages, TrainConfig, train
+from quadform.train import TrainConfig, train
 from quadform.train.feed import Meal, ahead, meals, rounded
 from quadform.train.machinery import compiled
 from quadform.train.score import targets

@@ -12,22 +12,11 @@ import pytest
 import torch
 
 from quadform.core.errors import InputError
+from quadform.corpora import Addition, Dataset, Letters
 from quadform.nn import Transformer, generate
 from quadform.nn.decode import Search
 from quadform.propagation.collapse import token_cosine
-from quadform.train import (
-    Addition,
-    Dataset,
-    Diverged,
-    Letters,
-    Schedule,
-    TrainConfig,
-    evaluate,
-    exact_match,
-    loop,
-    token_cosines,
-    train,
-)
+from quadform.train import Diverged, Schedule, TrainConfig, evaluate, exact_match, loop, token_cosines, train
 from quadform.train.score import targets
 from quadform.train.watch import keeps_apart
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from quadform.core.errors import InputError
+from quadform.corpora import Dataset, Masked, Packages, dataset
+from quadform.corpora.fetch import build
 from quadform.nn import Transformer
 from quadform.nn.tokens import MASK, SPECIALS
 from quadform.nn.transformer import IGNORE
-from quadform.train import Dataset, Masked, Packages, TrainConfig, accuracy, dataset, open_run, started_from, train
-from quadform.train.fetch import build
+from quadform.train import TrainConfig, accuracy, open_run, started_from, train
 
 CODE = dataset("pystdlib", seq_len=32, limit=20_000)
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from quadform.core.errors import FileError, InputError
+from quadform.corpora import Letters
 from quadform.nn import Transformer
-from quadform.train import Letters, TrainConfig, train
+from quadform.train import TrainConfig, train
 
 DATA = Letters(letters=3, longest=4)
 CONFIG = {"steps": 24, "batch_size": 4, "save_every": 5, "valid_every": 7, "watch_every": 3, "log_every": 2, "lr": 0.01}

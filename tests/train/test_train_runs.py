@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.corpora import DATASETS, Dataset, dataset
+from quadform.corpora.fetch import build
+from quadform.corpora.opened import Ragged
 from quadform.nn.transformer import Transformer
-from quadform.train import DATASETS, Dataset, TrainConfig, dataset, open_run, prepare, train
-from quadform.train.corpora import Ragged
+from quadform.train import TrainConfig, open_run, prepare, train
 from quadform.train.feed import meals
-from quadform.train.fetch import build
 from quadform.train.runs import Run, Symbols, tokenizer_of
 
 

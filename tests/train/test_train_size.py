@@ -5,8 +5,9 @@ import torch
 
 from quadform.core.errors import TooLarge
 from quadform.core.spec import count_parameters, design
+from quadform.corpora import dataset
 from quadform.nn import PieceTokenizer, Transformer
-from quadform.train import TrainConfig, dataset, train
+from quadform.train import TrainConfig, train
 from quadform.train import size as sizes
 from quadform.train.optimiser import Optimiser
 from quadform.train.size import check_size

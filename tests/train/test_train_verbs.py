@@ -11,8 +11,9 @@ import torch
 import quadform as qf
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.corpora import Masked, dataset
 from quadform.nn import Sampling, Search, Transformer
-from quadform.train import Masked, dataset, fit, open_run, prepare, score_test
+from quadform.train import fit, open_run, prepare, score_test
 from quadform.train.recipes import recipe_for, with_objective
 
 SMALL = ["--depth", "1", "--dim", "16", "--heads", "2", "--batch", "8", "--test", "20", "--quiet"]

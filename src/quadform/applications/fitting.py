@@ -12,8 +12,8 @@ import torch
 
 from ..core.errors import InputError
 from ..core.record import Estimate, Provenance, Record, strict_json, write_atomically
+from ..corpora.datasets import Dataset, dataset
 from ..nn.transformer import Transformer
-from ..train.datasets import Dataset, dataset
 from ..train.ddp import rank_and_world
 from ..train.recipes import Plan, prepare, score_test
 from ..train.runs import Run, is_run

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TypeVar
 
-from ..train.fetch import fetched
+from ..corpora.fetch import fetched
 from .opening import Opening
 from .subject import TRAINED
 

@@ -56,7 +56,7 @@ def _described(opening: Opening) -> Outlined | None:
         made = new_subject(opening, meta, dtype)
         found = Outlined(opening.model, made.model, made.batches, source)
     elif name in TRAINED and opening.data == "auto":
-        from ..train.zoo import TOKENS, outline
+        from ..corpora.zoo import TOKENS, outline
 
         model = outline(name, dtype)
         ids = torch.zeros((opening.batch, opening.length or TOKENS), dtype=torch.long, device=meta)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.record import Record
+from ..corpora.text_files import TextFile, read_text_file
 from ..curvature.risk import Risk
 from ..report.rows import LIBRARY
 from .opening import Opening
-from .text_files import TextFile, read_text_file
 
 
 def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def text_of(question: Opening) -> TextFile:
     """The text a question names, or source of Python's standard library."""
     if question.data != "auto":
         return read_text_file(question.data)
-    from ..train.corpus import library_files
+    from ..corpora.running import library_files
 
     return TextFile("\n".join(text for _, text in itertools.islice(library_files(), 50)), LIBRARY)
 

@@ -16,10 +16,10 @@ from ..core.errors import InputError
 from ..core.interrupts import gently
 from ..core.record import Provenance
 from ..core.work import TimeUp
+from ..corpora.datasets import Dataset
 from ..nn.transformer import Transformer
 from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
-from ..train.datasets import Dataset
 from ..train.optimiser import Optimiser
 from .machine import busy_seconds, guard_kept
 from .step_size.rules import Stepper, adam, read_optimizer

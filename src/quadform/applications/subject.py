@@ -20,19 +20,19 @@ from torch import Tensor, nn
 
 from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
+from ..corpora.datasets import DATASETS, Dataset, dataset
+from ..corpora.fetch.catalogue import CATALOGUE
+from ..corpora.opened import is_corpus
+from ..corpora.text_files import text_file
 from ..curvature.batches import batches_of
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..report.rows import OWN
-from ..train.corpora import is_corpus
-from ..train.datasets import DATASETS, Dataset, dataset
-from ..train.fetch.catalogue import CATALOGUE
 from ..train.runs import Run, is_run, open_run
 from .hugging_face import PICKLES, from_folder, from_hub
 from .machine import DTYPES, device_of, guard_probe, widened
 from .opening import Opening
 from .probes import rows_of, text_of, whole_tensors
-from .text_files import text_file
 from .trainer_files import TrainerFiles, trainer_files
 
 #: Data of a new model that names none.
@@ -184,7 +184,7 @@ def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Sub
     """`sceptr:tiny`, `smollm2`: a model of `quadform data fetch NAME` with its own probe."""
     if question.data != "auto":
         raise InputError(f"`{question.model}` brings its own probe; leave out `--data {question.data}`.")
-    from ..train.zoo import load
+    from ..corpora.zoo import load
 
     name, _, variant = question.model.partition(":")
     found = load(name, variant, dtype=dtype)

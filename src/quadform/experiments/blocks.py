@@ -17,9 +17,9 @@ from torch import Tensor
 from ..core.designs import CODEPARROT, CRAMMED_BERT, design
 from ..core.parameters import count_parameters
 from ..core.record import Estimate, Record
+from ..corpora.datasets import Dataset
+from ..corpora.running import StandardLibrary
 from ..report.figure import Figure, Rows
-from ..train.corpus import StandardLibrary
-from ..train.datasets import Dataset
 from .charts import bar_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units

@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from ..core.record import Estimate, Record
+from ..corpora.datasets import Dataset
+from ..corpora.running import StandardLibrary
 from ..report.figure import Figure, Rows
-from ..train.corpus import StandardLibrary
-from ..train.datasets import Dataset
 from .blocks import smooth, unigram
 from .charts import bar_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most

@@ -57,7 +57,7 @@ def sites(model: Transformer) -> dict[str, str]:
 
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
-    from ..train.zoo import load
+    from ..corpora.zoo import load
 
     found = load("anarcii", config.variant, dtype=torch.float64)
     places = sites(found.model)

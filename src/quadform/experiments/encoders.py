@@ -18,11 +18,13 @@ from torch import Tensor
 
 from ..core.parameters import count_parameters
 from ..core.record import Estimate, Record
+from ..corpora.datasets import Batch
+from ..corpora.objectives import Masked, Packages
+from ..corpora.running import StandardLibrary
 from ..nn.transformer import IGNORE, Transformer
 from ..report.figure import Figure, Rows
-from ..train.corpus import StandardLibrary
-from ..train.datasets import Batch
-from ..train.objectives import Masked, Packages, accuracy, started_from
+from ..train.score import accuracy
+from ..train.start import started_from
 from .blocks import smooth
 from .charts import bar_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near

@@ -98,7 +98,7 @@ _NOTES = {
 
 
 def _risk(config: Config, state: str) -> Risk:
-    from ..train.zoo import load
+    from ..corpora.zoo import load
 
     if state == "MiniLM":
         found = load("minilm")

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ..core.record import Estimate, Record
 from ..core.spec import design
+from ..corpora.datasets import Addition
 from ..curvature.operators import hessian
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..report.figure import Figure, Rows
 from ..train.config import TrainConfig
-from ..train.datasets import Addition
 from ..train.loop import train
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most

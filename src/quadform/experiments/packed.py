@@ -18,7 +18,7 @@ from torch import Tensor
 from ..core.errors import FileError
 from ..core.progress import say
 from ..core.rng import stream
-from ..train.datasets import Batch, Dataset
+from ..corpora.datasets import Batch, Dataset
 
 #: Where the file lies unless QUADFORM_CORPUS says otherwise.
 DEFAULT = Path("runs") / "corpus" / "python-source.npz"

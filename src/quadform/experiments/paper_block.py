@@ -17,11 +17,11 @@ from torch import Tensor
 from ..core.designs import design
 from ..core.rng import stream
 from ..core.spec import Gain
+from ..corpora.datasets import Addition
 from ..curvature.operators import functional, gauss_newton
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..theory.attention import AttentionLayer
-from ..train.datasets import Addition
 
 #: The positions whose logits are the answer: one before each of the six digits.
 ANSWER = slice(11, 17)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..core.record import Estimate, Record
 from ..core.rng import stream
+from ..corpora.running import StandardLibrary
 from ..report.figure import Figure, Rows
-from ..train.corpus import StandardLibrary
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units

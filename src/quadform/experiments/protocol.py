@@ -22,8 +22,8 @@ from ..core.designs import design
 from ..core.errors import InputError
 from ..core.progress import say
 from ..core.spec import Gain, ModelConfig, Projection
+from ..corpora.datasets import Batch, Dataset
 from ..nn.transformer import Transformer
-from ..train.datasets import Batch, Dataset
 from ..train.feed import ahead
 from ..train.schedule import Schedule
 from ..train.watch import token_cosines

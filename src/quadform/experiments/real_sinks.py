@@ -52,8 +52,8 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 
 @torch.no_grad()
 def _forward(config: Config) -> dict[str, Tensor]:
+    from ..corpora.zoo import load
     from ..propagation.collapse import token_cosine
-    from ..train.zoo import load
 
     found = load("smollm2")
     found.model.set_attn_implementation("eager")  # the fused one gives no attention matrices

@@ -78,7 +78,7 @@ def reproduce(
 
 def missing(e: Experiment, preset: str) -> list[str]:
     """The fetched data an experiment needs for a preset that are not here."""
-    from ..train.fetch.store import fetched
+    from ..corpora.fetch.store import fetched
 
     return [name for name in e.needs(e.config(preset)) if fetched(name) is None]
 

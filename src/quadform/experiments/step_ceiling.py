@@ -25,12 +25,12 @@ from torch import Tensor
 from ..applications.step_size.rules import Stepper, read_optimizer, sgd
 from ..applications.step_size.trial import Pair, predicted
 from ..core.record import Estimate, Record
+from ..corpora.datasets import dataset
 from ..curvature.operators import hessian
 from ..curvature.risk import Risk
 from ..estimate.lanczos import eigenpairs
 from ..nn.transformer import Transformer
 from ..report.figure import Figure, Rows
-from ..train.datasets import dataset
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_most
 from .experiment import Experiment, Units

@@ -75,7 +75,7 @@ def _drawn_anew(model: nn.Module, seed: int) -> nn.Module:
 
 
 def _spectrum(config: Config, state: str) -> dict[str, Tensor]:
-    from ..train.zoo import load
+    from ..corpora.zoo import load
 
     found = load("sceptr", config.variant, dtype=torch.float64)
     model = found.model if state == "trained" else _drawn_anew(found.model, config.seed)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..core.record import Estimate, Record
+from ..corpora.datasets import Addition, Batch
 from ..curvature.operators import functional, gauss_newton, hessian
 from ..curvature.risk import Risk
 from ..estimate.blocks import frobenius
 from ..estimate.lanczos import eigenpairs
 from ..nn.transformer import Transformer
 from ..report.figure import Figure, Rows
-from ..train.datasets import Addition, Batch
 from ..train.watch import token_cosines
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most

@@ -1,4 +1,4 @@
-"""Training: data made by our own code, schedules, one loop, checkpoints that resume bit for bit."""
+"""Training: schedules, one loop, checkpoints that resume bit for bit."""
 
 import sys
 from types import ModuleType
@@ -9,25 +9,14 @@ from quadform.core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "Dataset": ".datasets",
-        "DATASETS": ".datasets",
-        "dataset": ".datasets",
-        "Addition": ".datasets",
-        "Letters": ".datasets",
-        "NumberWords": ".datasets",
-        "StandardLibrary": ".corpus",
-        "ParallelText": ".corpora",
-        "Text": ".corpora",
         "TranslationScore": ".bleu",
         "score_model": ".bleu",
         "score_translations": ".bleu",
         "translate": ".bleu",
         "average": ".snapshots",
         "average_run": ".snapshots",
-        "Masked": ".objectives",
-        "Packages": ".objectives",
-        "accuracy": ".objectives",
-        "started_from": ".objectives",
+        "accuracy": ".score",
+        "started_from": ".start",
         "Schedule": ".schedule",
         "TrainConfig": ".config",
         "train": ".loop",

@@ -14,11 +14,10 @@ from typing import Any
 
 from quadform.core.errors import InputError, MissingExtra
 from quadform.core.record import Estimate
+from quadform.corpora.opened import ParallelText, encode_all
 from quadform.nn.decode import Search, generate
 from quadform.nn.tokens import EOS
 from quadform.nn.transformer import Transformer
-
-from .corpora import ParallelText, encode_all
 
 _BOOTSTRAP = 1000
 _BY_CHARACTER = ("ko", "ja", "zh")

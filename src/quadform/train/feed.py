@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadform.core.spec import ModelConfig
+from quadform.corpora.datasets import Batch, Dataset
 from quadform.nn.transformer import IGNORE, Transformer
 
-from .datasets import Batch, Dataset
 from .score import targets, to_device
 
 AHEAD = 8

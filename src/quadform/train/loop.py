@@ -29,17 +29,16 @@ from quadform.core.errors import FileError, InputError
 from quadform.core.interrupts import gently
 from quadform.core.record import JSON_NAME, Estimate, Provenance, write_atomically
 from quadform.core.rng import stream
+from quadform.corpora.datasets import Batch, Dataset
 from quadform.nn.transformer import Transformer
 
 from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .config import TrainConfig
-from .datasets import Batch, Dataset
 from .ddp import Group
 from .feed import Meal, meals
 from .machinery import compiled, differences, plain
-from .objectives import accuracy
 from .optimiser import Optimiser
-from .score import evaluate, exact_match
+from .score import accuracy, evaluate, exact_match
 from .size import check_size
 from .snapshots import AVERAGED, SNAPSHOTS, average, keep_snapshot, snapshots
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines

@@ -21,18 +21,19 @@ from quadform.core.designs import design as describe
 from quadform.core.errors import InputError, UnknownName, did_you_mean
 from quadform.core.record import Estimate
 from quadform.core.spec import ModelConfig, choose
+from quadform.corpora.datasets import Addition, Dataset, Letters, NumberWords, dataset
+from quadform.corpora.objectives import Masked, Packages
+from quadform.corpora.opened import ParallelText
+from quadform.corpora.running import RunningText
 from quadform.nn.decode import Search
 from quadform.nn.transformer import Transformer
 
 from .config import DECOUPLED, TrainConfig
-from .corpora import ParallelText
-from .corpus import RunningText
-from .datasets import Addition, Dataset, Letters, NumberWords, dataset
 from .loop import Trained, train
-from .objectives import Masked, Packages, started_from
 from .runs import BEAM, Run, open_run
 from .schedule import Schedule
 from .size import check_size, optimiser_copies
+from .start import started_from
 
 OBJECTIVES = ("auto", "causal", "masked", "seq2seq", "classify")
 _SMALL = {"depth": 2, "dim": 128, "heads": 4}
@@ -259,8 +260,7 @@ def score_test(run: Run, count: int = 1000) -> dict[str, Estimate]:
 
 
 def _test_scores(run: Run, count: int) -> dict[str, Estimate]:
-    from .objectives import accuracy
-    from .score import evaluate, exact_match
+    from .score import accuracy, evaluate, exact_match
 
     model, data = run.model, run.data
     if isinstance(data, ParallelText):

@@ -19,13 +19,13 @@ from quadform.core.errors import FileError, InputError
 from quadform.core.files import is_file
 from quadform.core.record import JSON_NAME
 from quadform.core.spec import ModelConfig
+from quadform.corpora.datasets import Addition, Dataset, Letters
 from quadform.nn.decode import Sampling, Search, generate
 from quadform.nn.tokens import EOS, UNK, CharTokenizer, Tokenizer, shortened
 from quadform.nn.transformer import Transformer
 
 from .checkpoint import load_checkpoint, restore
 from .config import TrainConfig
-from .datasets import Addition, Dataset, Letters
 from .optimiser import Optimiser
 from .snapshots import average_run
 

@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from quadform.core.errors import CheckFailed
 from quadform.core.record import Estimate
 from quadform.core.spec import ModelConfig
+from quadform.corpora.datasets import Batch
 from quadform.nn.block import Block
 from quadform.nn.transformer import Transformer
 from quadform.propagation.collapse import TokenCollapse
-
-from .datasets import Batch
 
 
 class Diverged(CheckFailed):

@@ -88,7 +88,7 @@ class CompareQuestion(Question):
         """The data as a Dataset."""
         if not isinstance(self.data, str):
             return self.data
-        from ...train.datasets import dataset
+        from ...corpora.datasets import dataset
         from ..subject import parse_data
 
         name, settings = parse_data(self.data)

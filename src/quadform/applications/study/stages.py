@@ -160,8 +160,9 @@ def _fresh() -> dict[str, str]:
 
 def _default(config: ReportConfig) -> tuple[Any, Any, Any]:
     """Model, data and recipe of the default."""
+    from ...corpora import dataset
     from ...nn.transformer import Transformer
-    from ...train import TrainConfig, dataset
+    from ...train import TrainConfig
 
     settings = dict(DEFAULT_DATA)
     data = dataset(str(settings.pop("name")), **settings)

@@ -23,6 +23,7 @@ from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Estimate, Provenance, Record
 from ...core.work import Work
+from ...corpora.datasets import Dataset
 from ...curvature.operators import functional, gauss_newton, hessian
 from ...curvature.outline import Outline
 from ...curvature.risk import Risk
@@ -31,7 +32,6 @@ from ...estimate.lanczos import ROWS, eigenpairs
 from ...estimate.quadrature import density
 from ...nn.transformer import Transformer
 from ...train.config import TrainConfig
-from ...train.datasets import Dataset
 from ..machine import guard_kept
 from ..outlined import Outlined
 from ..room import Room, note_of

@@ -16,8 +16,8 @@ def answer(config: DataConfig, output: Output) -> int:
 
 
 def _list(config: DataConfig, output: Output) -> int:
-    from ...train.fetch import CATALOGUE, root
-    from ...train.fetch.store import megabytes, tidy
+    from ...corpora.fetch import CATALOGUE, root
+    from ...corpora.fetch.store import megabytes, tidy
 
     base = Path(output.out) if output.out else root()
     tidy(base)
@@ -53,7 +53,7 @@ def _list(config: DataConfig, output: Output) -> int:
 
 def state(name: str, out: str | None = None) -> str:
     """`yes`, `no` or `damaged`, of what was fetched under a name."""
-    from ...train.fetch import fetched
+    from ...corpora.fetch import fetched
 
     try:
         return "no" if fetched(name, out) is None else "yes"
@@ -62,7 +62,7 @@ def state(name: str, out: str | None = None) -> str:
 
 
 def _fetch(config: DataConfig, output: Output) -> int:
-    from ...train.fetch import fetch, item
+    from ...corpora.fetch import fetch, item
 
     for name in config.names:
         item(name)  # an unknown name is told before any work
@@ -80,7 +80,7 @@ def _fetch(config: DataConfig, output: Output) -> int:
 
 
 def _build(config: DataConfig, output: Output) -> int:
-    from ...train.fetch import build
+    from ...corpora.fetch import build
 
     if output.out is None:
         raise InputError("where to? `quadform data build FILE ... --out DIR`; then `--data DIR` uses it.")

@@ -92,8 +92,8 @@ def _times(letter: str, gain: Gain, name: str) -> str:
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def data(config: LsConfig) -> List:
-    from ...train.datasets import DATASETS
-    from ...train.fetch import CATALOGUE
+    from ...corpora.datasets import DATASETS
+    from ...corpora.fetch import CATALOGUE
 
     rows = []
     for name, make in DATASETS.items():

@@ -200,7 +200,7 @@ def contrastive(out: Any, batch: Batch) -> Tensor:
 @functools.cache
 def _docstrings() -> list[tuple[str, str]]:
     """(name in words, first line of the docstring) of functions of the standard library."""
-    from .corpus import library_files
+    from .running import library_files
 
     pattern = re.compile(r'^ *def ([a-z]\w+_\w+)\(.*\).*:\n +"""([A-Z][^"\n]{20,100}\.)', re.M)
     found = {}
@@ -261,7 +261,7 @@ def _smollm2(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
     model.load_state_dict(state)
 
     def probe(batch: int = 8, length: int | None = None, seed: int = 0) -> Batch:
-        from .corpus import library_files
+        from .running import library_files
 
         length = length or TOKENS
         text = "\n".join(text for _, text in library_files()[:20])

@@ -1,35 +1,28 @@
-"""Objectives besides the next token: masked tokens, a class for the whole text, and starting from a trained model.
+"""Objectives besides the next token: masked tokens, and a class for the whole text.
 
 masked        a share of the tokens is hidden, an encoder says what they were
 classify      the class of a text, from the mean of its real tokens
-fine-tuning   `started_from(model, data)`: the weights of a trained model in a model of other data
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from quadform.core.errors import InputError
-from quadform.core.record import Estimate
 from quadform.core.rng import stream
 from quadform.core.spec import choose
 from quadform.nn.tokens import MASK, SPECIALS, ByteTokenizer, Tokenizer
-from quadform.nn.transformer import IGNORE, Transformer
+from quadform.nn.transformer import IGNORE
 
-from .corpus import library_files
 from .datasets import SPLITS, Batch, Dataset
-from .score import by_sequence
+from .running import library_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +79,7 @@ def _files(source: str) -> tuple[tuple[str, str], ...]:
     """(name, text) of the modules of the standard library, or of a fetched or own corpus below its outermost folder."""
     if not source:
         return library_files()
-    from .corpora import documents
+    from .opened import documents
 
     found = [(n, text) for n, text in documents(source) if "/" in n and n.endswith(".py")]
     if not found:
@@ -174,48 +167,3 @@ class Packages(Dataset):
                 rows.append(text[at : at + self.seq_len])
             yield {"tokens": torch.stack(rows), "labels": labels}
             start += 1
-
-
-@torch.no_grad()
-def accuracy(
-    model: Transformer, data: Dataset, *, split: str = "valid", batches: int = 8, batch_size: int = 64, seed: int = 0
-) -> Estimate:
-    """The share of labels of so many batches that the largest logit names.
-
-    With right r_s of the n_s labels of sequence s: sum r_s / sum n_s, standard error as a ratio (see `evaluate`); a
-    quarter of a label is added to it, so that it is not zero at 0 % and 100 %.
-    """
-
-    def right(batch: Batch) -> Tensor:
-        return (model(batch["tokens"], batch.get("mask")).argmax(-1) == batch["labels"]).double()
-
-    some = itertools.islice(data.batches(split, batch_size, seed), batches)
-    r, n = (t.double() for t in by_sequence(model, some, right))
-    mean, total = float(r.sum() / n.sum()), float(n.sum())
-    return Estimate(mean, math.sqrt(float((r - mean * n).square().sum()) + 0.25) / total, "estimate")
-
-
-def started_from(model: Transformer, data: Dataset, *, seed: int = 0) -> tuple[Transformer, list[str]]:
-    """(a model for `data` with the weights of `model`, the parameters that begin anew).
-
-    The blocks, the embedding and the positions are taken over; what the new settings ask for besides (a class output
-    W_C, b_C) starts as in a fresh model of this seed. A shorter text keeps the first positions; a longer one is refused
-    where positions are learned, and so is another vocabulary.
-    """
-    old, wanted = model.config, data.settings
-    if wanted["vocab"] != old.vocab:
-        raise InputError(f"the model knows {old.vocab} tokens and this data {wanted['vocab']}; use the same tokens.")
-    if (wanted["kind"] == "encoder-decoder") != (old.kind == "encoder-decoder"):
-        raise InputError(f"a {old.kind} cannot go on as a {wanted['kind']}. Choose other data, or begin anew.")
-    if old.positions == "learned" and wanted["seq_len"] > old.seq_len:
-        raise InputError(
-            f"the model has learned {old.seq_len} positions, this data has {wanted['seq_len']}. Lower seq_len."
-        )
-    config = dataclasses.replace(old, **({"classes": 0} | wanted))
-    W = model.embed.W_E
-    new = Transformer(config, seed=seed, dtype=W.dtype, device=W.device)
-    own, given = new.state_dict(), model.state_dict()
-    for name, t in own.items():
-        if name in given:
-            t.copy_(given[name][: len(t)] if name.endswith("W_pos") else given[name])
-    return new, [name for name in own if name not in given]

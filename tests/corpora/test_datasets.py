@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quadform.core.errors import InputError, UnknownName
+from quadform.corpora import dataset
+from quadform.corpora.datasets import DATASETS, Addition, Letters, NumberWords, equal_cuts, in_split, part_of
+from quadform.corpora.numerals import LANGUAGES, english, german, korean
+from quadform.corpora.running import StandardLibrary
 from quadform.nn import Transformer
 from quadform.nn.transformer import IGNORE
-from quadform.train import dataset
-from quadform.train.corpus import StandardLibrary
-from quadform.train.datasets import DATASETS, Addition, Letters, NumberWords, equal_cuts, in_split, part_of
-from quadform.train.numerals import LANGUAGES, english, german, korean
 
 SMALL = {"pystdlib": {"limit": 4000, "seq_len": 16}}
 

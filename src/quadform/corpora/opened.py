@@ -31,7 +31,6 @@ from quadform.nn.tokens import (
     save_tokenizer,
 )
 
-from .corpus import RunningText
 from .datasets import POOL, SPLITS, Batch, Dataset, Question, pair_settings
 from .fetch.catalogue import is_item, item
 from .fetch.pairs import FILE as PAIRS
@@ -39,6 +38,7 @@ from .fetch.pairs import read_pairs
 from .fetch.store import Fetched, fetched, is_folder, licence, megabytes
 from .fetch.text import FILE as DOCUMENTS
 from .fetch.text import read_documents
+from .running import RunningText
 
 #: Tokens a side of a pair may have, where nothing is said; longer pairs are left out.
 LONGEST = 100

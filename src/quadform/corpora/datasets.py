@@ -91,7 +91,7 @@ class Dataset(ABC):
     @staticmethod
     def from_dict(body: Mapping[str, Any]) -> Dataset:
         """The inverse of `to_dict`."""
-        from . import corpora, corpus, objectives  # noqa: F401  (the classes they hold make themselves known)
+        from . import objectives, opened, running  # noqa: F401  (the classes they hold make themselves known)
 
         settings = dict(body)
         name = settings.pop("class", None)
@@ -301,7 +301,7 @@ def pair_settings(vocab: int, longest: int) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------------------- by name
 def _standard_library(**settings: Any) -> Dataset:
-    from .corpus import StandardLibrary
+    from .running import StandardLibrary
 
     return StandardLibrary(**settings)
 
@@ -327,7 +327,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
 def dataset(name: str, **settings: Any) -> Dataset:
     """The data set of this name: `dataset("add", digits=3)`; a fetched corpus, or the folder of an own one, too."""
     if name not in DATASETS:
-        from .corpora import corpus, is_corpus
+        from .opened import corpus, is_corpus
 
         if not is_corpus(name):
             known = [*DATASETS, *CATALOGUE]

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quadform.core.errors import FileError, InputError, UnknownName
-from quadform.nn.transformer import IGNORE, Transformer
-from quadform.train.fetch import load, models
-from quadform.train.proteins import (
+from quadform.corpora.fetch import load, models
+from quadform.corpora.proteins import (
     AMINO_ACIDS,
     REGIONS,
     numbering_net,
@@ -25,7 +24,8 @@ from quadform.train.proteins import (
     receptor_probe,
     residues,
 )
-from quadform.train.zoo import contrastive, from_interleaved
+from quadform.corpora.zoo import contrastive, from_interleaved
+from quadform.nn.transformer import IGNORE, Transformer
 
 D, FF, HEADS = 8, 12, 2
 

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.corpora import datasets
+from quadform.corpora.datasets import Dataset, dataset
+from quadform.corpora.fetch import build, fetched
+from quadform.corpora.fetch.pairs import aligned, debian, family, read_pairs, split_sentences, typescript, write_pairs
+from quadform.corpora.fetch.text import prose, python, read_documents
+from quadform.corpora.opened import ParallelText, Ragged, Text, documents, split_of
 from quadform.nn.tokens import BOS, EOS, PAD
 from quadform.nn.transformer import Transformer
-from quadform.train import TrainConfig, datasets, open_run, train
-from quadform.train.corpora import ParallelText, Ragged, Text, documents, split_of
-from quadform.train.datasets import Dataset, dataset
-from quadform.train.fetch import build, fetched
-from quadform.train.fetch.pairs import aligned, debian, family, read_pairs, split_sentences, typescript, write_pairs
-from quadform.train.fetch.text import prose, python, read_documents
+from quadform.train import TrainConfig, open_run, train
 from quadform.train.recipes import fit, score_test
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import FileError, InputError, UnknownName, did_you_mean
+from quadform.core.errors import FileError, InputError, UnknownName, did_you_mean
 
 #: Names of fields that hold the text of a row.
 TEXT_FIELDS = ("text", "content", "sentence", "document", "body", "passage", "article", "story", "code")

@@ -1,7 +1,7 @@
 """Trained models from what was fetched: weights as safetensors, descriptions as JSON; nothing executable is kept.
 
 anarcii, which is an encoder-decoder like ours, becomes saved quadform models; sceptr keeps its tensors with a
-description (`quadform.train.proteins` builds it); the others become Hugging Face folders.
+description (`quadform.corpora.proteins` builds it); the others become Hugging Face folders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RXNFP = {  # variant -> folder in the wheel, architecture
 
 def anarcii(archives: list[Path], folder: Path) -> dict[str, Any]:
     """Each net as a saved `Transformer`: `antibody-2` has two layers a side, `antibody-1` one."""
-    from quadform.train.proteins import numbering_net
+    from quadform.corpora.proteins import numbering_net
 
     counts: dict[str, Any] = {"nets": 0, "parameters": 0}
     with zipfile.ZipFile(archives[0]) as wheel:

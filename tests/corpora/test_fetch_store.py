@@ -12,9 +12,9 @@ import pytest
 
 from quadform.core import progress
 from quadform.core.errors import FileError, UnknownName
-from quadform.train.fetch import CATALOGUE, Unreachable, fetch, fetched, item, root, store
-from quadform.train.fetch.catalogue import Item
-from quadform.train.fetch.sources import AptLists, Archive, Npm, Wheel, list_language, list_name, sha256_of
+from quadform.corpora.fetch import CATALOGUE, Unreachable, fetch, fetched, item, root, store
+from quadform.corpora.fetch.catalogue import Item
+from quadform.corpora.fetch.sources import AptLists, Archive, Npm, Wheel, list_language, list_name, sha256_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ def offer(monkeypatch, source: Archive, read: str = "pairs:typescript") -> Item:
     """Put one item into the catalogue: `toy`, read by `read_toy` below."""
     made = Item(name="toy", kind="pairs", title="a toy", licence="none", source=source, read=read)
     monkeypatch.setattr(store, "item", lambda name: made)
-    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", read_toy)
+    monkeypatch.setattr("quadform.corpora.fetch.pairs.typescript", read_toy)
     return made
 
 
 def read_toy(archives, folder):
-    from quadform.train.fetch.pairs import write_pairs
+    from quadform.corpora.fetch.pairs import write_pairs
 
     return write_pairs([("g", *line.split("\t")) for line in archives[0].read_text().splitlines()], folder)
 
@@ -119,11 +119,11 @@ def test_interrupted_reading_leaves_nothing_and_goes_on(monkeypatch):
         (folder / "half").write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", stopped)
+    monkeypatch.setattr("quadform.corpora.fetch.pairs.typescript", stopped)
     with pytest.raises(KeyboardInterrupt):
         fetch("toy", progress=False)
     assert [p.name for p in root().iterdir()] == [".archives"]
-    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", read_toy)
+    monkeypatch.setattr("quadform.corpora.fetch.pairs.typescript", read_toy)
     fetch("toy", progress=False)
     assert CALLS == ["toy"]
 
@@ -152,7 +152,7 @@ def test_what_a_killed_fetch_leaves_is_removed(monkeypatch, moment):
         if moment == "asking":
             dying.setattr(Made, "_ask", lambda self, folder, arrived: ((folder / "half").write_text("x"), die()))
         elif moment == "reading":
-            dying.setattr("quadform.train.fetch.pairs.typescript", lambda files, folder: die())
+            dying.setattr("quadform.corpora.fetch.pairs.typescript", lambda files, folder: die())
         else:
             dying.setattr(Path, "unlink", die)
         killed(lambda: fetch("toy", progress=False))
@@ -201,7 +201,7 @@ def test_a_living_process_is_left_alone(monkeypatch):
         seen.append(folder.exists() and files[0].exists())
         return read_toy(files, folder)
 
-    monkeypatch.setattr("quadform.train.fetch.pairs.typescript", reading)
+    monkeypatch.setattr("quadform.corpora.fetch.pairs.typescript", reading)
     fetch("toy", progress=False)
     assert seen == [True]
     assert {p.name for p in root().iterdir()} == {".archives", ".part-notes", "toy"}
@@ -234,7 +234,7 @@ def test_a_folder_of_the_same_name_here_is_not_mistaken(monkeypatch, tmp_path):
 
 def test_folders_of_the_user_are_never_replaced(monkeypatch, tmp_path):
     """A folder with files of one's own, even beside a manifest, is refused and left as it is; an empty one is taken."""
-    from quadform.train.fetch import build
+    from quadform.corpora.fetch import build
 
     (tmp_path / "t.tsv").write_text("a\tb\n")
     mine = tmp_path / "mine"
@@ -357,7 +357,7 @@ def test_catalogue_is_pinned():
         if isinstance(entry.source, Npm | Wheel):
             assert len(entry.source.sha256) == 64
         module, _, function = entry.read.partition(":")
-        assert callable(getattr(importlib.import_module(f"quadform.train.fetch.{module}"), function))
+        assert callable(getattr(importlib.import_module(f"quadform.corpora.fetch.{module}"), function))
 
 
 def test_a_known_licence_is_not_replaced(monkeypatch):
@@ -366,7 +366,8 @@ def test_a_known_licence_is_not_replaced(monkeypatch):
         made = offer(monkeypatch, Made(package="toy", version="1", size=10))
         monkeypatch.setattr(store, "item", lambda name, made=made, known=known: replace(made, licence=known))
         monkeypatch.setattr(
-            "quadform.train.fetch.pairs.typescript", lambda files, folder: read_toy(files, folder) | {"licence": "BSD"}
+            "quadform.corpora.fetch.pairs.typescript",
+            lambda files, folder: read_toy(files, folder) | {"licence": "BSD"},
         )
         assert fetch("toy", again=True, progress=False).manifest["licence"] == want
 
@@ -392,7 +393,7 @@ def test_catalogue_needs_no_torch():
     import subprocess
     import sys
 
-    code = "import sys, quadform.train.fetch as f; f.CATALOGUE; f.fetched('moby')"
+    code = "import sys, quadform.corpora.fetch as f; f.CATALOGUE; f.fetched('moby')"
     code += "; print({'torch', 'tokenizers'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert out.stdout.strip() == "set()"

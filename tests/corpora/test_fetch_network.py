@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from quadform.core.errors import FileError
+from quadform.corpora.datasets import dataset
+from quadform.corpora.fetch import Fetched, Unreachable, fetch, load
+from quadform.corpora.proteins import AMINO_ACIDS, ANTIBODIES, REGIONS, numbered, receptor
 from quadform.nn.tokens import PAD
-from quadform.train.datasets import dataset
-from quadform.train.fetch import Fetched, Unreachable, fetch, load
-from quadform.train.proteins import AMINO_ACIDS, ANTIBODIES, REGIONS, numbered, receptor
 
 ROOT = Path(__file__).resolve().parents[2] / ".cache" / "data"
 
