@@ -1,0 +1,20 @@
+"""Pruning and quantization: which weights can go, how the others make up for them, what it costs the loss."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Grid": ".grid",
+        "pack": ".grid",
+        "unpack": ".grid",
+        "choose": ".masks",
+        "compensate": ".layerwise",
+        "least_squares": ".layerwise",
+        "sparsegpt": ".layerwise",
+        "gptq": ".layerwise",
+        "obq": ".surgeon",
+        "Surgeon": ".surgeon",
+        "allocate": ".allocation",
+    },
+)
