@@ -42,6 +42,7 @@ __getattr__, __dir__, __all__ = attach(
         "cli": ".cli:",
         "core": ".core:",
         "corpora": ".corpora:",
+        "compress": ".compress:",
         "curvature": ".curvature:",
         "distributed": ".distributed:",
         "estimate": ".estimate:",

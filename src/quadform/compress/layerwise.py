@@ -23,8 +23,8 @@ from ..core.errors import InputError
 from .grid import Grid, span, to_codes
 from .masks import Structure, choose, require_share
 
-#: Columns of one block. Columns behind a block are updated when it is finished. The result does not depend on it, except
-#: that `sparsegpt` chooses its mask one block at a time.
+#: Columns of one block; those behind it are updated when it is finished. The result does not depend on it, except that
+#: `sparsegpt` chooses its mask one block at a time.
 BLOCK = 128
 #: Damping as a share of the mean of the diagonal of S.
 DAMPING = 0.01
