@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tarfile
 
 import pytest
@@ -163,6 +164,60 @@ def test_own_text_is_held_out_by_document(tmp_path):
     whole = ",".join(map(str, data.stream_of("valid").tolist()))
     assert all(",".join(map(str, row)) in whole for row in tokens.tolist())
     assert data.settings == {"kind": "decoder", "vocab": data.tokenizer.size, "seq_len": 16}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv"])
+def test_each_row_of_a_table_is_a_document(tmp_path, suffix):
+    """The rows of the text field, held out row by row, in their order; numbers and other fields are left out."""
+    texts = [f"document {i}, of a table" for i in range(120)]
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"id": i, "body": t, "title": "head"}) + "\n" for i, t in enumerate(texts)))
+    else:
+        tab = "," if suffix == ".csv" else "\t"
+        path.write_text(f"id{tab}body{tab}title\n" + "".join(f'{i}{tab}"{t}"{tab}head\n' for i, t in enumerate(texts)))
+    named = f"{path}:body" if suffix == ".tsv" else path
+    made = build([named], tmp_path / "packed")
+    assert (made.kind, made.manifest["counts"]["documents"]) == ("text", len(texts))
+    assert [text for _, text in documents(str(made.folder))] == texts
+    data = dataset(str(made.folder), seq_len=16)
+    parts = [data.texts(split) for split in ("train", "valid", "test")]
+    assert min(map(len, parts)) > 0
+    assert sorted(t for part in parts for t in part) == sorted(texts)
+
+
+def test_a_table_without_its_text_field_is_told_by_its_columns(tmp_path):
+    """No field of that name, several that could be, none with words, a binary table: nothing is made."""
+    (tmp_path / "rows.csv").write_text("question,answer,n\nwhy so,because,1\n")
+    (tmp_path / "numbers.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+    for named, text in (
+        ("rows.csv:text", "has no field `text`; it has question, answer, n"),
+        ("rows.csv", "several fields with text: question, answer"),
+        ("numbers.csv", "no field with text in it; it has a, b"),
+        ("rows.parquet", "Save it as one of them"),
+    ):
+        with pytest.raises((InputError, FileError, UnknownName), match=text):
+            build([tmp_path / named], tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_damaged_pieces_are_learned_again(tmp_path):
+    """Two letters whose ids were exchanged, and half a file: the checksum tells, and the pieces are learned anew."""
+    pytest.importorskip("tokenizers")
+    (tmp_path / "p.tsv").write_text("".join(f"the source {i} of it\tdas Ziel {i} davon\n" for i in range(40)))
+    folder = build([tmp_path / "p.tsv"], tmp_path / "packed", held=5).folder
+    first = dataset(str(folder), pieces=280).tokenizer
+    kept = folder / "pieces-280.json"
+    whole = kept.read_text()
+    a, b = (re.search(rf'"{letter}.":\d+', whole)[0] for letter in "ab")
+    number = {x: x.rpartition(":")[2] for x in (a, b)}
+    swapped = whole.replace(a, a.replace(number[a], number[b])).replace(b, b.replace(number[b], number[a]))
+    for damage in (swapped, whole[: len(whole) // 2]):
+        kept.write_text(damage)
+        again = dataset(str(folder), pieces=280).tokenizer
+        assert again.to_dict() == first.to_dict()
+        assert kept.read_text() == whole
 
 
 def test_splits_without_text_are_told_before_training(tmp_path):

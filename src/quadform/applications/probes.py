@@ -57,7 +57,7 @@ def text_of(question: Opening) -> TextFile:
         return read_text_file(question.data)
     from ..corpora.running import library_files
 
-    return TextFile("\n".join(text for _, text in itertools.islice(library_files(), 50)), LIBRARY)
+    return TextFile(tuple(text for _, text in itertools.islice(library_files(), 50)), LIBRARY)
 
 
 def rows_of(ids: list[int], question: Opening, length: int) -> list[Tensor]:

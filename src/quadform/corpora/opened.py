@@ -113,12 +113,16 @@ class _Opened(Dataset):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """Bytes, or byte-level BPE learned from the training split; kept beside the corpus for the next time."""
+        """Bytes, or byte-level BPE learned from the training split; kept beside the corpus for the next time.
+
+        A file that is damaged is learned again.
+        """
         if not self.pieces:
             return ByteTokenizer()
         path = self.source.folder / f"pieces-{self.pieces}.json"
         if path.exists():
-            return load_tokenizer(path)
+            with contextlib.suppress(FileError):
+                return load_tokenizer(path)
         made = PieceTokenizer.train(self._training_texts(), self.pieces)
         with contextlib.suppress(OSError):  # a folder that cannot be written: learned again next time
             save_tokenizer(made, path)

@@ -1,4 +1,4 @@
-"""Text files of a probe: plain text, or the text field of JSONL, JSON, CSV and TSV, found or asked for by name.
+"""Text files: plain text, or the text field of JSONL, JSON, CSV and TSV, found or asked for by name. Torch-free.
 
 `file.jsonl` reads the one field that holds text; `file.jsonl:body` reads the field `body`.
 """
@@ -18,14 +18,20 @@ from quadform.core.errors import FileError, InputError, UnknownName, did_you_mea
 TEXT_FIELDS = ("text", "content", "sentence", "document", "body", "passage", "article", "story", "code")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _TABLES = (".jsonl", ".ndjson", ".json", *_DELIMITERS)
+_BINARY = (".parquet", ".arrow", ".feather", ".xlsx")
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text, and in words where it is from: the file, and of a table its field and how many rows."""
+    """The texts of a file (one, or of a table one a row), and in words where they are from."""
 
-    text: str
+    texts: tuple[str, ...]
     described: str
+    table: bool = False
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
 
 
 def text_file(data: str) -> tuple[Path, str | None] | None:
@@ -46,20 +52,27 @@ def read_text_file(data: str) -> TextFile:
     if found is None:
         raise FileError(f"`{data}`: there is no such text file.")
     path, field = found
-    try:
-        raw = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"`{path}` cannot be read as UTF-8 text: {error}.") from error
+    if path.suffix.lower() in _BINARY:
+        raise FileError(f"`{path}`: tables are read from JSONL, JSON, CSV and TSV files. Save it as one of them.")
+    raw = read_text(path)
     rows = _rows(raw, path) if path.suffix.lower() in _TABLES else None
     if rows is None:
         if field is not None:
             raise InputError(f"`{data}`: `{path}` is no table, so it has no field `{field}`. Leave it out.")
-        return TextFile(raw, str(path))
+        return TextFile((raw,), str(path))
     chosen = _field(rows, path, field)
-    texts = [t for row in rows if isinstance(t := row.get(chosen), str) and t.strip()]
+    texts = tuple(t for row in rows if isinstance(t := row.get(chosen), str) and t.strip())
     if not texts:
         raise InputError(f"`{path}`: the field `{chosen}` holds no text.")
-    return TextFile("\n".join(texts), f"{path}, field `{chosen}` of {len(texts):,} rows")
+    return TextFile(texts, f"{path}, field `{chosen}` of {len(texts):,} rows", table=True)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file in UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"`{path}` cannot be read as UTF-8 text: {error}.") from error
 
 
 def _rows(raw: str, path: Path) -> list[dict[str, Any]] | None:

@@ -7,9 +7,10 @@ Text is put into Unicode normal form C, so Hangul written as jamo and as syllabl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -150,10 +151,14 @@ class PieceTokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, path: str | Path) -> Path:
-    """Write a tokenizer with its special ids as JSON, atomically."""
+    """Write a tokenizer with its special ids and its checksum as JSON, atomically."""
     body = {"format": _FORMAT, "schema": 1, "specials": list(SPECIALS), **tokenizer.to_dict()}
-    write_atomically(Path(path), strict_json(body).encode())
+    write_atomically(Path(path), strict_json(body | {"sha256": _checksum(body)}).encode())
     return Path(path)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(strict_json(body).encode()).hexdigest()
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -164,6 +169,9 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         raise FileError(f"{path} cannot be read as a tokenizer: {error}.") from error
     if not isinstance(body, dict) or body.get("format") != _FORMAT or body.get("specials") != list(SPECIALS):
         raise FileError(f"{path} is no tokenizer of this quadform (format {_FORMAT} with specials {SPECIALS}).")
+    wanted = body.pop("sha256", None)  # older files have none
+    if wanted is not None and wanted != _checksum(body):
+        raise FileError(f"{path} is damaged or was changed by hand (its checksum differs).")
     try:
         if body["kind"] == "pieces":
             return PieceTokenizer(body["pieces"])

@@ -19,7 +19,8 @@ class DataConfig(Fields):
 
     action: str = option(
         "list",
-        "list: what there is; fetch NAME ...: get it; build FILE ... --out DIR: own .tsv pairs or text files.",
+        "list: what there is; fetch NAME ...: get it; build FILE ... --out DIR: own .tsv pairs, text files, or the"
+        " text field of .csv and .jsonl rows.",
         positional=True,
         choices=("list", "fetch", "build"),
     )
