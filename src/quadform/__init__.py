@@ -26,6 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "BlockSpec": ".core.spec",
         "DESIGNS": ".core.designs",
         "AttentionLayer": ".theory.attention",
+        "attention": ".applications.attention",
         "attention_hessian": ".applications.attention",
         "compare": ".applications.compare",
         "lr": ".applications.step_size",

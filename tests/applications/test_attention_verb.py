@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quadform.applications import AttentionConfig, attention_hessian, toy, vary
-from quadform.applications.attention import PAPER, _log_log_slope, entropy, plan, run
-from quadform.applications.configs import BLOCKS, Vary
+from quadform.applications.attention import attention, attention_hessian, toy, vary
+from quadform.applications.attention.growth import PAPER, _log_log_slope, entropy
+from quadform.applications.attention.question import BLOCKS, AttentionQuestion, Vary
 from quadform.applications.machine import MATRICES
 from quadform.applications.problem import Problem, toy_problem
 from quadform.core.errors import InputError
@@ -23,9 +24,14 @@ from quadform.theory.growth import GrowthModel, LinearAttention, SoftmaxAttentio
 SIZES = st.integers(1, 5)
 
 
+def run(**fields: Any) -> Record:
+    """The record of a question."""
+    return attention(**fields, progress=False).record
+
+
 @pytest.fixture(scope="module")
 def record() -> Record:
-    return run(AttentionConfig(tokens=8, dim=5, d_k=4, d_v=3, vary="scale=0.01:0.1:6"), progress=False)
+    return run(tokens=8, dim=5, d_k=4, d_v=3, vary="scale=0.01:0.1:6")
 
 
 def oracle(problem: Problem) -> torch.Tensor:
@@ -57,7 +63,7 @@ KINDS = [
 def test_record_holds_the_hessian(tokens: int, dim: int, d_k: int, d_v: int, kind: dict[str, str]) -> None:
     """H_o + H_f of the record is the Hessian of the loss, to 1e-12 of its largest entry."""
     options = {"tokens": tokens, "dim": dim, "d_k": d_k, "d_v": d_v, "seed": tokens, "scale": 0.7, "temperature": 1.3}
-    got = run(AttentionConfig(**options, **kind, vary="none"), progress=False)  # type: ignore[arg-type]
+    got = run(**options, **kind, vary="none")
     want = oracle(toy_problem(**options, **kind))  # type: ignore[arg-type]
     H = got.tensors["H_o"] + got.tensors["H_f"]
     assert (H - want).abs().max() <= 1e-12 * want.abs().max().clamp_min(1e-12)
@@ -91,7 +97,7 @@ def test_scalars_follow_from_the_tensors(record: Record) -> None:
 
 def test_flat_directions_are_not_negative() -> None:
     """One token: attention is constant, the query and key rows of H are 0, and no eigenvalue counts as negative."""
-    got = run(AttentionConfig(tokens=1, dim=3, vary="none"), progress=False)
+    got = run(tokens=1, dim=3, vary="none")
     assert got.scalars["norm/total/W_Q,W_Q"].value == 0
     assert got.scalars["negative_share"].value == 0
     assert got.scalars["lambda_max"].value > 0
@@ -115,7 +121,7 @@ def test_slopes_are_the_papers(record: Record) -> None:
 
 def test_slopes_of_the_single_matrix() -> None:
     """With one matrix W_QK the functional query-key block grows as X^5: its X^3 was the curvature of the product."""
-    got = run(AttentionConfig(dim=4, factor="single", vary="scale=0.01:0.1:6"), progress=False)
+    got = run(dim=4, factor="single", vary="scale=0.01:0.1:6")
     for part, table in PAPER["single"].items():
         for block, power in table.items():
             fitted = got.scalars.get(f"slope/{part}/{block}")
@@ -135,7 +141,7 @@ def test_tables_are_what_the_growth_calculus_derives(kind: str, stage: object) -
 
 def test_slopes_of_linear_attention() -> None:
     """Without the softmax every outer block grows as X^6 and the functional ones as X^3; QQ, KK, VV are exactly 0."""
-    got = run(AttentionConfig(dim=4, attention="linear", vary="scale=0.01:0.1:6"), progress=False)
+    got = run(dim=4, attention="linear", vary="scale=0.01:0.1:6")
     slopes = {b: got.scalars[f"slope/outer/{b}"].value for b in BLOCKS}
     assert slopes == pytest.approx(dict.fromkeys(BLOCKS, 6.0), abs=1e-6)
     functional = {
@@ -148,7 +154,7 @@ def test_slopes_of_linear_attention() -> None:
 def test_growth_at_one_scale_is_the_norm_there(record: Record) -> None:
     """A point of the sweep equals a measurement at that scale."""
     at = float(record.tensors["scales"][3])
-    there = run(AttentionConfig(tokens=8, dim=5, d_k=4, d_v=3, scale=at, vary="none"), progress=False)
+    there = run(tokens=8, dim=5, d_k=4, d_v=3, scale=at, vary="none")
     for part in ("outer", "functional"):
         want = [there.scalars[f"norm/{part}/{b}"].value for b in BLOCKS]
         assert record.tensors[f"growth_{part}"][3].tolist() == pytest.approx(want, rel=1e-12)
@@ -167,18 +173,18 @@ def test_record_survives_the_disk(record: Record, tmp_path: Path) -> None:
 
 def test_large_hessian_is_checked_on_some_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit the comparison with autodiff takes some columns and says how many."""
-    from quadform.applications import attention
+    from quadform.applications.attention import measure
 
-    monkeypatch.setattr(attention, "_FULL_CHECK", 10)
-    monkeypatch.setattr(attention, "_COLUMNS", 5)
-    checked = run(AttentionConfig(tokens=3, dim=3, vary="none"), progress=False).scalars["autodiff_error"]
+    monkeypatch.setattr(measure, "_FULL_CHECK", 10)
+    monkeypatch.setattr(measure, "_COLUMNS", 5)
+    checked = run(tokens=3, dim=3, vary="none").scalars["autodiff_error"]
     assert checked.note == "5 of 27 columns"
     assert checked.value <= 1e-12
 
 
 def test_autodiff_error_sees_a_wrong_hessian() -> None:
     """A relative change of 1e-6 in one entry is seen."""
-    from quadform.applications.attention import autodiff_error
+    from quadform.applications.attention.measure import autodiff_error
 
     problem = toy_problem(tokens=3, dim=2)
     H = problem.layer().hessian().dense()
@@ -244,10 +250,7 @@ def test_grid_is_geometric(lo: float, ratio: float, points: int) -> None:
 def test_the_share_of_negative_eigenvalues_is_a_bound_in_float32() -> None:
     """Eigenvalues within rounding of zero have no sign: the share of the others is at most that of float64."""
     config = {"tokens": 8, "dim": 8, "vary": "scale=0.01:0.1:3"}
-    exact, rounded = (
-        run(AttentionConfig(**config, dtype=dtype), progress=False).scalars["negative_share"]
-        for dtype in ("float64", "float32")
-    )
+    exact, rounded = (run(**config, dtype=dtype).scalars["negative_share"] for dtype in ("float64", "float32"))
     assert (exact.kind, rounded.kind) == ("exact", "bound")
     assert 0.8 * exact.value < rounded.value <= exact.value
 
@@ -267,7 +270,7 @@ def test_a_sink_draws_attention_and_stays_exact(mask: str, factor: str) -> None:
     """`--sink b` adds b to every score of the first token: its share rises to 1, and autodiff agrees."""
     shares = []
     for sink in (0.0, 2.0, 8.0):
-        record = run(AttentionConfig(tokens=5, dim=3, sink=sink, mask=mask, factor=factor, vary="none"), progress=False)
+        record = run(tokens=5, dim=3, sink=sink, mask=mask, factor=factor, vary="none")
         assert record.scalars["autodiff_error"].value < 1e-12
         shares.append(float(record.tensors["A"][:, 0].mean()))
     assert shares == sorted(shares)
@@ -276,12 +279,10 @@ def test_a_sink_draws_attention_and_stays_exact(mask: str, factor: str) -> None:
 
 
 def test_a_plan_of_the_exact_hessian() -> None:
-    """Memory as the guard counts it, the time of one Hessian times what follows; nothing of it enters the record."""
-    config = AttentionConfig(tokens=4, dim=4, vary="none", dry_run=True)
-    found = plan(config)
-    assert found["bytes"] == MATRICES * 8 * config.parameters**2
-    assert found["seconds"] > 0
-    assert "dry_run" not in config.inputs()
+    """Memory as the guard counts it, the time of one Hessian times what follows."""
+    found = attention.plan(tokens=4, dim=4, vary="none")
+    assert found.bytes == MATRICES * 8 * AttentionQuestion(tokens=4, dim=4).parameters ** 2
+    assert found.seconds > 0
 
 
 def test_the_error_of_a_slope_is_that_of_least_squares() -> None:
@@ -292,3 +293,18 @@ def test_the_error_of_a_slope_is_that_of_least_squares() -> None:
     y = x**3 * torch.tensor([1.0, 1.2, 0.9, 1.1, 1.0, 0.8], dtype=torch.float64)
     found, wanted = _log_log_slope(x, y), linregress(x.log().numpy(), y.log().numpy())
     assert (found.value, found.stderr) == pytest.approx((wanted.slope, wanted.stderr), rel=1e-9)
+
+
+def test_time_up_ends_a_sweep_and_it_is_resumed(tmp_path: Path) -> None:
+    """The record holds the scales that were measured and says so; resumed, it is that of an undisturbed run."""
+    fields: dict[str, Any] = {"tokens": 3, "dim": 2, "vary": "scale=0.1:1:3"}
+    first = attention(**fields, out=tmp_path, max_time=1e-9, progress=False)
+    assert first.partial
+    assert not first.ok
+    assert "growth_outer" not in first.record.tensors
+    again = attention(**fields, out=tmp_path, resume=True, progress=False)
+    whole = run(**fields)
+    assert again.ok
+    assert again.record.inputs == whole.inputs
+    assert again.record.tensors.keys() == whole.tensors.keys()
+    assert all(torch.equal(t, whole.tensors[n]) for n, t in again.record.tensors.items())

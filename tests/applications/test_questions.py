@@ -32,6 +32,10 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
         qf.signal,
         {**PROBE, "depths": [1, 2], "dim": 8, "heads": 2, "tokens": 4, "networks": 2, "jacobian": True, "batches": 2},
     ),
+    "attention": (
+        qf.attention,
+        {"tokens": 3, "dim": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
+    ),
     "compare": (qf.compare, {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "dim": 4, "heads": 2, "budget": 1}),
 }
 #: What a verb is asked of, where it is not MODEL alone.

@@ -52,31 +52,30 @@ REFUSED = [
         ["attention", "8"],
         "`8` is not understood: `quadform attention` takes flags only. See `quadform attention --help`.",
     ),
-    (["attention", "--tokens", "-3"], "`--tokens -3`: a layer has at least 1. Give 1 or more."),
-    (["attention", "--d-k", "0"], "`--d-k 0`: a layer has at least 1. Give 1 or more."),
+    (["attention", "--tokens", "-3"], "tokens=-3: give at least 1."),
+    (["attention", "--d-k", "0"], "d_k=0: give at least 1."),
     (["attention", "--scale", "nan"], "scale=nan: give a finite number."),
-    (["attention", "--temperature", "0"], "`--temperature 0`: a temperature is a positive finite number."),
+    (["attention", "--temperature", "0"], "temperature=0: give a number above 0."),
     (
         ["attention", "--vary", "scal=1:2"],
-        "`--vary scal` is not something a sweep can vary (scale). Did you mean `scale`?",
+        "a sweep cannot vary 'scal'; choose from scale. Did you mean `scale`?",
     ),
     (
         ["attention", "--vary", "scale=1"],
-        "`--vary scale=1` is not a sweep. Write `--vary scale=0.01:30` or `--vary scale=0.01:30:25`"
-        " (from, to, points), or `--vary none`; what can be varied: scale.",
+        "'scale=1' is not a sweep. Write `scale=0.01:30` or `scale=0.01:30:25` (from, to, points), or `none`.",
     ),
     (
         ["attention", "--vary", "scale=3:1"],
-        "a sweep runs from a positive number to a larger one; got 3:1. Write `--vary scale=0.01:30`.",
+        "a sweep runs from a positive number to a larger one; got 3:1.",
     ),
     (["attention", "--vary", "scale=1:3:1"], "a sweep has at least 2 points; got 1."),
     (
         ["attention", "--attention", "linear", "--mask", "causal"],
-        "linear attention has no masked closed form. Use `--mask none` or `--attention softmax`.",
+        "linear attention has no masked closed form. Use mask='none' or attention='softmax'.",
     ),
     (
         ["attention", "--attention", "linear", "--factor", "single"],
-        "linear attention with one matrix W_QK has no closed form here. Use `--factor qk`.",
+        "linear attention with one matrix W_QK has no closed form here. Use factor='qk'.",
     ),
     (["attention", "--device", "gpu"], "`--device gpu` is not a device. Use `cpu`, `cuda` or `cuda:0`."),
     (["attention", "--device", "meta"], "`--device meta`: float64 and eigenvalues need `cpu` or `cuda`."),
@@ -110,7 +109,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attention", "--tokens", "-3", "--debug"]) == 2
     said = capsys.readouterr().err
     assert "Traceback (most recent call last)" in said
-    assert said.endswith("quadform: `--tokens -3`: a layer has at least 1. Give 1 or more.\n")
+    assert said.endswith("quadform: tokens=-3: give at least 1.\n")
 
 
 def test_underscores_and_equals_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:

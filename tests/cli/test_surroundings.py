@@ -114,18 +114,18 @@ def test_a_check_that_fails_is_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Closed form and autodiff apart, or not comparable: 3; float32 has its own limit."""
-    from quadform.applications import attention
+    from quadform.applications.attention import measure
     from quadform.core.record import Estimate
 
     for error, kind, code in [(1e-7, "float64", 3), (float("nan"), "float64", 3), (1e-7, "float32", 0)]:
-        monkeypatch.setattr(attention, "autodiff_error", lambda *_, e=error: Estimate(e))
+        monkeypatch.setattr(measure, "autodiff_error", lambda *_, e=error: Estimate(e))
         assert main([*SMALL, "--dtype", kind]) == code
 
 
 def test_slopes_that_underflow_are_not_zeros(capsys: pytest.CaptureFixture[str]) -> None:
     """Where a block underflows along the sweep there is no exponent; 0 is for blocks that are exactly 0."""
     assert main(["attention", "--vary", "scale=1e-300:1:5", "--quiet"]) == 0
-    query, _, value = (line.split() for line in capsys.readouterr().out.splitlines()[5:8])
+    query, _, value = (line.split() for line in capsys.readouterr().out.splitlines()[3:6])
     assert (query[1:3], value[-2:]) == (["-", "[6]"], ["0", "[0]"])
 
 

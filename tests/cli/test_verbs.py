@@ -79,11 +79,11 @@ def test_infinite_values_are_strict_json(capsys: pytest.CaptureFixture[str], mon
     """A step ceiling of infinity (no positive curvature) is still strict JSON."""
     import torch
 
-    from quadform.applications import attention
+    from quadform.applications.attention import measure
 
-    zeros = attention.spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
+    zeros = measure.spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
     assert zeros["ceiling_sgd"].value == float("inf")
-    monkeypatch.setattr(attention, "spectrum_scalars", lambda *_: zeros)
+    monkeypatch.setattr(measure, "spectrum_scalars", lambda *_: zeros)
     assert main(["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--json"]) == 0
     assert strict(capsys.readouterr().out)["scalars"]["ceiling_sgd"]["value"] == {"float": "inf"}
 
@@ -172,12 +172,12 @@ def test_report_redraws_without_computing(
     """With a RUN nothing is computed: the applications are made to fail and the report is still written."""
     folder = tmp_path / "run"
     assert main(["attention", *SMALL, "--out", str(folder), "--quiet"]) == 0
-    from quadform.applications import attention
+    from quadform.applications.attention.measure import AttentionMeasurement
 
     def never(*_: object) -> None:
         raise AssertionError("recomputed")
 
-    monkeypatch.setattr(attention, "run", never)
+    monkeypatch.setattr(AttentionMeasurement, "measure", never)
     capsys.readouterr()
     assert main(["report", str(folder), "--quiet", "--json", "--out", str(tmp_path / "other"), "--lang", "ko"]) == 0
     body = strict(capsys.readouterr().out)

@@ -198,8 +198,7 @@ def test_no_words_of_a_chart_overlap(browser, files) -> None:
 def test_long_names_and_small_numbers_have_room(browser, tmp_path) -> None:
     """The key of a layer with one W_QK, and norms as small as 1.8e-06 in the map of pairs; headings are not broken."""
     from quadform import Transformer, datasets, spectrum
-    from quadform.applications.attention import run
-    from quadform.applications.configs import AttentionConfig
+    from quadform.applications.attention import attention
 
     data = datasets.dataset("add", digits=1)
     model = Transformer("pre-ln", depth=2, dim=8, heads=1, seed=0, **data.settings)
@@ -207,7 +206,7 @@ def test_long_names_and_small_numbers_have_room(browser, tmp_path) -> None:
     one = spectrum(model, batch, top=1, density=False, blocks="qkv", progress=False).record
     blocks = {"blocks/value": 1e-7 * (1 + torch.rand(6, 6)), "blocks/stderr": torch.zeros(6, 6)}
     small = dataclasses.replace(one, tensors={**one.tensors, **blocks})
-    layer = run(AttentionConfig(tokens=3, dim=2, factor="single", vary="scale=0.5:2:3"), progress=False)
+    layer = attention(tokens=3, dim=2, factor="single", vary="scale=0.5:2:3", progress=False).record
     with opened(browser, write_report([layer, small], tmp_path / "report.html")) as page:
         assert clashes(page, "growth-1") == []
         assert clashes(page, "block_pairs-2") == []

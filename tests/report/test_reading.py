@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from quadform.applications.attention import run
-from quadform.applications.configs import AttentionConfig
+from quadform.applications.attention import attention
 from quadform.report.attention.reading import Reading
 
 
 @pytest.mark.parametrize("factor", ["qk", "single"])
 def test_norm_of_the_whole_counts_each_off_diagonal_block_twice(factor: str) -> None:
     """|H|_F from the norms of the unique blocks is that of the whole matrix, for H, H_o and H_f."""
-    record = run(AttentionConfig(tokens=4, dim=3, factor=factor), progress=False)
+    record = attention(tokens=4, dim=3, factor=factor, progress=False).record
     read = Reading(record)
     H = {"outer": record.tensors["H_o"], "functional": record.tensors["H_f"]}
     H["total"] = H["outer"] + H["functional"]

@@ -5,12 +5,11 @@ from ..core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "AttentionConfig": ".configs",
+        "AttentionQuestion": ".attention.question",
         "DoctorConfig": ".configs",
         "ReportConfig": ".configs",
-        "Vary": ".configs",
+        "Vary": ".attention.question",
         "VerifyConfig": ".configs",
-        "Sweep": ".attention",
         "attention": ".attention:",
         "attention_hessian": ".attention",
         "doctor": ".doctor:",

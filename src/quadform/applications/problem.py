@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.rng import stream
 from ..core.space import Space
-from .configs.attention import BLOCKS, MERGED_BLOCKS
+from .attention.question import BLOCKS, MERGED_BLOCKS
 
 Scalar = Callable[[dict[str, Tensor]], Tensor]
 

@@ -13,6 +13,22 @@ from ..curvature.outline import Outline
 from ..curvature.risk import Risk
 from ..distributed.processes import group_of
 
+#: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
+#: threads that wait for each other make the work ten times longer.
+SHARED_FROM = 1000
+
+
+@contextlib.contextmanager
+def threads_for(parameters: int) -> Iterator[None]:
+    """One thread where matrices of so many parameters are small."""
+    before = torch.get_num_threads()
+    if parameters < SHARED_FROM:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 @contextlib.contextmanager
 def fitting_threads(risk: Risk) -> Iterator[None]:

@@ -31,7 +31,7 @@ class Verb:
 
 
 VERBS = {
-    "attention": Verb("the exact Hessian of one attention layer", "attention:AttentionConfig"),
+    "attention": Verb("the exact Hessian of one attention layer", "attention.question:AttentionQuestion"),
     "spectrum": Verb(
         "eigenvalues, trace, density and block norms of a model",
         "spectrum.question:SpectrumQuestion",

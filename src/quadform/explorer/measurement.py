@@ -15,17 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..applications.attention import (
-    PARTS,
-    Sweep,
-    autodiff_error,
-    block_norms,
-    entropy,
-    paper_scalars,
-    problem_of,
-    spectrum_scalars,
-)
-from ..applications.configs.attention import BLOCKS, MERGED_BLOCKS, AttentionConfig
+from ..applications.attention.growth import PARTS, Sweep, block_norms, entropy, paper_scalars
+from ..applications.attention.measure import autodiff_error, problem_of, spectrum_scalars
+from ..applications.attention.question import BLOCKS, MERGED_BLOCKS, AttentionQuestion
 from ..applications.problem import Problem
 from ..core.errors import InputError
 from ..core.record import Estimate, Provenance, Record
@@ -46,7 +38,7 @@ def measure(state: State, uploads: Uploads | None = None) -> Record:
     """The Hessian of the state's layer, its parts and spectrum, block norms and how they grow, its attention."""
     L, d, given = tokens_of(state, Uploads() if uploads is None else uploads)
     try:
-        config = AttentionConfig(
+        asked = AttentionQuestion(
             tokens=L,
             dim=d,
             d_k=given["W_Q"].shape[1] if "W_Q" in given else None,
@@ -57,14 +49,14 @@ def measure(state: State, uploads: Uploads | None = None) -> Record:
             temperature=state.temperature,
             sink=0.0 if state.attention == "linear" else state.sink,
             seed=state.seed,
-            vary="none",
+            vary=None,
         )
     except InputError as error:
         raise ControlError("attention", "other", text=str(error)) from error
-    problem = replace(problem_of(config), **given)  # type: ignore[arg-type]
+    problem = replace(problem_of(asked), **given)  # type: ignore[arg-type]
     subject: _Closed | _Stacked = _Closed(problem) if state.closed else _Stacked(Stack.of(state, problem, given))
     record = _record(subject, state)
-    inputs = config.inputs() | {
+    inputs = asked.inputs() | {
         "attention": state.attention,
         "vary": None,
         "fit_range": _grid(subject, state)[::2],
@@ -97,7 +89,7 @@ def _record(subject: Any, state: State) -> Record:
     A, keys = subject.pattern()
     scalars = {"loss": Estimate(subject.loss())}
     scalars |= spectrum_scalars(spectra["eigenvalues"], H)
-    scalars |= {f"norm/{part}/{block}": Estimate(norms[1][part, block]) for part in PARTS for block in blocks}
+    scalars |= {f"norm/{block}": Estimate(norm) for block, norm in norms[1].items()}
     scalars |= {f"slope/{p}/{b}": e for p in PARTS for b, e in sweep.fits(p, (grid[0], grid[-1])).items()}
     scalars |= subject.paper()
     scalars[subject.check_name] = subject.check(H)
@@ -149,7 +141,7 @@ class _Closed:
         layer = self.problem.layer()
         return layer.outer_operator().dense(), layer.functional_operator().dense()
 
-    def norms(self, scale: float, parts: Any) -> dict[tuple[str, str], float]:
+    def norms(self, scale: float, parts: Any) -> dict[str, float]:
         return block_norms(self.layer if parts else self.problem.at(scale).layer(), self.blocks)
 
     def loss(self) -> float:
@@ -201,13 +193,13 @@ class _Stacked:
     def parts(self) -> tuple[Tensor, Tensor]:
         return self.stack.parts()
 
-    def norms(self, scale: float, parts: Any) -> dict[tuple[str, str], float]:
+    def norms(self, scale: float, parts: Any) -> dict[str, float]:
         H_o, H_f = parts or self.stack.at(scale).parts()
         at, found = self.space.slices(), {}
         for part, M in (("outer", H_o), ("functional", H_f), ("total", H_o + H_f)):
             for block in self.blocks:
                 row, col = block.split(",")
-                found[part, block] = float(M[at[row], at[col]].norm())
+                found[f"{part}/{block}"] = float(M[at[row], at[col]].norm())
         return found
 
     def loss(self) -> float:

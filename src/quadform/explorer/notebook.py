@@ -60,7 +60,7 @@ def _tensors(layer: Any) -> dict[str, Any]:
     """X, W_Q, W_K, W_V, Y of a layer; Y from its loss."""
     import torch
 
-    from ..applications.attention import targets_of
+    from ..applications.attention.growth import targets_of
 
     Y, head = targets_of(layer, "the page shows"), layer.head
     if len(head.X) != 1 or not torch.equal(head.Z, head.X) or head.bias is not None:

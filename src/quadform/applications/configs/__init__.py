@@ -9,10 +9,6 @@ from ...core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "AttentionConfig": ".attention",
-        "BLOCKS": ".attention",
-        "MERGED_BLOCKS": ".attention",
-        "Vary": ".attention",
         "DoctorConfig": ".checks",
         "VerifyConfig": ".checks",
         "ReportConfig": ".report",

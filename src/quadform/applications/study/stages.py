@@ -11,7 +11,7 @@ from typing import Any
 from ...core.record import Record
 from ...core.work import Work
 from ...train.runs import is_run
-from ..configs.attention import AttentionConfig
+from ..attention.question import AttentionQuestion
 from ..configs.report import ReportConfig
 from ..opening import Opening
 from ..signal.question import SignalOpening, SignalQuestion
@@ -199,16 +199,15 @@ def _train_cost(config: ReportConfig) -> Cost:
 
 
 def _exact(config: ReportConfig) -> Stage:
-    asked = AttentionConfig(seed=config.seed, device=config.device)
+    asked = AttentionQuestion(seed=config.seed, device=config.device)
 
     def run(into: Path, seconds: float | None, resume: bool) -> Record:
-        from ..attention import run as measure
+        from ..asking import ask
 
-        return measure(asked)
+        with Work(into, seconds=seconds, resume=resume) as work:
+            return ask(asked, work).record
 
     def plan() -> Cost:
-        from ..attention import plan as cost
-
-        return Cost.of(cost(asked))
+        return Cost.of(asked.measurement().plan().to_json())
 
     return Stage(EXACT, "the exact Hessian of one attention layer", run, plan)

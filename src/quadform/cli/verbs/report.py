@@ -15,7 +15,6 @@ from ...core.progress import say
 from ...core.record import Record
 from ..folders import choose_threads, folder_of, resume_command, writable
 from ..show import print_json, print_plan
-from .attention import attention_verdict
 
 if TYPE_CHECKING:
     from ...applications.study import Study
@@ -101,13 +100,14 @@ def _export(records: list[Record], config: ReportConfig, output: Output) -> list
 
 def _verdicts(studies: list[Study], output: Output) -> None:
     """One line a card: what, its value, the word."""
+    from ...applications.attention import AttentionAnswer
     from ...report.page import page_of
     from ...report.texts import language
 
     texts = language(output.lang)
     for study in studies:
         if [record.kind for record in study.records] == ["attention"]:
-            attention_verdict(study.records[0])
+            print("\n".join(AttentionAnswer(study.records[0]).verdict()))
             continue
         for record in study.records:
             for card in page_of(record).cards(record, texts):

@@ -1,15 +1,14 @@
-"""The question of `quadform attention`, and the grid a sweep runs over."""
+"""The question of `quadform attention` and `qf.attention`, and the grid a sweep runs over. Torch-free."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import InputError, did_you_mean
-from ...core.question import option
-from .shared import Numerics
+from ...core.question import Question, option
+from ..configs.shared import Numerics
 
 #: The six unique blocks of the Hessian of one head, row then column, in the order used everywhere.
 BLOCKS = ("W_Q,W_Q", "W_Q,W_K", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")
@@ -32,14 +31,10 @@ class Vary:
     def __post_init__(self) -> None:
         if self.name not in VARIED:
             raise InputError(
-                f"`--vary {self.name}` is not something a sweep can vary ({', '.join(VARIED)})."
-                f"{did_you_mean(self.name, VARIED)}"
+                f"a sweep cannot vary {self.name!r}; choose from {', '.join(VARIED)}.{did_you_mean(self.name, VARIED)}"
             )
         if not (0 < self.lo < self.hi < math.inf):
-            raise InputError(
-                f"a sweep runs from a positive number to a larger one; got {self.lo:g}:{self.hi:g}."
-                f" Write `--vary {self.name}=0.01:30`."
-            )
+            raise InputError(f"a sweep runs from a positive number to a larger one; got {self.lo:g}:{self.hi:g}.")
         if self.points < 2:
             raise InputError(f"a sweep has at least 2 points; got {self.points}.")
 
@@ -59,8 +54,7 @@ class Vary:
             raise
         except ValueError as error:
             raise InputError(
-                f"`--vary {text}` is not a sweep. Write `--vary scale=0.01:30` or `--vary scale=0.01:30:25`"
-                f" (from, to, points), or `--vary none`; what can be varied: {', '.join(VARIED)}."
+                f"{text!r} is not a sweep. Write `scale=0.01:30` or `scale=0.01:30:25` (from, to, points), or `none`."
             ) from error
 
     @property
@@ -71,17 +65,19 @@ class Vary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(Numerics):
+class AttentionQuestion(Numerics, Question):
     """The exact Hessian of one attention layer with mean squared loss, on a seeded toy problem.
 
     Tokens X ~ scale N(0, 1), targets Y ~ N(0, 1), weights ~ N(0, 1/dim). The layer is softmax(Q K^T / (t sqrt(d_k))) V,
     or the same without the softmax. Every number is exact; the slopes are fits and carry their standard error.
     """
 
-    tokens: int = option(8, "Tokens in the sequence.")
-    dim: int = option(8, "Width of a token.")
-    d_k: int | None = option(None, "Width of queries and keys.", metavar="INT", shown="(default: dim)")
-    d_v: int | None = option(None, "Width of values.", metavar="INT", shown="(default: dim)")
+    verb = "attention"
+
+    tokens: int = option(8, "Tokens in the sequence.", least=1)
+    dim: int = option(8, "Width of a token.", least=1)
+    d_k: int | None = option(None, "Width of queries and keys.", least=1, metavar="INT", shown="(default: dim)")
+    d_v: int | None = option(None, "Width of values.", least=1, metavar="INT", shown="(default: dim)")
     attention: str = option(
         "softmax", "Softmax attention, or the same layer without the softmax.", choices=("softmax", "linear")
     )
@@ -90,37 +86,25 @@ class AttentionConfig(Numerics):
         "Scores from two matrices W_Q and W_K, or from the single matrix W_QK = W_Q W_K^T.",
         choices=("qk", "single"),
     )
-    scale: float = option(1.0, "Standard deviation of the tokens.")
-    temperature: float = option(1.0, "Scores are divided by this (besides sqrt(d_k)).")
+    scale: float = option(1.0, "Standard deviation of the tokens.", above=0)
+    temperature: float = option(1.0, "Scores are divided by this (besides sqrt(d_k)).", above=0)
     mask: str = option("none", "Which tokens a token sees.", choices=("none", "causal"))
     sink: float = option(0.0, "Added to every score of the first token: an attention sink.")
-    vary: str = option(
-        "scale=0.01:30:25", "Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`."
+    vary: Vary | None = option(
+        Vary("scale", 0.01, 30.0),
+        "Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`.",
+        parse=Vary.parse,
+        metavar="STR",
+        shown="(default: scale=0.01:30:25)",
     )
-    dry_run: bool = option(False, "Print the plan and its cost, and stop.")
 
     def check(self) -> None:
-        for name in ("tokens", "dim", "d_k", "d_v"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"`--{name.replace('_', '-')} {value}`: a layer has at least 1. Give 1 or more.")
-        for name in ("scale", "temperature"):
-            value = getattr(self, name)
-            if not (0 < value < math.inf):
-                raise InputError(f"`--{name} {value:g}`: a {name} is a positive finite number.")
         if self.attention == "linear" and self.mask != "none":
-            raise InputError("linear attention has no masked closed form. Use `--mask none` or `--attention softmax`.")
+            raise InputError("linear attention has no masked closed form. Use mask='none' or attention='softmax'.")
         if self.attention == "linear" and self.factor == "single":
-            raise InputError("linear attention with one matrix W_QK has no closed form here. Use `--factor qk`.")
-        if not math.isfinite(self.sink):
-            raise InputError(f"`--sink {self.sink:g}`: give a finite number.")
+            raise InputError("linear attention with one matrix W_QK has no closed form here. Use factor='qk'.")
         if self.sink and self.attention == "linear":
-            raise InputError("a sink is drawn by the softmax; linear attention has none. Leave out `--sink`.")
-        _ = self.sweep
-
-    @property
-    def sweep(self) -> Vary | None:
-        return Vary.parse(self.vary)
+            raise InputError(f"sink={self.sink:g}: a sink is drawn by the softmax; linear attention has none.")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -139,18 +123,23 @@ class AttentionConfig(Numerics):
     def parameters(self) -> int:
         return sum(rows * columns for rows, columns in self.space.values())
 
-    @property
-    def blocks(self) -> tuple[str, ...]:
-        return MERGED_BLOCKS if self.factor == "single" else BLOCKS
-
     def inputs(self) -> dict[str, Any]:
         """The question as plain JSON, every default spelled out."""
         _, _, d_k, d_v = self.shape
-        sweep = self.sweep
-        asked = {name: value for name, value in dataclasses.asdict(self).items() if name != "dry_run"}
-        return asked | {
+        return vars(self) | {
             "d_k": d_k,
             "d_v": d_v,
-            "vary": {sweep.name: [sweep.lo, sweep.hi, sweep.points]} if sweep else None,
+            "vary": {self.vary.name: [self.vary.lo, self.vary.hi, self.vary.points]} if self.vary else None,
             "space": [[name, list(shape)] for name, shape in self.space.items()],
         }
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import AttentionMeasurement
+
+        return AttentionMeasurement(self)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from .answer import AttentionAnswer
+
+        return AttentionAnswer(record)
