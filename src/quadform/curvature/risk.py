@@ -231,6 +231,10 @@ class Risk:
         """The same risk with more remarks, after or before its own."""
         return self._with(notes=(*notes, *self.notes) if first else (*self.notes, *notes))
 
+    def plain(self) -> Risk:
+        """The same risk with attention by torch's math path, which has derivatives of every order."""
+        return self._with(fused=False) if self.fused else self
+
     def _with(self, **fields: Any) -> Risk:
         own = copy.copy(self)
         own._set(**fields)
