@@ -28,6 +28,8 @@ __getattr__, __dir__, __all__ = attach(
         "AttentionLayer": ".theory.attention",
         "attention": ".applications.attention",
         "attention_hessian": ".applications.attention",
+        "doctor": ".applications.doctor",
+        "verify": ".applications.verify",
         "compare": ".applications.compare",
         "lr": ".applications.step_size",
         "why": ".applications.why",

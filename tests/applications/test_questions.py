@@ -36,6 +36,8 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
         qf.attention,
         {"tokens": 3, "dim": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
     ),
+    "verify": (qf.verify, {"shapes": 2, "largest": 2, "seed": 1}),
+    "doctor": (qf.doctor, {"dtype": "float32", "seed": 1}),
     "compare": (qf.compare, {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "dim": 4, "heads": 2, "budget": 1}),
 }
 #: What a verb is asked of, where it is not MODEL alone.
@@ -110,7 +112,14 @@ def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CompareMeasurement, "_time", timed)
 
 
-@pytest.mark.usefixtures("two_steps")
+@pytest.fixture
+def same_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much free memory at every look."""
+    for module in ("doctor.measure", "machine"):
+        monkeypatch.setattr(f"quadform.applications.{module}.free_bytes", lambda device: 1e9)
+
+
+@pytest.mark.usefixtures("two_steps", "same_memory")
 @pytest.mark.parametrize("verb", ASKED)
 def test_python_and_command_line_give_the_same_record(verb: str, tmp_path: Path) -> None:
     """The same question by both ways: equal numbers, tensors and inputs, bit for bit."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from pathlib import Path
 
+import pytest
 import torch
 
-from quadform.applications.configs import DoctorConfig, VerifyConfig
-from quadform.applications.doctor import OPTIONAL, REQUIRED, examine, layernorm_trap
+import quadform as qf
+from quadform.applications.doctor.measure import OPTIONAL, REQUIRED, layernorm_trap
 from quadform.applications.machine import MATRICES, largest_hessian
 from quadform.applications.problem import toy_problem
-from quadform.applications.verify import draw, run
+from quadform.applications.verify import VerifyQuestion
+from quadform.applications.verify.measure import draw
 from quadform.core.memory import free_bytes
+from quadform.theory.attention import AttentionLayer
 
 
 def test_three_ways_agree() -> None:
@@ -44,8 +48,8 @@ def test_functional_part() -> None:
 
 def test_draws_cover_every_kind_and_size() -> None:
     """Twelve draws hold softmax, causal, linear and single-matrix layers, and a size of 1."""
-    config = VerifyConfig()
-    problems = [draw(config, i, torch.device("cpu"), torch.float64)[0] for i in range(config.shapes)]
+    asked = VerifyQuestion()
+    problems = [draw(asked, i, torch.device("cpu"))[0] for i in range(asked.shapes)]
     kinds = {(p.attention, p.mask, p.factor) for p in problems}
     assert kinds == {
         ("softmax", "none", "qk"),
@@ -58,15 +62,37 @@ def test_draws_cover_every_kind_and_size() -> None:
 
 def test_record_of_a_verification() -> None:
     """The record carries every check as a bound, converged where it holds."""
-    record, checks = run(VerifyConfig(shapes=3, largest=3), progress=False)
-    assert [e.kind for e in record.scalars.values()] == ["bound"] * len(checks)
-    assert all(e.converged for e in record.scalars.values())
-    assert all(c.error > 0 for c in checks if "closed form" in c.name)
+    found = qf.verify(shapes=3, largest=3, progress=False)
+    assert found.ok
+    assert {e.kind for e in found.record.scalars.values()} == {"bound"}
+    assert all(e.converged for e in found.record.scalars.values())
+    assert all(e.value > 0 for name, e in found.record.scalars.items() if "closed form" in name)
+
+
+def test_a_nan_fails_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN compares false with everything; a check that saw one does not hold, whichever layer it came from."""
+    right = AttentionLayer.functional
+    monkeypatch.setattr(
+        AttentionLayer, "functional", lambda self, a, b: right(self, a, b) * (math.nan if self.head.bias is None else 1)
+    )
+    found = qf.verify(shapes=3, largest=3, progress=False)
+    assert not found.ok
+    assert found.failed == ("H_f, every block: closed form = autodiff",)
+    assert "FAILED at softmax, " in str(found)
+
+
+def test_time_up_ends_the_checks_and_they_are_resumed(tmp_path: Path) -> None:
+    """A partial answer is not ok; resumed, it is that of an undisturbed run."""
+    first = qf.verify(shapes=3, largest=2, out=tmp_path, max_time=1e-9, progress=False)
+    assert (first.partial, first.ok, first.record.inputs["tried"]) == (True, False, 1)
+    again = qf.verify(shapes=3, largest=2, out=tmp_path, resume=True, progress=False)
+    whole = qf.verify(shapes=3, largest=2, progress=False).record
+    assert (again.record.inputs, again.record.scalars) == (whole.inputs, whole.scalars)
 
 
 def test_doctor_lines() -> None:
     """Nothing required is missing here; every line says what was found."""
-    lines = examine(DoctorConfig())
+    lines = qf.doctor().findings
     assert all(line.found for line in lines)
     assert not [line.name for line in lines if line.ok is False]
     assert {line.group for line in lines} >= {"packages", "optional", "machine", "size", "tools", "traps"}
@@ -89,7 +115,7 @@ def test_doctor_knows_the_packages_of_the_project() -> None:
 def test_doctor_sees_the_layernorm_trap() -> None:
     """The size of the error of `torch.func.hessian` through LayerNorm is measured, not assumed."""
     assert 0 <= layernorm_trap(0) < 10
-    (line,) = [line for line in examine(DoctorConfig()) if line.name == "LayerNorm weight"]
+    (line,) = [line for line in qf.doctor().findings if line.name == "LayerNorm weight"]
     assert ("off" in line.found) == (layernorm_trap(0) > 1e-6)
 
 

@@ -442,7 +442,7 @@ def test_what_the_machine_says(
     def fails(*words: Any) -> int:
         raise error
 
-    monkeypatch.setattr("quadform.cli.verbs.doctor.answer", fails)
+    monkeypatch.setattr("quadform.applications.doctor.measure.DoctorMeasurement.measure", fails)
     assert said in refused(["doctor"], capsys, code)
 
 

@@ -49,7 +49,7 @@ COMMANDS = {
     "report": ["attention", "lr"],
 }
 #: Plans: what `--dry-run --json` of the long verbs prints.
-PLANNED = ("attention", "spectrum", "signal", "why", "compare", "lr", "train", "reproduce", "report")
+PLANNED = ("attention", "verify", "spectrum", "signal", "why", "compare", "lr", "train", "reproduce", "report")
 
 
 def strict(text: str) -> Any:

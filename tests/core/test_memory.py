@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from quadform.applications.configs import DoctorConfig
-from quadform.applications.doctor import examine
+import quadform as qf
 from quadform.core import cgroup, memory
 from quadform.core.cgroup import MemoryLimit, memory_limit
 from quadform.core.errors import TooLarge
@@ -103,12 +102,12 @@ def test_a_container_refuses_what_the_host_would_hold(monkeypatch):
     small = MemoryLimit(2 * GIB, GIB)
     monkeypatch.setattr(memory, "_free_of_host", lambda: 64.0 * GIB)
     monkeypatch.setattr(memory, "memory_limit", lambda: small)
-    monkeypatch.setattr("quadform.applications.doctor.memory_limit", lambda: small)
+    monkeypatch.setattr("quadform.applications.doctor.measure.memory_limit", lambda: small)
     cpu = torch.device("cpu")
     assert memory.free_bytes(cpu) == GIB
     with pytest.raises(TooLarge, match=r"needs 4.29 GB; 1.07 GB are free"):
         memory.guard_memory(1 << 14, 1 << 15, torch.float64, cpu)
-    found = {line.name: line.found for line in examine(DoctorConfig())}
+    found = {line.name: line.found for line in qf.doctor().findings}
     assert found["memory limit"] == "2.15 GB by its control group"
     assert found["free memory"] == "1.07 GB"
 

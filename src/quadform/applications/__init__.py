@@ -6,10 +6,10 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "AttentionQuestion": ".attention.question",
-        "DoctorConfig": ".configs",
+        "DoctorQuestion": ".doctor.question",
         "ReportConfig": ".configs",
         "Vary": ".attention.question",
-        "VerifyConfig": ".configs",
+        "VerifyQuestion": ".verify.question",
         "attention": ".attention:",
         "attention_hessian": ".attention",
         "doctor": ".doctor:",

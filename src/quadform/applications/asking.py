@@ -42,7 +42,7 @@ def ask(question: Question, work: Work, subject: Any = None) -> Any:
         return question.answer(found)
     measurement: Measurement[Any] = question.measurement(subject)
     work.begin(identity)
-    if work.progress and not work.pieces:
+    if work.progress and not work.pieces and "dry_run" in question.takes:
         say(measurement.plan().text)
     answer = measurement.measure(work)
     answer.record = work.finish(answer.record, complete=answer.complete)
@@ -79,6 +79,8 @@ class Door(Generic[A]):
     ) -> A:
         from ..distributed import current
 
+        given = {"out": out is not None, "resume": resume, "max_time": max_time is not None}
+        fields |= {name: True for name in given if given[name] and name not in self.question.takes}  # refused by name
         question, subject = self._asked(model, batches, loss, fields)
         seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
         group = current() if current().world > 1 else None
@@ -137,6 +139,7 @@ def _signature(question: type[Question], opening: type[Probe] | None) -> inspect
     """What `help` and editors show: the arguments of the call, then the fields of the question."""
     own = list(inspect.signature(Door.__call__).parameters.values())[1:-1]
     own = [p for p in own if opening is not None or p.kind is p.KEYWORD_ONLY]
+    own = [p for p in own if p.name in question.takes or p.name not in Question.takes]
     defaults = {f.name: f.default for f in question.__dataclass_fields__.values()}
     names = [n for n in options(question) if n not in {p.name for p in own}]
     return inspect.Signature(

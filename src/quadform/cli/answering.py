@@ -10,6 +10,7 @@ from typing import Any
 from ..applications.configs.shared import Output
 from ..core.progress import say
 from ..core.work import Work
+from ..report.page import PAGES
 from .earlier import result_folder
 from .flags import Command
 from .folders import report_command, resume_command
@@ -40,20 +41,20 @@ def answer(command: Command, keeps: bool) -> int:
             if folder:
                 say(f"stopped and saved; resume with `{resume_command()}`")
             raise
-    _show(found, folder, output)
+    _show(found, folder, output, "resume" in question.takes)
     if work.partial and folder:
         say(f"the time was up; resume with `{resume_command()}`")
     return 0 if found.ok else 3
 
 
-def _show(found: Any, folder: Path | None, output: Output) -> None:
+def _show(found: Any, folder: Path | None, output: Output, resumed: bool) -> None:
     if output.json:
         print_json(record_json(found.record) | {"ok": found.ok, "saved": str(folder) if folder else None})
         return
     print(found)
     if folder:
-        print(f"saved {folder}; next: `{report_command(folder)}`")
-    else:
+        print(f"saved {folder}" + (f"; next: `{report_command(folder)}`" if found.record.kind in PAGES else ""))
+    elif resumed:
         say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run be resumed")
 
 

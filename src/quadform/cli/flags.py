@@ -79,11 +79,12 @@ def read(verb: str, parts: Sequence[type], words: Sequence[str]) -> list[Any]:
 def call_of(verb: str, parts: Sequence[type]) -> type:
     """One dataclass of all fields, as tyro reads it; a field of several parts is one flag."""
     found: dict[str, Any] = {}
+    left_out = Question.takes - getattr(parts[0], "takes", Question.takes)
     for part in parts:
         hints = typing.get_type_hints(part)
         defaults = {f.name: f.default for f in dataclasses.fields(part)}
         for name, known in options(part).items():
-            if known.command_line and name not in found:
+            if known.command_line and name not in found and name not in left_out:
                 found[name] = _flag(name, hints[name], defaults[name], known)
     return dataclasses.make_dataclass(verb, list(found.values()), frozen=True, kw_only=True)
 
@@ -119,6 +120,6 @@ def _part(part: type, got: Any) -> Any:
     found = {}
     for name, known in options(part).items():
         value = getattr(got, name, None)
-        if known.command_line and not (known.parse is not None and value is None):
+        if hasattr(got, name) and not (known.parse is not None and value is None):
             found[name] = value
     return part(**found)

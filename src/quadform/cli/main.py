@@ -55,14 +55,14 @@ VERBS = {
         "step_size.question:StepSizeQuestion",
         "step_size.question:StepSizeOpening",
     ),
-    "verify": Verb("is the mathematics right on this machine?", "checks:VerifyConfig"),
+    "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
     "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
     "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),
     "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
     "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
     "ls": Verb("what designs, data, experiments and runs there are", "ls:LsConfig"),
     "explore": Verb("the live page: move a slider, see the exact Hessian change", "explore:ExploreConfig"),
-    "doctor": Verb("will it run here, and how large may I go?", "checks:DoctorConfig"),
+    "doctor": Verb("will it run here, and how large may I go?", "doctor.question:DoctorQuestion"),
 }
 
 _HELP = """\

@@ -118,6 +118,8 @@ class Question(Fields, ABC):
 
     verb: ClassVar[str]
     again: ClassVar[frozenset[str]] = frozenset()
+    #: What its function and its verb take beside the fields; `dry_run` is the function's `plan`.
+    takes: ClassVar[frozenset[str]] = frozenset({"out", "resume", "max_time", "dry_run"})
 
     @abstractmethod
     def measurement(self, subject: Any = None) -> Any:

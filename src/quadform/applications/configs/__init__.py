@@ -9,8 +9,6 @@ from ...core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "DoctorConfig": ".checks",
-        "VerifyConfig": ".checks",
         "ReportConfig": ".report",
         "LongWork": ".shared",
         "Numerics": ".shared",

@@ -1,4 +1,4 @@
-"""`quadform doctor`: will it run here, and how large may I go. Looks, changes nothing, needs no network."""
+"""Looking at this machine: packages, devices, memory, tools, known traps."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import importlib.util
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict
 from importlib import metadata
 
 import torch
 
-from ..core.cgroup import memory_limit
-from ..core.memory import free_bytes, in_words
-from ..core.rng import stream
-from .configs.checks import DoctorConfig
-from .machine import DTYPES, device_of, largest_hessian
+from ...core.cgroup import memory_limit
+from ...core.memory import free_bytes, in_words
+from ...core.question import Plan
+from ...core.record import Provenance, Record
+from ...core.rng import stream
+from ...core.work import Work
+from ..machine import DTYPES, device_of, largest_hessian
+from .answer import Diagnosis, Line
+from .question import DoctorQuestion
 
 #: Packages that quadform runs on, and those that open further doors (package, what it is for, how to get it).
 REQUIRED = ("torch", "numpy", "scipy", "safetensors", "tqdm")
@@ -31,21 +35,20 @@ OPTIONAL = (
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-@dataclass(frozen=True)
-class Line:
-    """One thing looked at: its group, name, what was found, whether that is ok (None: optional and absent), advice."""
-
-    group: str
-    name: str
-    found: str
-    ok: bool | None = True
-    advice: str = ""
-
-
-def examine(config: DoctorConfig) -> list[Line]:
+class DoctorMeasurement:
     """Everything worth knowing about this machine."""
-    device, dtype = device_of(config.device), DTYPES[config.dtype]
-    return [*_packages(), *_machine(), *_size(device, dtype), *_tools(), *_traps(config.seed)]
+
+    def __init__(self, asked: DoctorQuestion) -> None:
+        self.asked, self.device, self.dtype = asked, device_of(asked.device), DTYPES[asked.dtype]
+
+    def plan(self) -> Plan:
+        return Plan("plan: packages, devices, memory, tools and known traps of this machine")
+
+    def measure(self, work: Work) -> Diagnosis:
+        lines = [*_packages(), *_machine(), *_size(self.device, self.dtype), *_tools(), *_traps(self.asked.seed)]
+        made = Provenance.collect(seed=self.asked.seed, dtype=self.dtype, device=self.device)
+        inputs = {"findings": [asdict(line) for line in lines]}
+        return Diagnosis(Record(kind="doctor", inputs=inputs, scalars={}, tensors={}, made=made))
 
 
 def _packages() -> list[Line]:
@@ -98,7 +101,7 @@ def _size(device: torch.device, dtype: torch.dtype) -> list[Line]:
             "size",
             f"exact Hessian, {kind}, {device}",
             f"up to {most:,} parameters",
-            advice=f"one attention layer up to --dim {width} (d_k = d_v = dim)",
+            advice=f"one attention layer up to dim = d_k = d_v = {width}",
         )
     ]
 
