@@ -8,7 +8,7 @@ from quadform.core.errors import FileError, InputError
 from quadform.corpora import dataset
 from quadform.nn import Transformer
 from quadform.train import TrainConfig, average, average_run, open_run, prepare, train
-from quadform.train.snapshots import snapshots
+from quadform.train.folder import RunFolder
 
 DATA = dataset("reverse", letters=3, longest=3)
 TINY = {"depth": 1, "dim": 8, "heads": 1}
@@ -38,7 +38,7 @@ def test_a_run_keeps_its_last_snapshots(tmp_path):
     """`average` 3 of saves every 2 steps of 9: steps 6, 8 and the last, and their mean; the same where resumed."""
     config = TrainConfig(steps=9, save_every=2, average=3, **HOW)
     done = train(tiny(), DATA, config, out=tmp_path / "run", progress=False)
-    kept = snapshots(tmp_path / "run")
+    kept = RunFolder(tmp_path / "run").kept()
     assert [p.name for p in kept] == ["00000006", "00000008", "00000009"]
     last = Transformer.load(kept[-1]).state_dict()
     assert all(torch.equal(t, last[name]) for name, t in done.model.state_dict().items())
@@ -56,7 +56,7 @@ def test_a_run_keeps_its_last_snapshots(tmp_path):
     resumed = Transformer.load(tmp_path / "slow" / "averaged").state_dict()
     assert all(torch.equal(t, mean[name]) for name, t in resumed.items())
     train(tiny(), DATA, TrainConfig(steps=1, average=1, **HOW), out=tmp_path / "run", resume=False, progress=False)
-    assert [p.name for p in snapshots(tmp_path / "run")] == ["00000001"]
+    assert [p.name for p in RunFolder(tmp_path / "run").kept()] == ["00000001"]
     with pytest.raises(InputError, match="kept in a folder"):
         train(tiny(), DATA, config, progress=False)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import quadform
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.corpora import DATASETS, Dataset, dataset
 from quadform.corpora.fetch import build
@@ -96,3 +97,17 @@ def test_data_is_a_value(name: str) -> None:
     assert Dataset.from_dict(data.to_dict()) == data
     with pytest.raises(UnknownName, match="Addition"):
         Dataset.from_dict({"class": "Nothing"})
+
+
+def test_only_the_run_folder_knows_the_names_of_its_files():
+    """No other module writes down the name of a file in a run folder."""
+    source = Path(quadform.__file__).parent
+    names = ("metrics.jsonl", "scores.json", "averaged")
+    told = [
+        f"{path.relative_to(source)}: {name}"
+        for path in source.rglob("*.py")
+        if path != source / "train" / "folder.py"
+        for name in names
+        if f'"{name}"' in path.read_text(encoding="utf-8")
+    ]
+    assert told == []

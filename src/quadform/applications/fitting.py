@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,16 @@ from typing import Any
 import torch
 
 from ..core.errors import InputError
-from ..core.record import Estimate, Provenance, Record, strict_json, write_atomically
+from ..core.record import Estimate, Provenance, Record
 from ..corpora.datasets import Dataset, dataset
 from ..nn.transformer import Transformer
 from ..train.ddp import rank_and_world
+from ..train.folder import RunFolder
 from ..train.recipes import Plan, prepare, score_test
-from ..train.runs import Run, is_run
-from ..train.snapshots import AVERAGED
+from ..train.runs import Run
 from .configs.train import TrainVerbConfig
 from .machine import DTYPES, device_of
 from .subject import parse_data
-
-SCORES = "scores.json"
-
-
-def started_from(folder: Path | None) -> str | None:
-    """The run whose weights `quadform train --start-from` began with; None for a run that began at random."""
-    try:
-        body = json.loads((folder / SCORES).read_text(encoding="utf-8")) if folder is not None else {}
-        return body.get("start_from") if isinstance(body, dict) else None
-    except (OSError, ValueError):
-        return None
 
 
 def data_of(config: TrainVerbConfig) -> Dataset:
@@ -62,14 +50,15 @@ def plan(config: TrainVerbConfig) -> Plan:
 
 def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
     """Train into `folder`; what was measured, as a Record (kind "train"); process 0 leaves it in scores.json."""
-    if is_run(folder) and not config.resume:
+    files = RunFolder(folder)
+    if files.exists and not config.resume:
         raise InputError(f"`{folder}` holds a run already. `--resume` goes on with it; another `--out` begins anew.")
     made = plan(config)
     done = made.train(out=folder, resume=config.resume, seconds=config.seconds)
     model = done.model
     rank, _ = rank_and_world()
     if made.config.average is not None and done.stopped != "time" and rank == 0:
-        model = Transformer.load(folder / AVERAGED, device=model.embed.W_E.device)
+        model = Transformer.load(files.averaged, device=model.embed.W_E.device)
     found = Run(folder, model.eval(), made.data, made.config, done.step, {}, done, made.search)
     scalars = {"loss": Estimate(done.loss), "steps": Estimate(float(done.step))}
     scalars |= {f"valid {name}": e for name, e in done.valid.items()}
@@ -94,5 +83,5 @@ def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
     if rank == 0:
         body: dict[str, Any] = {"stopped": done.stopped, "start_from": config.start_from}
         body |= {name: dataclasses.asdict(e) for name, e in scalars.items()}
-        write_atomically(folder / SCORES, strict_json(body).encode())
+        files.write_scores(body)
     return found, record

@@ -28,7 +28,8 @@ from ..curvature.batches import batches_of
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..report.rows import OWN
-from ..train.runs import Run, is_run, open_run
+from ..train.folder import is_run
+from ..train.runs import Run, open_run
 from .hugging_face import PICKLES, from_folder, from_hub
 from .machine import DTYPES, device_of, guard_probe, widened
 from .opening import Opening

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import torch
 
 from ..core.errors import FileError
-from ..core.record import JSON_NAME, Estimate, Provenance, Record
-from ..train.runs import CHECKPOINT, open_run
+from ..core.record import Estimate, Provenance, Record
+from ..train.folder import RunFolder
+from ..train.runs import open_run
 
 KIND = "training"
-LOG = "metrics.jsonl"
 
 
 def record_of_run(folder: str | Path) -> Record:
@@ -23,13 +22,13 @@ def record_of_run(folder: str | Path) -> Record:
     tensors: `steps`, `loss`, `lr`, `gradient_norm` (n,); `valid_steps`, `valid_loss`, `valid_stderr`, `valid_exact`
     (m,), the last NaN where no questions were asked; `cosine_steps` (k,), `cosine` (k, depth).
     """
-    run = open_run(folder)
-    lines = _lines(Path(folder) / LOG)
+    run, files = open_run(folder), RunFolder(folder)
+    lines = files.lines()
     steps = [line for line in lines if "loss" in line]
     valid = [line for line in lines if "valid" in line]
     watched = [line for line in lines if "cosine" in line]
     if not steps:
-        raise FileError(f"{folder}/{LOG} holds no step yet. Train it further first.")
+        raise FileError(f"{files.log} holds no step yet. Train it further first.")
 
     def column(rows: list[dict[str, Any]], *path: str) -> torch.Tensor:
         return torch.tensor([_at(row, path) for row in rows], dtype=torch.float64)
@@ -70,26 +69,13 @@ def record_of_run(folder: str | Path) -> Record:
         "data": run.data.to_dict(),
         "train": run.config.to_dict(),
         "step": run.step,
-        "stopped": _stopped(Path(folder)),
+        "stopped": str(files.described()["inputs"]["state"]["stopped"]),
         "warmup_steps": warmup,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "layers": layers,
     }
     made = Provenance.collect(seed=run.config.seed, dtype=next(run.model.parameters()).dtype, device="cpu")
     return Record(kind=KIND, inputs=inputs, scalars=scalars, tensors=tensors, made=made)
-
-
-def _stopped(folder: Path) -> str:
-    """Why the training ended: `steps`, ...; empty where it was cut short and can go on."""
-    body = json.loads((folder / CHECKPOINT / JSON_NAME).read_text(encoding="utf-8"))
-    return str(body["inputs"]["state"]["stopped"])
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError) as error:
-        raise FileError(f"the log of the run, {path}, cannot be read: {error}.") from error
 
 
 def _at(row: Any, path: tuple[str, ...]) -> float:

@@ -23,7 +23,7 @@ def result_folder(output: Any, verb: str, subject: str = "", *, resume: bool = F
 
 
 def _refuse_other(folder: Path, verb: str, subject: str, resume: bool) -> None:
-    from ..train.runs import is_run
+    from ..train.folder import is_run
 
     if is_run(folder):
         raise _refused(folder, "a training run")

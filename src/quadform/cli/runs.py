@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import FileError, InputError, QuadformError
 from ..core.record import JSON_NAME, Record
 from .earlier import subject_of
 
+if TYPE_CHECKING:
+    from ..train.folder import RunFolder
+
 #: Folders this far below the one that was named are looked into.
 DEEPEST = 3
-#: Folders inside a run: its weights, and what is unfinished.
-_INSIDE = ("checkpoint", "best", "model", "unfinished")
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ def runs(folder: str | Path) -> list[Row]:
 def _below(folder: Path, depth: int) -> Iterator[Row]:
     from ..applications.study import holds_run
     from ..core.work import WORK, begun
-    from ..train.runs import is_run
+    from ..train.folder import RunFolder
 
     unfinished = begun(folder) is not None
     if unfinished and not (folder / JSON_NAME).exists():
         yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
     elif holds_run(folder):
         yield _row(folder)
-        if is_run(folder) and (folder / JSON_NAME).exists():  # a result that was written into a training run
+        if RunFolder(folder).exists and (folder / JSON_NAME).exists():  # a result that was written into a training run
             yield _row(folder, training=True)
     if depth == DEEPEST:
         return
@@ -59,18 +59,19 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
     except OSError:  # a folder that may not be read
         return
     for child in children:
-        if child.name not in (*_INSIDE, *([WORK] if unfinished else [])) and not child.name.startswith("."):
+        if child.name not in (*RunFolder.INSIDE, *([WORK] if unfinished else [])) and not child.name.startswith("."):
             yield from _below(child, depth + 1)
 
 
 def _row(folder: Path, *, training: bool = False) -> Row:
     from ..applications.study import records_in
-    from ..train.runs import is_run
+    from ..train.folder import RunFolder
 
+    files = RunFolder(folder)
     try:
         studies = [] if training else records_in(folder)
-        if not studies and is_run(folder):
-            return _training(folder)
+        if not studies and files.exists:
+            return _training(files)
         records = [record for study in studies for record in study.records]
         first = records[0]
         kind = first.kind if (folder / JSON_NAME).exists() else f"study: {', '.join(r.kind for r in records)}"
@@ -84,22 +85,21 @@ def _row(folder: Path, *, training: bool = False) -> Row:
         return Row(str(folder), "cannot be read", "-", "-", f"incomplete: {type(error).__name__} {error}".strip())
 
 
-def _training(folder: Path) -> Row:
+def _training(files: RunFolder) -> Row:
     """A training run, by the text beside its weights."""
     from ..core.spec import ModelConfig
 
-    body = json.loads((folder / "checkpoint" / JSON_NAME).read_text(encoding="utf-8"))
+    body = files.described()
     identity, state = body["inputs"]["identity"], body["inputs"]["state"]
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     last: dict[str, Any] = {}
-    for line in lines:
-        last |= json.loads(line)
+    for line in files.lines():
+        last |= line
     told = [f"step {state['step']:,} of {identity['train']['steps']:,}"]
     told += [f"training loss {last['loss']:.4g}"] if "loss" in last else []
     found = last.get("valid", {})
     told += [f"valid {name} {e['value']:.4g} ± {e['stderr']:.1g}" for name, e in found.items()]
     model = ModelConfig.from_dict(identity["model"]).summary
-    return Row(str(folder), "training run", model, _minute(body["made"]["made_at"]), ", ".join(told))
+    return Row(str(files.path), "training run", model, _minute(body["made"]["made_at"]), ", ".join(told))
 
 
 def _minute(made_at: str) -> str:

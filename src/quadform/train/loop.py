@@ -1,10 +1,4 @@
-"""The training loop: `train(model, data, config, out=folder)`.
-
-out/metrics.jsonl    one JSON object a line: training loss, validation, token cosines, warnings
-out/checkpoint/      where a killed run goes on, bit for bit on a CPU
-out/best/            the model of the best validation
-out/model/           the model at the end; `Transformer.load(out / "model")`
-out/snapshots/       the models of the last `average` saves, and out/averaged/ their mean, where `average` is given
+"""The training loop: `train(model, data, config, out=folder)`; `train.folder` says what lies where in the folder.
 
 On CUDA nothing waits for the device inside a step: batches are made ahead, and the loss and gradient norm of a step are
 looked at one step later. A step whose gradient is not finite changes no weights; the device itself decides that.
@@ -13,9 +7,7 @@ looked at one step later. A step whose gradient is not finite changes no weights
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +19,7 @@ from torch import Tensor
 from quadform.core import progress as bars
 from quadform.core.errors import FileError, InputError
 from quadform.core.interrupts import gently
-from quadform.core.record import JSON_NAME, Estimate, Provenance, write_atomically
+from quadform.core.record import Estimate, Provenance
 from quadform.core.rng import stream
 from quadform.corpora.datasets import Batch, Dataset
 from quadform.nn.transformer import Transformer
@@ -36,11 +28,12 @@ from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .config import TrainConfig
 from .ddp import Group
 from .feed import Meal, meals
+from .folder import RunFolder
 from .machinery import compiled, differences, plain
 from .optimiser import Optimiser
 from .score import accuracy, evaluate, exact_match
 from .size import check_size
-from .snapshots import AVERAGED, SNAPSHOTS, average, keep_snapshot, snapshots
+from .snapshots import average
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
 
 LATE_ON = ("cuda",)
@@ -96,7 +89,7 @@ def train(
     next(iter(data.batches("valid", config.batch_size, config.seed)))  # what cannot be validated is not trained first
     training = model.training
     with Group(device) as group:
-        run = _Run(model, data, config, Path(out) if out is not None else None, group)
+        run = _Run(model, data, config, RunFolder(out) if out is not None else None, group)
         if run.out is not None:
             run.take_up(run.out, resume)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -136,7 +129,9 @@ class _Seen:
 
 
 class _Run:
-    def __init__(self, model: Transformer, data: Dataset, config: TrainConfig, out: Path | None, group: Group) -> None:
+    def __init__(
+        self, model: Transformer, data: Dataset, config: TrainConfig, out: RunFolder | None, group: Group
+    ) -> None:
         self.model, self.data, self.config, self.out, self.group = model, data, config, out, group
         self.device = model.embed.W_E.device
         self.optimiser = Optimiser(model, config)
@@ -155,59 +150,47 @@ class _Run:
         same = {"train": self.config.to_dict(), "model": self.model.config.to_dict(), "data": self.data.to_dict()}
         return same | ({"processes": self.group.world} if self.group.world > 1 else {})
 
-    def take_up(self, out: Path, resume: bool) -> None:
+    def take_up(self, out: RunFolder, resume: bool) -> None:
         """Go on from the checkpoint in `out`, or empty its log and begin."""
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"cannot write a run to {out}: {error.strerror}. Choose another folder.") from error
+        out.make()
         if not resume and self.group.writes:
-            (out / "checkpoint" / JSON_NAME).unlink(missing_ok=True)
-            shutil.rmtree(out / SNAPSHOTS, ignore_errors=True)
+            out.forget()
         self.group.wait()
-        found = load_checkpoint(out / "checkpoint")
+        found = load_checkpoint(out.checkpoint)
         if found is None:
             if self.group.writes:
-                write_atomically(out / "metrics.jsonl", b"")
+                out.cut_log(-1)
             return
         state, tensors = found
         try:
             changed = differences(state["identity"], plain(self.identity()))
             if changed:
                 raise InputError(
-                    f"{out} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, or "
-                    f"another folder to begin anew (from Python also resume=False)."
+                    f"{out.path} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
+                    f"or another folder to begin anew (from Python also resume=False)."
                 )
             self.state = _State(**state["state"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"{out}/checkpoint is not complete ({error}). Use resume=False to begin anew.") from error
+            raise FileError(f"{out.checkpoint} is not complete ({error}). Use resume=False to begin anew.") from error
         restore(self.model, self.optimiser, tensors)
         self.group.wait()  # all have read what process 0 will write
-        if not self.group.writes:
-            return
-        log = out / "metrics.jsonl"
-        kept = []
-        for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ():
-            with contextlib.suppress(ValueError, TypeError, KeyError):  # a line that was cut off by the kill
-                if json.loads(line)["step"] <= self.state.step:
-                    kept.append(line + "\n")
-        write_atomically(log, "".join(kept).encode())
-        bars.say(f"going on from step {self.state.step} in {out}")
+        if self.group.writes:
+            out.cut_log(self.state.step)
+            bars.say(f"going on from step {self.state.step} in {out.path}")
 
     def save(self, *, snapshot: bool) -> None:
         self.settle()
         if self.out is not None and self.group.writes:
             if snapshot and self.config.average is not None:
-                keep_snapshot(self.out, self.model, self.state.step, self.config.average)
+                self.out.keep_snapshot(self.model, self.state.step, self.config.average)
             state = {"identity": self.identity(), "state": vars(self.state)}
-            save_checkpoint(self.out / "checkpoint", self.model, self.optimiser, state, self.made)
+            save_checkpoint(self.out.checkpoint, self.model, self.optimiser, state, self.made)
 
     def log(self, **numbers: Any) -> None:
         if self.out is None or not self.group.writes:
             return
         line = {"step": self.state.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
-        with open(self.out / "metrics.jsonl", "a", encoding="utf-8") as f:
-            f.write(json.dumps(plain(line), ensure_ascii=False, allow_nan=False) + "\n")
+        self.out.add_line(plain(line))
 
     # ------------------------------------------------------------------------------------------------------- steps
     def go(self, progress: bool | bars.Report, seconds: float | None) -> None:
@@ -247,9 +230,9 @@ class _Run:
                 if leaves:
                     break
         if self.out is not None and g.writes:
-            self.model.save(self.out / "model")
+            self.model.save(self.out.model)
             if c.average is not None and s.stopped:
-                average(snapshots(self.out)).save(self.out / AVERAGED)
+                average(self.out.kept()).save(self.out.averaged)
 
     def update(self, meal: Meal) -> float:
         """One step of the optimiser; returns its learning rate."""
@@ -319,8 +302,8 @@ class _Run:
                 f"the largest gradient is in {layer}"
             )
         kept = ""
-        if self.out is not None and (self.out / "checkpoint" / JSON_NAME).exists():
-            kept = f" The last checkpoint in {self.out} is from before."
+        if self.out is not None and self.out.exists:
+            kept = f" The last checkpoint in {self.out.path} is from before."
         raise Diverged(
             f"training stopped at step {seen.step}: {what}. Lower lr (now {c.lr:g}), lengthen the warm-up (now "
             f"{c.schedule.warmup_steps(c.steps)} steps), clip the gradient (now {c.clip or 'off'}), or take a design "
@@ -364,7 +347,7 @@ class _Run:
         if s.best is None or now > s.best:
             s.best, s.best_step, s.waits = now, s.step, 0
             if self.out is not None and self.group.writes:
-                self.model.save(self.out / "best")
+                self.model.save(self.out.best)
         else:
             s.waits += 1
         if c.patience and s.waits >= c.patience:
@@ -380,4 +363,5 @@ class _Run:
         s = self.state
         valid = {name: Estimate.read(e) for name, e in s.valid.items()}
         why = s.stopped or "time"
-        return Trained(self.model, s.step, s.loss, valid, s.best_step, why, tuple(s.warnings), self.out)
+        folder = None if self.out is None else self.out.path
+        return Trained(self.model, s.step, s.loss, valid, s.best_step, why, tuple(s.warnings), folder)

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor
 
 from quadform.core.errors import FileError, InputError
-from quadform.core.files import is_file
-from quadform.core.record import JSON_NAME
 from quadform.core.spec import ModelConfig
 from quadform.corpora.datasets import Addition, Dataset, Letters
 from quadform.nn.decode import Sampling, Search, generate
@@ -26,18 +24,12 @@ from quadform.nn.transformer import Transformer
 
 from .checkpoint import load_checkpoint, restore
 from .config import TrainConfig
+from .folder import RunFolder
 from .optimiser import Optimiser
 from .snapshots import average_run
 
 if TYPE_CHECKING:
     from .loop import Trained
-
-CHECKPOINT = "checkpoint"
-
-
-def is_run(folder: str | Path) -> bool:
-    """Whether `folder` holds a training run."""
-    return is_file(Path(folder) / CHECKPOINT / JSON_NAME)
 
 
 @dataclass(frozen=True)
@@ -173,7 +165,7 @@ def open_run(
     folder: str | Path, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, average: int = 1
 ) -> Run:
     """The run in `folder` as its last checkpoint has it, or with the mean of its last `average` snapshots as model."""
-    found = load_checkpoint(Path(folder) / CHECKPOINT)
+    found = load_checkpoint(RunFolder(folder).checkpoint)
     if found is None:
         raise FileError(f"there is no training run at {folder}. `quadform train --out {folder}` makes one.")
     state, tensors = found
@@ -187,7 +179,7 @@ def open_run(
         model = Transformer(ModelConfig.from_dict(identity["model"]), device=device, dtype=kind)
         model.load_state_dict(weights)
     except (KeyError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
-        raise FileError(f"{folder}/{CHECKPOINT} is not complete ({error}). Train it again.") from error
+        raise FileError(f"{RunFolder(folder).checkpoint} is not complete ({error}). Train it again.") from error
     if average > 1:
         model = average_run(folder, average, device=device).to(kind)
     return Run(Path(folder), model.eval(), data, config, step, tensors)

@@ -7,17 +7,15 @@ drawn again is the one that was trained if it has that loss on the batches of th
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 
-from ...core.record import JSON_NAME
 from ...core.rng import stream
 from ...nn.transformer import Transformer
 from ...train.feed import Meal, meals
-from ...train.runs import CHECKPOINT, Run
-from ..fitting import started_from
+from ...train.folder import RunFolder
+from ...train.runs import Run
 
 #: How close, of itself, a loss must come to the one written down: one computed again elsewhere, or under bf16.
 SAME, SAME_BF16 = 1e-4, 3e-3
@@ -27,9 +25,10 @@ OTHERS = 3
 
 def first_model(run: Run) -> tuple[Transformer | None, str]:
     """The model of a run before its first step, and where it cannot be known None and why."""
-    if started_from(run.folder):
+    files = None if run.folder is None else RunFolder(run.folder)
+    if files is not None and files.scores().get("start_from"):
         return None, "the run began with the weights of another"
-    state = _state(run)
+    state = {} if files is None else files.described()["inputs"]
     written, world = state.get("state", {}).get("first_loss"), int(state.get("identity", {}).get("processes", 1))
     if not isinstance(written, float):
         return None, "the checkpoint does not tell the loss of the first step"
@@ -46,12 +45,6 @@ def first_model(run: Run) -> tuple[Transformer | None, str]:
         if abs(_first_loss(_drawn(run, other), run, food) - written) <= near:
             return None, "at its start models of all seeds have the same loss"
     return fresh.eval(), ""
-
-
-def _state(run: Run) -> dict[str, Any]:
-    if run.folder is None:
-        return {}
-    return dict(json.loads((run.folder / CHECKPOINT / JSON_NAME).read_text(encoding="utf-8"))["inputs"])
 
 
 def _drawn(run: Run, seed: int) -> Transformer:

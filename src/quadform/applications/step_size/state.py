@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import FileError, InputError
-from ...train.runs import Run, is_run, open_run
+from ...train.folder import is_run
+from ...train.runs import Run, open_run
 from .rules import Stepper, adam, read_optimizer
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...core.errors import FileError
 from ...core.record import JSON_NAME, Record, strict_json, write_atomically
 from ...core.work import refuse_other
-from ...train.runs import is_run
+from ...train.folder import is_run
 
 #: The stages of a study of one model, in the order of the report; `attention` is a study of its own beside it.
 STAGES = ("lr", "spectrum", "signal", "training", "why")

@@ -13,7 +13,7 @@ from ...core.memory import in_words
 from ...core.progress import clock, say
 from ...core.record import JSON_NAME, Record
 from ...core.work import Deadline
-from ...train.runs import is_run
+from ...train.folder import is_run
 from ..configs.report import ReportConfig
 from ..opening import Opening
 from ..subject import TRAINED, open_subject

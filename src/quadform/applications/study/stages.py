@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.record import Record
 from ...core.work import Work
-from ...train.runs import is_run
+from ...train.folder import is_run
 from ..attention.question import AttentionQuestion
 from ..configs.report import ReportConfig
 from ..opening import Opening
