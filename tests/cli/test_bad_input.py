@@ -316,14 +316,6 @@ def test_hub_id_without_network(capsys: pytest.CaptureFixture[str], gpt2: Any) -
     )
 
 
-def test_missing_extra(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package transformers: its name as an extra, exit code 4."""
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    said = refused(["spectrum", str(tmp_path)], capsys, code=4)
-    assert said == 'Reading Hugging Face models needs `pip install "quadform[hf]"`.'
-
-
 # --- what the verbs have in common ------------------------------------------------------------------------------------
 def test_no_help_loads_torch() -> None:
     """`quadform --help` and the `--help` of every verb load neither torch nor numpy."""

@@ -249,7 +249,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "code", "text"),
     [
-        (MissingExtra("Reading Hugging Face models", "hf"), 4, 'needs `pip install "quadform[hf]"`.'),
+        (MissingExtra("Reading Hugging Face models", "gguf"), 4, "needs gguf: pip install 'quadform[hf]'"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (RuntimeError("boom"), 1, "an error nobody expected: RuntimeError: boom."),
     ],

@@ -39,8 +39,8 @@ def test_kinds_and_exit_codes(kind: type[errors.QuadformError], bases: tuple[typ
 
 def test_a_missing_extra_says_what_to_type() -> None:
     """An ImportError with the exact command; exit code 4."""
-    error = errors.MissingExtra("Reading transformers models", "hf")
-    assert str(error) == 'Reading transformers models needs `pip install "quadform[hf]"`.'
+    error = errors.MissingExtra("Reading these models", "transformers")
+    assert str(error) == "Reading these models needs transformers: pip install 'quadform[hf]'"
     assert isinstance(error, ImportError)
     assert error.exit_code == 4
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -133,17 +133,6 @@ def test_bad_flags(words: list[str], said: str, capsys: pytest.CaptureFixture[st
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("package", ["uvicorn", "websockets", "starlette.applications"])
-def test_without_the_extra(package: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 4 and the line that installs it; no address is printed."""
-    monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "quadform.explorer.server", raising=False)
-    assert main(["explore", "--no-open", "--port", "0"]) == 4
-    said = capsys.readouterr()
-    assert said.err.strip() == 'quadform: The live page needs `pip install "quadform[page]"`.'
-    assert said.out == ""
-
-
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     """The address is printed, the page is served, Ctrl-C ends it with exit code 0 and no traceback, though a page is
     open and a long computation is under way."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import FileError, InputError, MissingExtra, QuadformError
+from ..core.errors import FileError, InputError, QuadformError, needing
 from ..core.rng import stream
 from ..report.rows import RANDOM
 from .machine import widened
@@ -103,10 +103,8 @@ def _length(question: Opening, config: Any) -> int:
 
 def _described(question: Opening) -> tuple[Any, Any, Any]:
     """(transformers, configuration, class) of a folder or hub id."""
-    try:
+    with needing("Reading Hugging Face models"):
         import transformers
-    except ImportError as error:
-        raise MissingExtra("Reading Hugging Face models", "hf") from error
     where, local = question.model, not question.allow_download
     with _quiet(transformers), _readable(where):
         config = transformers.AutoConfig.from_pretrained(where, local_files_only=local)

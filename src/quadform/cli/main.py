@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core import progress
-from ..core.errors import QuadformError, UnknownName, did_you_mean
+from ..core.errors import QuadformError, UnknownName, did_you_mean, needing
 from .limits import refusal
 from .stopping import INTERRUPTED, TERMINATED, stopped_by_sigterm
 
@@ -87,7 +87,8 @@ def main(words: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     with stopped_by_sigterm() as terminated:
         try:
-            code = _run(words)
+            with needing("This command"):
+                code = _run(words)
             sys.stdout.flush()
             return code
         except KeyboardInterrupt:

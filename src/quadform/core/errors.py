@@ -7,7 +7,8 @@ The command line prints the text without a traceback and leaves with the error's
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class QuadformError(Exception):
@@ -43,17 +44,47 @@ class CheckFailed(QuadformError):
     exit_code = 3
 
 
+#: The extra of quadform that brings each optional package, by the name the package is imported with.
+EXTRAS = {
+    "tyro": "cli",
+    "rich": "cli",
+    "altair": "report",
+    "vl_convert": "report",
+    "jinja2": "report",
+    "starlette": "page",
+    "uvicorn": "page",
+    "websockets": "page",
+    "transformers": "hf",
+    "gguf": "hf",
+    "tokenizers": "text",
+    "sacrebleu": "text",
+    "triton": "kernels",
+}
+
+
 class MissingExtra(QuadformError, ImportError):
-    """An optional package is not installed."""
+    """An optional package is not installed: `what` needs the `package`."""
 
     exit_code = 4
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f'{what} needs `pip install "quadform[{extra}]"`.')
-        self.what, self.extra = what, extra
+    def __init__(self, what: str, package: str) -> None:
+        super().__init__(f"{what} needs {package}: pip install 'quadform[{EXTRAS[package]}]'")
+        self.what, self.package = what, package
 
     def __reduce__(self) -> tuple[type, tuple[str, str]]:  # so that it crosses a process boundary
-        return type(self), (self.what, self.extra)
+        return type(self), (self.what, self.package)
+
+
+@contextmanager
+def needing(what: str) -> Iterator[None]:
+    """Around imports of optional packages: one that is not installed raises MissingExtra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise MissingExtra(what, package) from error
 
 
 def closest(word: str, candidates: Iterable[str], most: int = 3) -> list[str]:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quadform.core.errors import FileError, InputError, MissingExtra, UnknownName, did_you_mean
+from quadform.core.errors import FileError, InputError, UnknownName, did_you_mean, needing
 from quadform.core.rng import stream
 from quadform.nn.transformer import IGNORE, Transformer
 
@@ -141,10 +141,8 @@ def _sceptr(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
 
 # -------------------------------------------------------------------------------------------------------- Hugging Face
 def _transformers() -> Any:
-    try:
+    with needing("Opening this model"):
         import transformers
-    except ImportError as error:
-        raise MissingExtra("Opening this model", "hf") from error
     return transformers
 
 
@@ -297,10 +295,8 @@ def dequantised(path: Path, heads: int, key_heads: int) -> dict[str, Tensor]:
     GGUF keeps the rows of W_Q and W_K of each head in the order of interleaved rotary pairs; here the two halves of a
     head are its pairs again.
     """
-    try:
+    with needing("Dequantising SmolLM2"):
         import gguf
-    except ImportError as error:
-        raise MissingExtra("Dequantising SmolLM2", "hf") from error
     state = {}
     for tensor in gguf.GGUFReader(path).tensors:
         block, _, name = tensor.name.removesuffix(".weight").rpartition(".")

@@ -37,7 +37,7 @@ def line_panel(
     On a log axis values that are not positive are left out. `rules` are horizontal lines; `domain` fixes the axes;
     `order` names all series, also those that only another panel shows, so that each has one colour everywhere.
     """
-    import altair as alt
+    from ..report.packages import alt
 
     kept = [r for r in rows if _shown(r["x"], log[0]) and _shown(r["y"], log[1])]
     names = list(order) if order else list(dict.fromkeys(r["series"] for r in kept))
@@ -82,7 +82,7 @@ def bar_panel(
     label: str = ".3g",
 ) -> Any:
     """Horizontal bars of `rows` with entries name, value and optionally group, each with its number written beside."""
-    import altair as alt
+    from ..report.packages import alt
 
     rows = [{"group": "", **r} for r in rows if _shown(r["value"], log)]
     names = list(order) if order else list(dict.fromkeys(r["name"] for r in rows))
@@ -116,7 +116,7 @@ def cell_panel(
     domain: list[float] | None = None,
 ) -> Any:
     """A matrix as coloured cells; entries that are not finite stay blank."""
-    import altair as alt
+    from ..report.packages import alt
 
     rows = [{"i": i, "j": j, "v": v} for i, row in enumerate(matrix) for j, v in enumerate(row) if math.isfinite(v)]
     blank = alt.Axis(labels=False, ticks=False, domain=False, title=None)
@@ -140,7 +140,7 @@ def number_panel(
     over: Rows, rows: Sequence[str], columns: Sequence[str], cells: Mapping[tuple[str, str], float], *, title: str = ""
 ) -> Any:
     """A table of numbers as a picture: darker is larger, a dot where there is no number."""
-    import altair as alt
+    from ..report.packages import alt
 
     data = [
         {"row": r, "column": c, "v": cells.get((r, c)), "text": _short(cells.get((r, c)))}
@@ -166,7 +166,7 @@ def _short(value: float | None) -> str:
 
 def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "independent") -> Any:
     """Panels in a grid, in the house style."""
-    import altair as alt
+    from ..report.packages import alt
 
     how = {"color": colours, "strokeDash": colours}
     return over.finish(alt.concat(*panels, columns=columns).resolve_scale(**how), LIGHT)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ def _shown(value: Any, log: bool) -> bool:
 def _axis(
     title: str, values: Sequence[float], log: bool, domain: list[float] | None, room: float = 0.03
 ) -> dict[str, Any]:
-    import altair as alt
+    from ..report.packages import alt
 
     if not log:
         scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=False, nice=False, padding=8)

@@ -59,7 +59,7 @@ class Entry:
         svg = numbered(self.figure.svg()).encode()
         if len(svg) <= SVG_MOST:
             return "svg", svg
-        import vl_convert
+        from ..report.packages import vl_convert
 
         return "png", vl_convert.vegalite_to_png(self.figure.spec, scale=1, allowed_base_urls=[])
 

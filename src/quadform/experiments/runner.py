@@ -123,7 +123,7 @@ def _there(e: Experiment, preset: str, folder: Path, seed: int | None) -> Record
 
 def draw(outcome: Outcome, folder: Path) -> None:
     """`figure.svg`, `figure.png` and `index.html` of one experiment."""
-    import vl_convert
+    from ..report.packages import vl_convert
 
     figure = outcome.experiment.figure(outcome.record)
     png = vl_convert.vegalite_to_png(figure.spec, scale=PNG_SCALE, allowed_base_urls=[])

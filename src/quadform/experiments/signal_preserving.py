@@ -179,7 +179,7 @@ def figure(record: Record) -> Figure:
         title="whole blocks, MLPs included (mean field)",
         size=(520, 200),
     )
-    import altair as alt
+    from ..report.packages import alt
 
     grid = alt.vconcat(alt.concat(*panels, columns=4), profile).resolve_scale(
         color="independent", strokeDash="independent"

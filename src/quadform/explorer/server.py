@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.designs import DESIGNS
-from ..core.errors import MissingExtra
+from ..core.errors import needing
 from ..report.html import in_script
 from ..report.style import FONT, STYLES
 from . import tour
@@ -27,14 +27,12 @@ from .engine import Engine, Worker
 from .state import ALONE, CHOICES, LOGARITHMIC, RANGES, ControlError, State
 from .texts import LANGUAGES
 
-try:
+with needing("The live page"):
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route, WebSocketRoute
     from starlette.websockets import WebSocket, WebSocketDisconnect
-except ImportError as error:
-    raise MissingExtra("The live page", "page") from error
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -200,7 +198,7 @@ class Door:
 @cache
 def _files() -> dict[str, bytes]:
     """Scripts as they are, the style with the colours of the report filled in."""
-    import jinja2
+    from ..report.packages import jinja2
 
     style = jinja2.Template((_HERE / "templates" / "page.css.j2").read_text("utf-8"), undefined=jinja2.StrictUndefined)
     found = {p.name: p.read_bytes() for p in (_HERE / "static").glob("*.js")}
@@ -210,7 +208,7 @@ def _files() -> dict[str, bytes]:
 @cache
 def render(lang: str, start: State) -> str:
     """The page in one language."""
-    import jinja2
+    from ..report.packages import jinja2
 
     texts = LANGUAGES[lang]
     environment = jinja2.Environment(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import InputError, MissingExtra
+from ..core.errors import InputError, needing
 from .state import State
 
 PORT = 8765
@@ -78,11 +78,9 @@ def kept_token() -> str:
 
 def server_of(place: Place, start: State | None = None, engine: Any = None) -> Any:
     """A uvicorn server for the page, not started."""
-    try:
+    with needing("The live page"):
         import uvicorn
         import websockets  # noqa: F401  uvicorn's sockets
-    except ImportError as error:
-        raise MissingExtra("The live page", "page") from error
     from .server import LARGEST_MESSAGE, application
 
     page = application(place.token, place.port, engine, start)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..applications.hugging_face import tokenizer_of
 from ..applications.opening import Opening
 from ..applications.subject import open_subject
-from ..core.errors import FileError, InputError, MissingExtra
+from ..core.errors import FileError, InputError, needing
 from ..core.space import LABELS
 from ..curvature.settings import measured
 from ..curvature.views import attention_views
@@ -46,10 +46,8 @@ def load(
 
 
 def _tokenizer(path: Path) -> Any:
-    try:
+    with needing("Reading Hugging Face models"):
         import transformers
-    except ImportError as error:
-        raise MissingExtra("Reading Hugging Face models", "hf") from error
     return tokenizer_of(transformers, str(path), local=True)
 
 

@@ -128,7 +128,7 @@ def choose(q: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
     obstacle = _obstacle(q, v, bias, precision)
     if backend == "triton":
         if not has_triton():
-            raise MissingExtra("The Triton twin of attention", "kernels")
+            raise MissingExtra("The Triton twin of attention", "triton")
         if obstacle is not None:
             raise InputError(f"the Triton twin was asked for but cannot be used: {obstacle}. Leave the choice open.")
         choice = Choice("triton", precision, "asked for")

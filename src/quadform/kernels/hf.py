@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quadform.core.errors import InputError, MissingExtra
+from quadform.core.errors import InputError, needing
 
 from .rules import attention
 
@@ -22,11 +22,9 @@ def register_hf() -> str:
     Masks are asked for in the boolean form of SDPA, or none at all where causality says everything. Calling it twice
     changes nothing.
     """
-    try:
+    with needing('attn_implementation="quadform"'):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
-    except ImportError as error:
-        raise MissingExtra('attn_implementation="quadform"', "hf") from error
     AttentionInterface.register(NAME, _forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     return NAME

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from quadform.core.errors import FileError, InputError, MissingExtra
+from quadform.core.errors import FileError, InputError, needing
 from quadform.core.record import strict_json, write_atomically
 
 PAD, BOS, EOS, UNK, MASK = range(5)
@@ -94,10 +94,8 @@ class PieceTokenizer:
     """Sub-word pieces: byte-level BPE of the `tokenizers` package. Every text round-trips; there is no unknown text."""
 
     def __init__(self, description: str) -> None:
-        try:
+        with needing("A sub-word tokenizer"):
             from tokenizers import Tokenizer as Pieces
-        except ImportError as error:
-            raise MissingExtra("A sub-word tokenizer", "text") from error
         try:
             self._pieces = Pieces.from_str(description)
         except Exception as error:  # the package raises bare Exception
@@ -114,11 +112,9 @@ class PieceTokenizer:
             raise InputError(f"a byte-level vocabulary has at least {least} tokens; got {size}.")
         if size > MOST_PIECES:
             raise InputError(f"a byte-level vocabulary has at most {MOST_PIECES:,} tokens; got {size:,}.")
-        try:
+        with needing("A sub-word tokenizer"):
             from tokenizers import Tokenizer as Pieces
             from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
-        except ImportError as error:
-            raise MissingExtra("A sub-word tokenizer", "text") from error
         pieces = Pieces(models.BPE())
         pieces.normalizer = normalizers.NFC()
         pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

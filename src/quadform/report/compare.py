@@ -119,7 +119,7 @@ def _look(record: Record, style: Style) -> dict[str, str]:
 
 def loss_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Held-out loss after equal time, one bar a model, two standard errors."""
-    import altair as alt
+    from .packages import alt
 
     over, look = Rows(), _look(record, style)
     found = [(c, e) for c in cells(record) if (e := get(record, c, "loss")) is not None and math.isfinite(e.value)]
@@ -148,7 +148,7 @@ def loss_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
 
 def rank_lines(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Participation ratio of the tokens after each block at initialisation, a line a design, a panel a depth."""
-    import altair as alt
+    from .packages import alt
 
     over, look = Rows(), _look(record, style)
     panels, table = [], []

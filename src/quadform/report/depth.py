@@ -82,7 +82,7 @@ def curves(record: Record) -> list[Curve]:
 # ------------------------------------------------------------------------------------------------ the figure
 def through_depth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Cosine, participation ratio and norm growth per layer: predicted as a line, measured as points."""
-    import altair as alt
+    from .packages import alt
 
     found, over = curves(record), Rows()
     panels = [_panel(over, found, measure, log, texts, style) for measure, log in PANELS]
@@ -123,7 +123,7 @@ def look_of(found: list[Curve], i: int, style: Style) -> dict[str, Any]:
 
 
 def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts, style: Style) -> Any:
-    import altair as alt
+    from .packages import alt
 
     points, lines = [], []
     for i, curve in enumerate(found):
@@ -170,7 +170,7 @@ def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts
 
 
 def _y_scale(measure: str, log: bool, values: list[float]) -> tuple[Any, dict[str, Any]]:
-    import altair as alt
+    from .packages import alt
 
     if measure == "cosine":
         low = min(0.0, math.floor(10 * min(values, default=0.0)) / 10)
@@ -190,7 +190,7 @@ _KEY = 320
 
 def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool = True) -> Any:
     """Which line and symbol belongs to which curve; in two columns from the fifth on."""
-    import altair as alt
+    from .packages import alt
 
     half = -(-len(found) // 2) if len(found) > 4 else len(found)
     rows = []
@@ -268,7 +268,7 @@ def _finite(value: float) -> float | None:
 # ------------------------------------------------------------------------------------------------ heads
 def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Entropy of every head over its maximum, and the weight on the first key, one point a head, per block."""
-    import altair as alt
+    from .packages import alt
 
     found, over = [c for c in curves(record) if any(c.heads("sink"))], Rows()
     panels, rows = [], []

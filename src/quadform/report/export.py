@@ -44,7 +44,7 @@ def export_figures(
 
 
 def _writers() -> dict[str, Callable[[dict[str, Any]], bytes]]:
-    import vl_convert
+    from .packages import vl_convert
 
     return {
         "svg": lambda spec: vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]).encode(),

@@ -107,7 +107,7 @@ class Rows:
 
     def __call__(self, rows: list[dict[str, Any]]) -> Any:
         """A chart over these rows."""
-        import altair as alt
+        from .packages import alt
 
         name = f"rows{len(self.tables)}"
         self.tables[name] = rows
@@ -144,6 +144,6 @@ def bundle(spec: dict[str, Any]) -> dict[str, Any]:
 
 def svg(spec: dict[str, Any]) -> str:
     """A specification as SVG text, drawn without a browser and without a network."""
-    import vl_convert
+    from .packages import vl_convert
 
     return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])

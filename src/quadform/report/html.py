@@ -101,13 +101,13 @@ def compared(sections: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]
 @cache
 def _bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert; made once in a process, it takes a second."""
-    import vl_convert
+    from .packages import vl_convert
 
     return vl_convert.javascript_bundle().replace("</script", "<\\/script")
 
 
 def _environment(texts: Texts) -> Any:
-    import jinja2
+    from .packages import jinja2
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or "quadform.report"),

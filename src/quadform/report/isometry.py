@@ -14,7 +14,7 @@ from .texts import EN, Texts
 
 def jacobians(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Singular values of the Jacobian of blocks and of the stack: range, middle half and median on a log axis."""
-    import altair as alt
+    from .packages import alt
 
     rows, table, found = [], [], curves(record)
     for i, curve in enumerate(found):

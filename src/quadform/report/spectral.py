@@ -41,7 +41,7 @@ _WRITTEN_UP_TO = 9
 # --- density --------------------------------------------------------------------------------------------------------
 def density_curve(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """The density of all eigenvalues on a symmetric-log axis with its error band, extreme eigenvalues as ticks."""
-    import altair as alt
+    from .packages import alt
 
     _of_this_kind(record)
     over, t = Rows(), record.tensors
@@ -133,7 +133,7 @@ def _axis(low: float, high: float, linear: float) -> tuple[list[float], str]:
 # --- blocks ---------------------------------------------------------------------------------------------------------
 def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Layers against matrices: the root mean square eigenvalue of each diagonal block, as a number and a colour."""
-    import altair as alt
+    from .packages import alt
 
     _of_this_kind(record)
     over, norms = Rows(), _diagonal(record)
@@ -187,7 +187,7 @@ def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
 
 def block_pairs(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """The norms of all pairs of blocks as a heat map."""
-    import altair as alt
+    from .packages import alt
 
     _of_this_kind(record)
     names = record.inputs["blocks"]

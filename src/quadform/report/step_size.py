@@ -125,7 +125,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
 
 def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """A bar for each optimiser up to its ceiling; the range over batches, your own rate, what was tried."""
-    import altair as alt
+    from .packages import alt
 
     over, given = Rows(), record.inputs
     found = [(key, name, rule, record.scalars[f"ceiling/{key}"]) for key, name, rule in given["rows"]]

@@ -151,7 +151,7 @@ def contrast(a: str, b: str) -> float:
 
 def register() -> None:
     """Make the house style available to any Altair chart: `alt.theme.enable("quadform-light")`."""
-    import altair as alt
+    from .packages import alt
 
     for style in STYLES.values():
         alt.theme.register(f"quadform-{style.name}", enable=False)(

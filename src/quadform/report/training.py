@@ -80,7 +80,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
 
 def course(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Training loss as a line, validation as points with their errors, the warm-up shaded; below it the step size."""
-    import altair as alt
+    from .packages import alt
 
     t = record.tensors
     steps, loss, lr = (t[n].tolist() for n in ("steps", "loss", "lr"))

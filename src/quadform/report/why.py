@@ -104,7 +104,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
 
 def ablations(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Every measure of every variant over that of the whole model, on one logarithmic axis a measure."""
-    import altair as alt
+    from .packages import alt
 
     over, step = Rows(), record.inputs["steps"][0]
     variants = record.inputs["variants"][1:]
@@ -162,7 +162,7 @@ def ablations(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
 
 def block_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Frobenius norms of the query, key and value blocks of every variant."""
-    import altair as alt
+    from .packages import alt
 
     over, step = Rows(), record.inputs["steps"][0]
     bars: list[dict[str, Any]] = []

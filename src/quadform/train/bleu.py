@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quadform.core.errors import InputError, MissingExtra
+from quadform.core.errors import InputError, needing
 from quadform.core.record import Estimate
 from quadform.corpora.opened import ParallelText, encode_all
 from quadform.nn.decode import Search, generate
@@ -50,10 +50,8 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str], lan
 
     The standard error is that of resampling sentences: half of sacrebleu's 95 % interval of 1000 draws, over 1.96.
     """
-    try:
+    with needing("BLEU and chrF"):
         from sacrebleu.metrics import BLEU, CHRF
-    except ImportError as error:
-        raise MissingExtra("BLEU and chrF", "text") from error
     if len(hypotheses) != len(references) or not references:
         raise InputError(f"{len(hypotheses)} translations and {len(references)} references: give equally many, not 0.")
     characters = language[:2] in _BY_CHARACTER

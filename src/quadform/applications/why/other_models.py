@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import InputError, MissingExtra
+from ...core.errors import InputError, needing
 from ...curvature.settings import LINEAR_ATTENTION
 from ...nn.transformer import Transformer
 from .ablation import config_without, model_without
@@ -57,11 +57,9 @@ def _linear(model: nn.Module) -> None:
     configs = {id(c): c for c in held if hasattr(c, "_attn_implementation")}
     if not configs:
         raise InputError("its attention does not go through the registry of transformers, so its softmax stays.")
-    try:
+    with needing("Taking the softmax out of Hugging Face models"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
-    except ImportError as error:
-        raise MissingExtra("Taking the softmax out of Hugging Face models", "hf") from error
     AttentionInterface.register(LINEAR_ATTENTION, linear_attention)
     AttentionMaskInterface.register(LINEAR_ATTENTION, sdpa_mask)
     for config in configs.values():

@@ -26,7 +26,7 @@ REPORT_NAME = "report.html"
 
 def answer(config: ReportConfig, output: Output) -> int:
     from ...applications.study import open_studies, plan
-    from ...report import write_report
+    from ...report import packages, write_report  # noqa: F401  a missing package is told before the work
 
     choose_threads(0)
     if config.dry_run:

@@ -20,6 +20,7 @@ def answer(config: ReproduceConfig, output: Output) -> int:
     from ...experiments.catalog import CATALOG, experiment
     from ...experiments.claims import STATUSES
     from ...experiments.runner import plain, reproduce
+    from ...report import packages  # noqa: F401  a missing one is told before the work
 
     names = list(CATALOG) if "all" in config.names else list(config.names)
     for name in names:

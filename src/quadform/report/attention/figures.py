@@ -44,7 +44,7 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 
     An eigenvalue below P eps max|lambda| counts as zero and is told in words, not in the bars.
     """
-    import altair as alt
+    from ..packages import alt
 
     read = Reading(record)
     values = {part: read.eigenvalues(part).double().tolist() for part in PARTS}
@@ -182,7 +182,7 @@ def _symlog_axis(domain: list[float], linear: float) -> tuple[list[float], str]:
 # --- blocks ---------------------------------------------------------------------------------------------------------
 def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """The Frobenius norm of the outer (Gauss-Newton) and the functional part of every block, side by side."""
-    import altair as alt
+    from ..packages import alt
 
     read = Reading(record)
     norms = {(part, b): read.norm(part, b) for part in ("outer", "functional") for b in read.blocks}

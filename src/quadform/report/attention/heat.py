@@ -26,7 +26,7 @@ def heat_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     Sides above 256 are cut into tiles, each shown by its entry of largest size; the caption says so. Blocks that are
     exactly zero are hatched and say so.
     """
-    import altair as alt
+    from ..packages import alt
 
     read = Reading(record)
     matrices = {part: read.matrix(part).double() for part in PARTS}
@@ -89,7 +89,7 @@ def headline(read: Reading, texts: Texts) -> str:
 def _panel(
     over: Rows, read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int], texts: Texts, style: Style
 ) -> Any:
-    import altair as alt
+    from ..packages import alt
 
     size = read.space.size
     shown = cells.shape[0] * tile
@@ -202,7 +202,7 @@ def _hatch(box: dict[str, float], lines: int = 9) -> list[dict[str, float]]:
 
 def _legend(over: Rows, bottom: int, top: int, texts: Texts, style: Style) -> Any:
     """Two bars, one per sign, of the colours used above; the axis is log10 |entry|."""
-    import altair as alt
+    from ..packages import alt
 
     step = (top - bottom) / raster.LEVELS
     rows = []

@@ -18,7 +18,7 @@ def moments(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 
     For small inputs attention is even and M_k grows as the k-th power of the scale. Source: [ODS25, Sec. 3].
     """
-    import altair as alt
+    from ..packages import alt
 
     read = Reading(record)
     scales = read.tensor("scales").double()

@@ -21,7 +21,7 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 
     Source of the exponents: [ODS25]. Grey lines continue the paper's exponent from the start of the fit.
     """
-    import altair as alt
+    from ..packages import alt
 
     read = Reading(record)
     scales = read.tensor("scales").double().tolist()
@@ -94,7 +94,7 @@ def _key_width(read: Reading, texts: Texts) -> int:
 def _growth_panel(
     over: Rows, read: Reading, part: str, scales: list[float], y_domain: list[float], texts: Texts, style: Style
 ) -> Any:
-    import altair as alt
+    from ..packages import alt
 
     norms = read.tensor(f"growth_{part}").double().tolist()
     fit_low, fit_high = read.record.inputs["fit_range"]

@@ -1,0 +1,12 @@
+"""The packages of the extra `report`; importing this module says in one sentence which of them is missing."""
+
+from __future__ import annotations
+
+from ..core.errors import needing
+
+with needing("A figure"):
+    import altair as alt
+    import jinja2
+    import vl_convert
+
+__all__ = ["alt", "jinja2", "vl_convert"]

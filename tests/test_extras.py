@@ -1,0 +1,108 @@
+"""Optional packages: the library needs none of them, and what needs one says so in one sentence, exit code 4."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quadform.core.errors import EXTRAS, MissingExtra, needing
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: Packages whose import name is not that of the distribution.
+IMPORTED = {"vl-convert-python": "vl_convert"}
+
+BLOCKED = """
+import sys
+from importlib.machinery import PathFinder
+
+class Others(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {packages!r} else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+#: What is asked without the package, as words of the command line or as Python, and what is said to need it.
+ASKED: dict[str, tuple[list[str] | str, str]] = {
+    "tyro": (["attention"], "This command"),
+    "rich": (["doctor"], "This command"),
+    "altair": (["report", "--out", "FOLDER"], "A figure"),
+    "vl_convert": (["reproduce", "growth", "--out", "FOLDER"], "A figure"),
+    "jinja2": (["report", "--out", "FOLDER"], "A figure"),
+    "starlette": (["explore", "--no-open"], "The live page"),
+    "uvicorn": (["explore", "--no-open"], "The live page"),
+    "websockets": (["explore", "--no-open"], "The live page"),
+    "transformers": (["spectrum", "FOLDER"], "Reading Hugging Face models"),
+    "gguf": ("from quadform.corpora import zoo; zoo.dequantised(FOLDER, 1, 1)", "Dequantising SmolLM2"),
+    "tokenizers": ("from quadform.nn.tokens import PieceTokenizer as P; P.train(['a'], 300)", "A sub-word tokenizer"),
+    "sacrebleu": ("import quadform as qf; qf.train.score_translations(['a'], ['a'], 'de')", "BLEU and chrF"),
+    "triton": (
+        "import torch; from quadform.kernels import attention, using\n"
+        "with using('triton'): attention(*[torch.zeros(1, 1, 2, 4)] * 3)",
+        "The Triton twin of attention",
+    ),
+}
+
+
+def without(packages: list[str], code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter that does not find the packages."""
+    words = [sys.executable, "-c", BLOCKED.format(packages=packages) + code]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+
+
+def test_the_table_is_that_of_pyproject() -> None:
+    """Every package of an extra is in the table under that extra, and nothing else is."""
+    extras = {
+        IMPORTED.get(name, name): extra
+        for extra, packages in PROJECT["optional-dependencies"].items()
+        for name in re.findall(r"^[\w-]+(?=[>=])", "\n".join(packages), re.M)
+        if extra != "dev"
+    }
+    assert extras == EXTRAS
+    assert ASKED.keys() == EXTRAS.keys()
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_missing_package_is_told_in_one_line(package: str, tmp_path: Path) -> None:
+    """`WHAT needs PACKAGE: pip install 'quadform[EXTRA]'`, exit code 4, no traceback, nothing measured before."""
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    asked, what = ASKED[package]
+    if isinstance(asked, str):
+        body = "\n    ".join(asked.replace("FOLDER", repr(str(tmp_path))).splitlines())
+        code = (
+            f"try:\n    {body}\nexcept Exception as error:\n"
+            "    print('quadform: ' + str(error), file=sys.stderr)\n    sys.exit(getattr(error, 'exit_code', 1))"
+        )
+    else:
+        words = [str(tmp_path) if word == "FOLDER" else word for word in asked]
+        code = f"from quadform.cli import main\nsys.exit(main({words!r}))"
+    done = without([package], code)
+    assert done.stderr == f"quadform: {what} needs {package}: pip install 'quadform[{EXTRAS[package]}]'\n"
+    assert (done.returncode, done.stdout) == (4, "")
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_the_library_needs_no_extra() -> None:
+    """With every optional package hidden: a Hessian product, eigenvalues and a spectrum in Python."""
+    code = """
+import quadform as qf, torch
+model, x = torch.nn.Linear(3, 2), torch.randn(5, 3)
+risk = qf.Risk(model, lambda out, batch: out.square().mean(), x)
+assert float(qf.estimate.eigenpairs(qf.hessian(risk), 1).values[0]) > 0
+print(qf.spectrum(model, [x], loss=lambda out, batch: out.square().mean(), top=1, blocks="all"))
+"""
+    done = without([*EXTRAS, "jaxtyping", "pandas", "hypothesis", "pytest"], code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_other_missing_modules_are_not_called_an_extra() -> None:
+    """Only packages of the table are translated."""
+    with pytest.raises(ModuleNotFoundError) as caught, needing("Nothing"):
+        import no_such_module_anywhere  # type: ignore[import-not-found]  # noqa: F401
+    assert not isinstance(caught.value, MissingExtra)
