@@ -132,6 +132,14 @@ def test_a_polynomial_has_the_radius_of_its_definition():
     assert found.value == pytest.approx(line.radius(), rel=0.03)
 
 
+def test_a_loss_computed_in_float32_is_measured_above_its_rounding():
+    risk = risk_of()
+    rough = Risk(risk.model, lambda F, b: risk.loss(F.float(), b), risk.batches, quiet=True)
+    v = unit({n: -g for n, g in risk.gradient().items()})
+    fine, found = (measured_radius(r, v, along(r, v)) for r in (risk, rough))
+    assert found.value == pytest.approx(fine.value, rel=0.1)
+
+
 def test_a_quadratic_loss_is_never_left():
     torch.manual_seed(0)
     model = nn.Linear(3, 1, dtype=torch.double)

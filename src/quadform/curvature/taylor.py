@@ -180,16 +180,16 @@ _WRITTEN: dict[Any, Callable[..., Tensor]] = {
 def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE) -> Estimate:
     """The radius by evaluating the loss, to 2 %. Radii grow by 19 %, from the least at which rounding is no matter.
 
-    A model may compute its loss in float32 whatever its weights are: outside is not believed before the model's error
-    would show in float32, unless the loss was inside before. A bound from above where it is outside from there on; a
-    bound from below where it never leaves.
+    A bound from above where that radius is already outside, from below where the loss stays inside a thousand times the
+    prediction.
     """
     if line.slope == 0 and line.curve == 0:
         raise InputError("slope and curvature along this direction are zero: there is no quadratic model to leave.")
-    seen, sure = (
-        first_seen(line, 100 * torch.finfo(dtype).eps * max(abs(line.value), 1e-30) / share)
-        for dtype in (risk.dtype, torch.float32)
-    )
+    with torch.no_grad():
+        rounding = torch.finfo(
+            risk.value().dtype
+        ).eps  # many models compute their loss in float32, whatever they are in
+    low = first_seen(line, 100 * rounding * max(abs(line.value), 1e-30) / share)
 
     def inside(r: float) -> bool:
         with torch.no_grad():
@@ -197,13 +197,10 @@ def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE) -> 
         gap = abs(value - line.value - line.quadratic(r))
         return math.isfinite(gap) and gap <= share * line.moved(r)
 
-    low = seen
-    while not inside(low):
-        if low >= sure:
-            return Estimate(low, kind="bound", side="upper", note="below this radius rounding hides the loss")
-        low *= GROWTH
+    if not inside(low):
+        return Estimate(low, kind="bound", side="upper", note="below this radius rounding hides the loss")
     predicted = line.radius(share)
-    far = 1e3 * max(sure, predicted if math.isfinite(predicted) else 0.0)
+    far = 1e3 * max(low, predicted if math.isfinite(predicted) else 0.0)
     high = low * GROWTH
     while inside(high):
         if high >= far:
