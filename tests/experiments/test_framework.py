@@ -6,17 +6,18 @@ import dataclasses
 import json
 import math
 import re
+import runpy
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from quadform.core.errors import InputError, UnknownName
+from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.number import ErrorKind
 from quadform.core.record import Estimate, Record
 from quadform.core.work import TimeUp, Work
-from quadform.experiments.catalog import CATALOG, committed, expected_verdicts, experiment
+from quadform.experiments.catalog import CATALOG, committed, experiment, recorded
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
 from quadform.experiments.experiment import Experiment, Units
@@ -24,6 +25,8 @@ from quadform.experiments.gallery import committed_entries, markdown
 from quadform.experiments.pool import measure, parts_of
 from quadform.experiments.runner import reproduce, work_of
 from quadform.report.figure import Rows
+
+from . import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -268,22 +271,35 @@ def test_every_experiment_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(CATALOG))
 def test_the_committed_record_gives_the_committed_verdicts(name: str) -> None:
-    """A record in the package answers one of the presets as it stands in the code, and its verdicts are the table's."""
+    """A record of the repository answers a preset as it stands in the code, and its verdicts are the table's."""
     record = committed(name)
     if record is None:
-        assert name not in expected_verdicts()["record"]
+        assert name not in VERDICTS["record"]
         return
     e = experiment(name)
     preset = str(record.inputs["preset"])
     asked = json.loads(json.dumps(e.inputs(preset, e.config(preset))))
     assert dict(record.inputs) == asked, "the record was made with other settings: run it again"
-    assert {v.claim.text: v.status for v in e.verdicts(record)} == expected_verdicts()["record"][name]
+    assert {v.claim.text: v.status for v in e.verdicts(record)} == VERDICTS["record"][name]
+
+
+def test_the_summary_in_the_package_is_that_of_the_records() -> None:
+    """`recorded()` has the numbers of every record of the repository, in the order of the catalogue."""
+    script = runpy.run_path(str(ROOT / "benchmarks" / "experiments.py"))
+    assert {name: dataclasses.asdict(row) for name, row in recorded().items()} == script["summary"]()
+    assert list(recorded()) == list(CATALOG)
+
+
+def test_an_installed_package_says_where_the_records_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the repository: a sentence that says what to do."""
+    monkeypatch.setattr("quadform.experiments.catalog.RECORDS", tmp_path / "none")
+    with pytest.raises(FileError, match=r"docs/gallery/records.*Use a checkout, or .*`quadform reproduce growth`\.$"):
+        committed("growth")
 
 
 def test_every_red_claim_has_its_page() -> None:
     """What is not met, under smoke or in the committed records, is explained in docs/decisions/."""
-    table = expected_verdicts()
-    for kind in table.values():
+    for kind in VERDICTS.values():
         for name, statuses in kind.items():
             for claim in experiment(name).claims:
                 if statuses[claim.text] == "not met":
@@ -292,7 +308,7 @@ def test_every_red_claim_has_its_page() -> None:
 
 
 def test_the_gallery_is_drawn_from_the_committed_records() -> None:
-    """docs/gallery.md is what `python -m quadform.experiments gallery docs` writes, and its pictures are there."""
+    """docs/gallery.md is what `python benchmarks/experiments.py gallery docs` writes, and its pictures are there."""
     entries = committed_entries()
     assert entries
     assert (ROOT / "docs" / "gallery.md").read_text() == markdown(entries)

@@ -68,15 +68,13 @@ def _tell(outcome: Outcome) -> None:
 
 def _plan(names: list[str], preset: str, output: Output) -> int:
     """What would run, and what it cost when it was last recorded, at the preset it was recorded with."""
-    from ...experiments.catalog import committed, experiment
+    from ...experiments.catalog import experiment, recorded
 
     rows: list[dict[str, Any]] = []
     for e in map(experiment, names):
-        record = committed(e.id)
-        spent = None if record is None else record.scalars["cpu_seconds"].value
-        recorded = None if record is None else record.inputs["preset"]
-        needs = list(e.needs(e.config(preset)))
-        rows.append({"experiment": e.id, "claims": len(e.claims), "seconds": spent, "preset": recorded, "needs": needs})
+        last = recorded().get(e.id)
+        cost = {"seconds": last.seconds, "preset": last.preset} if last else {"seconds": None, "preset": None}
+        rows.append({"experiment": e.id, "claims": len(e.claims), **cost, "needs": list(e.needs(e.config(preset)))})
     if output.json:
         print_json({"preset": preset, "plan": rows})
         return 0
