@@ -41,6 +41,7 @@ __getattr__, __dir__, __all__ = attach(
         "signal": ".applications.signal",
         "data": ".corpora.fetch:",
         "datasets": ".corpora.datasets:",
+        "answers": ".answers:",
         "applications": ".applications:",
         "cli": ".cli:",
         "core": ".core:",

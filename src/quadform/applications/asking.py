@@ -15,7 +15,7 @@ from ..core.work import Work
 from .opening import Opening, Probe
 
 if TYPE_CHECKING:
-    from .answers import Answer
+    from ..answers.answer import Answer
     from .subject import Subject
 
 A = TypeVar("A", bound="Answer", covariant=True)
