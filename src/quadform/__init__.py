@@ -35,6 +35,7 @@ __getattr__, __dir__, __all__ = attach(
         "why": ".applications.why",
         "toy": ".applications.attention",
         "vary": ".applications.attention",
+        "reproduce": ".experiments",
         "explore": ".explorer.notebook",
         "spectrum": ".applications.spectrum",
         "probe": ".integrations.hf",

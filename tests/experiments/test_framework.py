@@ -16,14 +16,15 @@ import torch
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.number import ErrorKind
 from quadform.core.record import Estimate, Record
-from quadform.core.work import TimeUp, Work
+from quadform.core.work import Work
+from quadform.experiments.call import reproduce
 from quadform.experiments.catalog import CATALOG, committed, experiment, recorded
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
 from quadform.experiments.experiment import Experiment, Units
 from quadform.experiments.gallery import committed_entries, markdown
 from quadform.experiments.pool import measure, parts_of
-from quadform.experiments.runner import reproduce, work_of
+from quadform.experiments.runner import work_of
 from quadform.report.figure import Rows
 
 from . import VERDICTS
@@ -173,7 +174,7 @@ def planted(monkeypatch: pytest.MonkeyPatch):
     """The catalogue with nothing but a toy in it."""
 
     def plant(e: Experiment) -> None:
-        monkeypatch.setattr("quadform.experiments.runner.CATALOG", {"toy": ".toy"})
+        monkeypatch.setattr("quadform.experiments.catalog.CATALOG", {"toy": ".toy"})
         for module in ("runner", "pool"):
             monkeypatch.setattr(f"quadform.experiments.{module}.experiment", lambda name: e)
 
@@ -185,8 +186,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, planted) -> None:
     toy = _Toy(breaks_at=2)
     planted(toy.experiment(6))
     with pytest.raises(KeyboardInterrupt):
-        reproduce(["toy"], out=tmp_path, progress=False)
-    (done,) = reproduce(["toy"], out=tmp_path, progress=False)
+        reproduce(names="toy", out=tmp_path, progress=False)
+    (done,) = reproduce(names="toy", out=tmp_path, progress=False).outcomes
     assert toy.computed == [0, 1, 2, 3]
     assert done.record.scalars["sum"].value == 6
     assert not (tmp_path / "toy" / "work").exists()
@@ -195,10 +196,10 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, planted) -> None:
 def test_a_finished_record_is_kept_unless_asked_again_or_otherwise(tmp_path: Path, planted) -> None:
     toy = _Toy()
     planted(toy.experiment(6))
-    assert not reproduce(["all"], out=tmp_path, progress=False)[0].kept
-    assert reproduce(["all"], out=tmp_path, progress=False)[0].kept
-    assert not reproduce(["all"], out=tmp_path, again=True, progress=False)[0].kept
-    assert not reproduce(["all"], out=tmp_path, seed=1, progress=False)[0].kept
+    assert not reproduce(names="all", out=tmp_path, progress=False).outcomes[0].kept
+    assert reproduce(names="all", out=tmp_path, progress=False).outcomes[0].kept
+    assert not reproduce(names="all", out=tmp_path, again=True, progress=False).outcomes[0].kept
+    assert not reproduce(names="all", out=tmp_path, seed=1, progress=False).outcomes[0].kept
     assert len(toy.computed) == 12
 
 
@@ -214,17 +215,17 @@ def test_time_that_is_up_stops_between_parts(tmp_path: Path, planted) -> None:
     toy = _Toy()
     planted(toy.experiment(6))
     for _ in range(3):  # however short the time, a part is finished each time
-        with pytest.raises(TimeUp):
-            reproduce(["toy"], out=tmp_path, seconds=-1.0, progress=False)
+        found = reproduce(names="toy", out=tmp_path, max_time=-1.0, progress=False)
+        assert (found.outcomes, found.partial, found.ok) == ((), True, False)
     assert toy.computed == [0, 1, 2]
-    (done,) = reproduce(["toy"], out=tmp_path, seconds=-1.0, progress=False)
+    (done,) = reproduce(names="toy", out=tmp_path, max_time=-1.0, progress=False).outcomes
     assert done.record.scalars["sum"].value == 6
 
 
 def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
     """A wrong expectation gives "not met" in the outcome and on both pages."""
     planted(_Toy().experiment(7))
-    (outcome,) = reproduce(["toy"], out=tmp_path, progress=False)
+    (outcome,) = reproduce(names="toy", out=tmp_path, progress=False).outcomes
     assert outcome.failed
     for page in (tmp_path / "index.html", tmp_path / "toy" / "index.html"):
         assert "✗ not met" in page.read_text()
@@ -235,7 +236,7 @@ def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
 def test_an_undecided_claim_is_no_failure(tmp_path: Path, planted) -> None:
     """It is told as such on both pages and by the verb, whose exit code is 0."""
     planted(_Toy(error=1.0).experiment(7))
-    (outcome,) = reproduce(["toy"], out=tmp_path, progress=False)
+    (outcome,) = reproduce(names="toy", out=tmp_path, progress=False).outcomes
     assert [v.status for v in outcome.verdicts] == ["undecided"]
     assert not outcome.failed
     for page in (tmp_path / "index.html", tmp_path / "toy" / "index.html"):
@@ -245,7 +246,7 @@ def test_an_undecided_claim_is_no_failure(tmp_path: Path, planted) -> None:
 
 def test_the_page_fetches_nothing(tmp_path: Path, planted) -> None:
     planted(_Toy().experiment(6))
-    reproduce(["toy"], out=tmp_path, progress=False)
+    reproduce(names="toy", out=tmp_path, progress=False)
     text = (tmp_path / "index.html").read_text()
     assert "http://" not in text
     assert "https://" not in text
@@ -358,5 +359,5 @@ def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, plan
     planted(dataclasses.replace(_Toy().experiment(6), needs=lambda config: ("sceptr",)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quadform.corpora.fetch.store.fetched", lambda name: None)
-        assert reproduce(["all"], out=tmp_path, progress=False) == []
+        assert reproduce(names="all", out=tmp_path, progress=False).outcomes == ()
     assert "quadform data fetch sceptr" in capsys.readouterr().err

@@ -50,11 +50,16 @@ RECORDED = HERE / "recorded.json"
 
 def experiment(name: str) -> Experiment:
     """The experiment with this id."""
+    return importlib.import_module(module_of(name), __package__).EXPERIMENT
+
+
+def module_of(name: str) -> str:
+    """The module of the experiment with this id."""
     if name not in CATALOG:
         raise UnknownName(
             f"{name!r} is not an experiment.{did_you_mean(name, CATALOG)} `quadform ls experiments` lists them."
         )
-    return importlib.import_module(CATALOG[name], __package__).EXPERIMENT
+    return CATALOG[name]
 
 
 def committed(name: str) -> Record | None:
