@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from quadform.core.work import Work
-from quadform.experiments.catalog import CATALOG, experiment
-
-from . import VERDICTS
+from quadform.experiments.catalog import CATALOG, expected_verdicts, experiment
 
 NEEDY = [name for name in CATALOG if experiment(name).needs(experiment(name).config("smoke"))]
 
@@ -25,7 +23,7 @@ def test_smoke_verdicts_are_the_committed_ones(name: str, tmp_path: Path) -> Non
 def check_smoke(name: str, tmp_path: Path) -> None:
     e = experiment(name)
     record = e.measure("smoke", work=Work(progress=False))
-    assert {v.claim.text: v.status for v in e.verdicts(record)} == VERDICTS["smoke"][name]
+    assert {v.claim.text: v.status for v in e.verdicts(record)} == expected_verdicts()["smoke"][name]
     record.save(tmp_path)
     figure = e.figure(record)
     assert figure.svg().startswith("<svg")

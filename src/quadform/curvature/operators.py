@@ -27,6 +27,7 @@ from ..core.rng import stream
 from ..core.space import Space, Vector
 from ..distributed.processes import group_of
 from ..distributed.sharding import shard
+from .labels import label_weights
 from .retained import Retained
 from .reverse import output_curvature, through_output
 from .risk import Risk
@@ -306,7 +307,12 @@ class _SampledFisher(Operator):
             drawn = torch.multinomial(p, samples, replacement=True, generator=generator).T  # (samples, tokens)
             if i not in mine:
                 continue
-            weight = _token_weights(risk, batch, F)
+            with risk.context():
+                weight = label_weights(F, partial(output_curvature, risk, batch, None, F))
+            if weight is None:
+                raise InputError(
+                    "the Monte-Carlo Fisher needs a cross-entropy of the network's output; use gauss_newton instead."
+                )
             onehot = torch.nn.functional.one_hot(drawn, p.shape[1]).to(F.dtype)
             self.scores.append((weight.flatten().sqrt()[:, None] * (p - onehot) / samples**0.5).view(samples, *F.shape))
 
@@ -341,24 +347,3 @@ class _SampledFisher(Operator):
 
     def _reverse(self, v: Vector, batch: Any, curve: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         return through_output(self.risk, batch, None, v, tuple(v), curve)
-
-
-def _token_weights(risk: Risk, batch: Any, F: Tensor) -> Tensor:
-    """w_n of a token-wise cross-entropy, read off its Hessian w_n (diag p - p p^T); other losses are refused.
-
-    Read in the column of the class whose p (1 - p) is largest; a token whose prediction is certain has no weight left
-    to read and no score that needs one.
-    """
-    p = F.softmax(-1)
-    unit = torch.nn.functional.one_hot((p * (1 - p)).argmax(-1), F.shape[-1]).to(F.dtype)
-    with risk.context():
-        column, constant = (output_curvature(risk, batch, None, F, d).detach() for d in (unit, torch.ones_like(F)))
-    own = (p * unit).sum(-1, keepdim=True)
-    room = own * (1 - own)
-    weight = torch.where(room > 0, (column * unit).sum(-1, keepdim=True) / room, 0)
-    off = max(float((column - weight * p * (unit - own)).abs().max()), float(constant.abs().max()))
-    if not off <= 1e-3 * float(column.abs().max()):
-        raise InputError(
-            "the Monte-Carlo Fisher needs a cross-entropy of the network's output; use gauss_newton instead."
-        )
-    return weight.squeeze(-1).clamp_min(0)

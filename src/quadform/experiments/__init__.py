@@ -9,11 +9,9 @@ __getattr__, __dir__, __all__ = attach(
         "Claim": ".claims",
         "Experiment": ".experiment",
         "Outcome": ".runner",
-        "ReproduceTask": ".question",
-        "Reproduction": ".runner",
         "Verdict": ".claims",
         "committed": ".catalog",
-        "reproduce": ".call",
+        "reproduce": ".runner",
         "write_gallery": ".gallery",
     },
 )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from ..answers.measured import data_words
-from ..answers.numbers import number, short_name
 from ..core.record import Estimate, Record
 from .card import Card, Status, card
 from .figure import Figure, Rows, Table, decades, redraw
-from .page import Draw, OldPage
-from .rows import Row, estimate, tag
+from .numbers import number, short_name
+from .page import Draw, Page
+from .rows import Row, data_words, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -88,8 +87,8 @@ def status(record: Record) -> Status:
     e, rate = _yours(record), rate_of(record)
     tried = agrees(record)
     if tried is False or not math.isfinite(e.value) or (rate and rate > e.value):
-        return "red"
-    return "green" if tried and e.converged else "yellow"
+        return "poor"
+    return "good" if tried and e.converged else "fair"
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
@@ -118,7 +117,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         e = s["first_ceiling"]
         out.append(Row(numbers, texts("rate_first"), estimate("ceiling", e), tag(e), note=given["rule"]))
     for fraction, factor, key, agreed in trials(record):
-        fine: Status = "green" if agreed else "red"
+        fine: Status = "good" if agreed else "poor"
         said = texts(key, factor=number(factor)) if key == "rate_grows" else texts(key)
         out.append(Row(texts("group_checks"), texts("rate_tried", fraction=f"{fraction:g}"), said, "estimate", fine))
     return tuple(out)
@@ -204,4 +203,4 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     return (ceilings,)
 
 
-PAGE = OldPage(title, summary, cards, rows, drawn)
+PAGE = Page(title, summary, cards, rows, drawn)

@@ -67,6 +67,6 @@ class SpectrumQuestion(ModelQuestion):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from ...answers.spectrum import Spectrum
+        from .answer import Spectrum
 
         return Spectrum(record)

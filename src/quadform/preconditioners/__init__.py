@@ -1,0 +1,21 @@
+"""Preconditioners as operators: P with `P.inverse(damping=...)` and `P.sqrt_inverse(damping=...)` in closed form."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "Blocks": ".operators",
+        "Kronecker": ".operators",
+        "Rotated": ".operators",
+        "adafactor": ".state",
+        "adam": ".state",
+        "block_diagonal": ".exact",
+        "diagonal": ".exact",
+        "ekfac": ".factored",
+        "kfac": ".factored",
+        "psgd": ".fitted",
+        "shampoo": ".moments",
+        "soap": ".moments",
+    },
+)

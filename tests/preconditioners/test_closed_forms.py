@@ -1,0 +1,112 @@
+"""Operators with closed-form inverse and roots: each is the matrix it stands for, and so are its powers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quadform import Space
+from quadform.core.errors import InputError
+from quadform.core.matrix import kron
+from quadform.preconditioners.operators import Blocks, Kronecker, Packed, Piece, Rotated, flat_block
+from quadform.testing import check_operator
+
+sizes = st.integers(1, 4)
+
+
+def spd(n: int, seed: int) -> Tensor:
+    A = torch.randn((n, n + 1), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return A @ A.T / n + 0.1 * torch.eye(n, dtype=torch.float64)
+
+
+def power_of(M: Tensor, p: float) -> Tensor:
+    s, U = torch.linalg.eigh(M)
+    return (U * s**p) @ U.T
+
+
+def close(a: Tensor, b: Tensor, rtol: float = 1e-9) -> bool:
+    return float((a - b).abs().max()) <= rtol * float(b.abs().max())
+
+
+@given(m=sizes, n=sizes, seed=st.integers(0, 99))
+def test_kronecker_is_the_kronecker_product(m: int, n: int, seed: int) -> None:
+    """V -> F_1 V F_2 is (F_1 kron F_2) vec_r(V); its damped powers are those of that matrix."""
+    F1, F2 = spd(m, seed), spd(n, seed + 1)
+    K, M = Kronecker([F1, F2]), kron(F1, F2)
+    assert close(K.dense(), M)
+    for damping in (0.0, 0.3):
+        damped = M + damping * torch.eye(m * n, dtype=M.dtype)
+        assert close(K.inverse(damping=damping).dense(), torch.linalg.inv(damped), 1e-6)
+        assert close(K.sqrt_inverse(damping=damping).dense(), power_of(damped, -0.5), 1e-6)
+
+
+def test_three_factors_and_a_diagonal_one() -> None:
+    """A tensor of three axes, the middle factor given by its diagonal."""
+    F1, d, F3 = spd(2, 0), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64), spd(4, 1)
+    K, M = Kronecker([F1, d, F3]), kron(F1, torch.diag(d), F3)
+    assert close(K.dense(), M)
+    assert close(K.power(0.25).dense(), power_of(M, 0.25))
+    assert close(K.inverse(damping=0.1).dense(), torch.linalg.inv(M + 0.1 * torch.eye(24, dtype=M.dtype)))
+    check_operator(K)
+    check_operator(K.inverse(damping=0.1))
+
+
+@given(m=sizes, n=sizes)
+def test_rotated_has_the_given_spectrum(m: int, n: int) -> None:
+    """(U_1 kron U_2) diag(s) (.)^T, with any s."""
+    (_, U1), (_, U2) = torch.linalg.eigh(spd(m, 3)), torch.linalg.eigh(spd(n, 4))
+    s = torch.rand((m, n), generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.1
+    U = kron(U1, U2)
+    R = Rotated([U1, U2], s)
+    assert close(R.dense(), (U * s.reshape(-1)) @ U.T)
+    assert close(R.inverse(damping=0.2).dense(), (U / (s.reshape(-1) + 0.2)) @ U.T)
+    check_operator(R)
+
+
+def test_packed_weight_and_bias() -> None:
+    """A weight stored (in, out) and a bias as last column of (out, in + 1)."""
+    space = Space((("b", (2,)), ("W", (3, 2))))
+    B, A = spd(2, 0), spd(4, 1)
+    pieces = [Piece("W", (slice(None), slice(0, 3)), (2, 3), True), Piece("b", (slice(None), slice(3, None)), (2, 1))]
+    P = Packed(Kronecker([B, A]), pieces, space)
+    v = space.random(dtype=torch.float64)
+    image = B @ torch.cat([v["W"].T, v["b"][:, None]], 1) @ A
+    found = P @ v
+    assert close(found["W"], image[:, :3].T)
+    assert close(found["b"], image[:, 3])
+    check_operator(P)
+    check_operator(P.sqrt_inverse(damping=0.1))
+
+
+def test_blocks_are_a_direct_sum() -> None:
+    space = Space((("W", (2, 3)), ("b", (2,)), ("s", ())))
+    M = spd(2, 0)
+    parts = [
+        flat_block(M, space.select("b")),
+        Rotated([], torch.tensor(2.0, dtype=torch.float64), space.select("s")),
+        Rotated([None, None], torch.ones((2, 3), dtype=torch.float64), space.select("W")),
+    ]
+    P = Blocks(parts, space)
+    want = torch.block_diag(torch.eye(6), M, torch.tensor([[2.0]])).double()
+    assert close(P.dense(), want)
+    assert close(P.inverse(damping=0.5).dense(), torch.linalg.inv(want + 0.5 * torch.eye(9)))
+    check_operator(P)
+    assert close(P.block(("W", "b")).dense(), want[:8, :8])
+    with pytest.raises(InputError, match="do not fill"):
+        Blocks(parts[:2], space)
+
+
+def test_what_has_no_inverse_is_refused() -> None:
+    """A singular operator without damping, and a root of an indefinite one; with enough damping both are given."""
+    K = Kronecker([torch.diag(torch.tensor([1.0, 0.0])), torch.eye(2)])
+    with pytest.raises(InputError, match=r"singular \(eigenvalues from 0 to 1, with damping 0\).*give damping > 0"):
+        K.inverse()
+    assert close(K.inverse(damping=0.5).dense().diagonal(), torch.tensor([1 / 1.5, 1 / 1.5, 2, 2]), 1e-6)
+    R = Rotated([None], torch.tensor([2.0, -1.0]))
+    assert close(R.inverse().dense(), torch.diag(torch.tensor([0.5, -1.0])))
+    with pytest.raises(InputError, match=r"an eigenvalue is -1.*damping above 1"):
+        R.sqrt_inverse()
+    assert close(R.sqrt_inverse(damping=2.0).dense(), torch.diag(torch.tensor([0.5, 1.0])))
