@@ -31,7 +31,7 @@ sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys
 #: What is asked without the package, as words of the command line or as Python, and what is said to need it.
 ASKED: dict[str, tuple[list[str] | str, str]] = {
     "tyro": (["attention"], "This command"),
-    "rich": (["doctor"], "This command"),
+    "rich": (["ls", "designs"], "This command"),
     "altair": (["report", "--out", "FOLDER"], "A figure"),
     "vl_convert": (["reproduce", "growth", "--out", "FOLDER"], "A figure"),
     "jinja2": (["report", "--out", "FOLDER"], "A figure"),

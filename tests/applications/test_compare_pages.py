@@ -91,11 +91,11 @@ def test_one_report_of_all_three(tmp_path):
 
 def test_the_card_of_the_ceiling_follows_its_rule():
     """Green: tried as theory says and your rate below; amber: not tried; red: above it, or theory contradicted."""
-    assert step_size.status(rate()) == "good"
-    assert step_size.status(rate(measured=())) == "fair"
-    assert step_size.status(rate(lr=0.02)) == "poor"
-    assert step_size.status(rate(measured=(0.9, 1.4, 3.0))) == "poor"
-    assert step_size.status(rate(ceiling=math.inf)) == "poor"
+    assert step_size.status(rate()) == "green"
+    assert step_size.status(rate(measured=())) == "yellow"
+    assert step_size.status(rate(lr=0.02)) == "red"
+    assert step_size.status(rate(measured=(0.9, 1.4, 3.0))) == "red"
+    assert step_size.status(rate(ceiling=math.inf)) == "red"
     assert "above it" in step_size.summary(rate(lr=0.02), EN)
 
 
@@ -111,14 +111,14 @@ def test_words_of_a_trial():
 def test_the_card_of_the_blocks_follows_its_limits():
     """3 and 10, either way round."""
     found = {r: why.cards(ablation(ratio=r), EN)[0].status for r in (2.0, 5.0, 40.0, 0.5, 0.05)}
-    assert found == {2.0: "good", 5.0: "fair", 40.0: "poor", 0.5: "good", 0.05: "poor"}
+    assert found == {2.0: "green", 5.0: "yellow", 40.0: "red", 0.5: "green", 0.05: "red"}
     assert "Taking out norm" in why.summary(ablation(), EN)
     assert "No part changes" in why.summary(ablation(norm=1.5), EN)
 
 
 def test_the_card_of_a_comparison_follows_its_limits():
     found = {c: compare.cards(contest(cosine=c), EN)[0].status for c in (0.5, 0.95, 0.999)}
-    assert found == {0.5: "good", 0.95: "fair", 0.999: "poor"}
+    assert found == {0.5: "green", 0.95: "yellow", 0.999: "red"}
     assert "no-skip × 2" in compare.summary(contest(cosine=0.999), EN)
     assert compare.cards(contest(), EN)[0].value == "pre-ln × 2"
 

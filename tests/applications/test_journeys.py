@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import quadform as qf
-from quadform.applications.answers import Answer
+from quadform.answers import Answer
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quadform
+from quadform.answers import point
 from quadform.applications.spectrum import spectrum
-from quadform.report import point
 from quadform.report.texts import EN, KO
 
 
@@ -39,12 +39,12 @@ def measured(eigenvalues: list[float], at: float, floor: float = 1.0):
 )
 def test_the_kind_of_a_point_looks_at_the_gradient_first(eigenvalues, at, kind):
     found = measured(eigenvalues, at)
-    assert point.kind(found.record) == kind
+    assert found.point.kind == kind
     said = str(found)
     assert ("saddle" in said) == (kind == "saddle")
     assert ("minimum" in said) == (kind == "minimum")
     assert ("Not stationary" in said) == (kind == "descends")
-    assert ("안장점" in point.sentence(found.record, KO)) == (kind == "saddle")
+    assert ("안장점" in found.point.said("ko")) == (kind == "saddle")
 
 
 @given(st.lists(st.floats(-3, 5), min_size=2, max_size=5), st.floats(0.01, 2))
@@ -69,7 +69,7 @@ def test_the_gradient_is_in_the_record():
     assert found.record.scalars["gradient_norm"].value == pytest.approx(0.1 * 21**0.5, rel=1e-12)
     assert found.record.scalars["descent"].value == pytest.approx(0.21 / 8, rel=1e-6)
     del found.record.scalars["descent"]
-    assert point.sentence(found.record, EN) == ""
+    assert found.point is None
 
 
 def test_no_text_calls_a_point_a_saddle_unseen():

@@ -16,9 +16,12 @@ from quadform.applications.compare.measure import CompareMeasurement
 from quadform.applications.opening import Probe
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
-from quadform.core.question import Fields, options
+from quadform.core.question import Fields, Task, options
 from quadform.core.record import Record
 from quadform.core.work import Work
+from quadform.experiments import ReproduceTask
+from quadform.explorer.question import ExploreTask
+from quadform.explorer.serving import Served
 
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
 PROBE: dict[str, Any] = {"data": "add:digits=1", "batch": 2}
@@ -93,6 +96,35 @@ def test_every_field_is_read(verb: str) -> None:
         measurement.plan()
         measurement.measure(work)
     assert seen == set(options(type(question)))
+
+
+@pytest.mark.parametrize(
+    "task",
+    [ReproduceTask(names="growth-linear", seed=1), ExploreTask(port=0, no_open=True, seed=1)],
+    ids=lambda task: task.verb,
+)
+def test_every_field_of_a_task_is_read(task: Task, tmp_path: Path) -> None:
+    """The same of what is done rather than measured; an opened page is closed."""
+    asked, seen = recording(task)
+    with Work(tmp_path, progress=False) as work:
+        asked.plan()
+        found = asked.run(work)
+    if isinstance(found, Served):
+        found.signals.close()
+        found.place.listening.close()
+    assert seen == set(options(type(task)))
+
+
+def test_reproduce_gives_the_same_record_by_both_ways(tmp_path: Path) -> None:
+    """Numbers and tensors of an experiment, bit for bit; only its processor time differs."""
+    here = qf.reproduce(names="growth-linear", seed=1, progress=False).outcomes[0].record
+    assert main(["reproduce", "growth-linear", "--seed", "1", "--out", str(tmp_path), "--quiet"]) == 0
+    there = Record.load(tmp_path / "growth-linear")
+    assert there.inputs == here.inputs
+    assert {n: e for n, e in there.scalars.items() if n != "cpu_seconds"} == {
+        n: e for n, e in here.scalars.items() if n != "cpu_seconds"
+    }
+    assert all(torch.allclose(t, here.tensors[n], rtol=0, atol=0, equal_nan=True) for n, t in there.tensors.items())
 
 
 def timeless(scalars: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_the_sentence_is_about_the_rate_in_force(folder, tmp_path, capsys):
     for texts in (EN, KO):
         assert texts("rate_head_peak", peak="2") in step_size.summary(found.record, texts)
     assert "in force" in step_size.summary(found.record, EN)
-    assert step_size.status(found.record) == "fair"  # not tried, and not red
+    assert step_size.status(found.record) == "yellow"  # not tried, and not red
 
 
 def test_a_rate_of_your_own_is_held_against_the_ceiling(folder, tmp_path, capsys):
@@ -96,7 +96,7 @@ def test_a_rate_of_your_own_is_held_against_the_ceiling(folder, tmp_path, capsys
     assert "above the ceiling" in said
     assert "peak" not in said
     record = StepSize.load(tmp_path / "lr").record
-    assert step_size.status(record) == "poor"
+    assert step_size.status(record) == "red"
     assert "Your learning rate" in step_size.summary(record, EN)
 
 
@@ -124,7 +124,7 @@ def test_a_record_that_does_not_say_which_rate_it_holds_is_not_judged(folder, tm
     found = StepSize.load(tmp_path / "lr")
     del found.record.inputs["lr_is"]
     assert not any("learning rate" in line for line in found.lines())
-    assert step_size.status(found.record) == "fair"
+    assert step_size.status(found.record) == "yellow"
 
 
 # --- checkpoints of a Hugging Face trainer ----------------------------------------------------------------------------

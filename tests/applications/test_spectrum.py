@@ -13,14 +13,13 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.applications.spectrum.answer import Spectrum
-from quadform.applications.spectrum.measure import root
+from quadform.answers.spectrum import Spectrum, root
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate
 from quadform.curvature import Risk, functional, hessian
 from quadform.nn import Transformer
-from quadform.report.spectral import drawn, figures, summary
+from quadform.report.spectral import PAGE, drawn, figures
 from quadform.report.texts import EN, KO
 
 F64 = torch.float64
@@ -122,8 +121,8 @@ def test_an_answer_is_saved_loaded_and_shown(found: Spectrum, tmp_path: Path) ->
     assert json.loads(again.json())["kind"] == "spectrum"
     assert [f.name for f in figures(again.record, "ko")] == ["density", "block_map", "block_pairs"]
     assert all(f.svg().startswith("<svg") for f in figures(again.record))
-    assert "λ_max" in summary(again.record, EN)
-    assert summary(again.record, KO) != summary(again.record, EN)
+    assert "λ_max" in PAGE.summary(again.record, EN)
+    assert PAGE.summary(again.record, KO) != PAGE.summary(again.record, EN)
     html = again.report(tmp_path / "r.html").read_text(encoding="utf-8")
     assert "The density of all eigenvalues" in html
     assert again.plot("block_map") is not None

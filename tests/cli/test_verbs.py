@@ -233,7 +233,7 @@ def test_every_verb_has_the_shared_flags(verb: str, capsys: pytest.CaptureFixtur
     assert main([verb, "--help"]) == 0
     said = capsys.readouterr().out
     shared = {*Numerics.__dataclass_fields__, *Output.__dataclass_fields__}
-    assert shared == {"seed", "dtype", "device", "out", "json", "quiet", "lang", "debug"}
+    assert shared == {"seed", "dtype", "device", "out", "json", "quiet", "debug"}
     assert all(f"--{flag}" in said for flag in shared)
 
 

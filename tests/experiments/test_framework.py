@@ -6,24 +6,28 @@ import dataclasses
 import json
 import math
 import re
+import runpy
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from quadform.core.errors import InputError, UnknownName
+from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.number import ErrorKind
 from quadform.core.record import Estimate, Record
-from quadform.core.work import TimeUp, Work
-from quadform.experiments.catalog import CATALOG, committed, expected_verdicts, experiment
+from quadform.core.work import Work
+from quadform.experiments.call import reproduce
+from quadform.experiments.catalog import CATALOG, committed, experiment, recorded
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
 from quadform.experiments.experiment import Experiment, Units
 from quadform.experiments.gallery import committed_entries, markdown
 from quadform.experiments.pool import measure, parts_of
-from quadform.experiments.runner import reproduce, work_of
+from quadform.experiments.runner import work_of
 from quadform.report.figure import Rows
+
+from . import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -170,7 +174,7 @@ def planted(monkeypatch: pytest.MonkeyPatch):
     """The catalogue with nothing but a toy in it."""
 
     def plant(e: Experiment) -> None:
-        monkeypatch.setattr("quadform.experiments.runner.CATALOG", {"toy": ".toy"})
+        monkeypatch.setattr("quadform.experiments.catalog.CATALOG", {"toy": ".toy"})
         for module in ("runner", "pool"):
             monkeypatch.setattr(f"quadform.experiments.{module}.experiment", lambda name: e)
 
@@ -182,8 +186,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, planted) -> None:
     toy = _Toy(breaks_at=2)
     planted(toy.experiment(6))
     with pytest.raises(KeyboardInterrupt):
-        reproduce(["toy"], out=tmp_path, progress=False)
-    (done,) = reproduce(["toy"], out=tmp_path, progress=False)
+        reproduce(names="toy", out=tmp_path, progress=False)
+    (done,) = reproduce(names="toy", out=tmp_path, progress=False).outcomes
     assert toy.computed == [0, 1, 2, 3]
     assert done.record.scalars["sum"].value == 6
     assert not (tmp_path / "toy" / "work").exists()
@@ -192,10 +196,10 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, planted) -> None:
 def test_a_finished_record_is_kept_unless_asked_again_or_otherwise(tmp_path: Path, planted) -> None:
     toy = _Toy()
     planted(toy.experiment(6))
-    assert not reproduce(["all"], out=tmp_path, progress=False)[0].kept
-    assert reproduce(["all"], out=tmp_path, progress=False)[0].kept
-    assert not reproduce(["all"], out=tmp_path, again=True, progress=False)[0].kept
-    assert not reproduce(["all"], out=tmp_path, seed=1, progress=False)[0].kept
+    assert not reproduce(names="all", out=tmp_path, progress=False).outcomes[0].kept
+    assert reproduce(names="all", out=tmp_path, progress=False).outcomes[0].kept
+    assert not reproduce(names="all", out=tmp_path, again=True, progress=False).outcomes[0].kept
+    assert not reproduce(names="all", out=tmp_path, seed=1, progress=False).outcomes[0].kept
     assert len(toy.computed) == 12
 
 
@@ -211,17 +215,17 @@ def test_time_that_is_up_stops_between_parts(tmp_path: Path, planted) -> None:
     toy = _Toy()
     planted(toy.experiment(6))
     for _ in range(3):  # however short the time, a part is finished each time
-        with pytest.raises(TimeUp):
-            reproduce(["toy"], out=tmp_path, seconds=-1.0, progress=False)
+        found = reproduce(names="toy", out=tmp_path, max_time=-1.0, progress=False)
+        assert (found.outcomes, found.partial, found.ok) == ((), True, False)
     assert toy.computed == [0, 1, 2]
-    (done,) = reproduce(["toy"], out=tmp_path, seconds=-1.0, progress=False)
+    (done,) = reproduce(names="toy", out=tmp_path, max_time=-1.0, progress=False).outcomes
     assert done.record.scalars["sum"].value == 6
 
 
 def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
     """A wrong expectation gives "not met" in the outcome and on both pages."""
     planted(_Toy().experiment(7))
-    (outcome,) = reproduce(["toy"], out=tmp_path, progress=False)
+    (outcome,) = reproduce(names="toy", out=tmp_path, progress=False).outcomes
     assert outcome.failed
     for page in (tmp_path / "index.html", tmp_path / "toy" / "index.html"):
         assert "✗ not met" in page.read_text()
@@ -232,7 +236,7 @@ def test_a_red_claim_is_red_everywhere(tmp_path: Path, planted) -> None:
 def test_an_undecided_claim_is_no_failure(tmp_path: Path, planted) -> None:
     """It is told as such on both pages and by the verb, whose exit code is 0."""
     planted(_Toy(error=1.0).experiment(7))
-    (outcome,) = reproduce(["toy"], out=tmp_path, progress=False)
+    (outcome,) = reproduce(names="toy", out=tmp_path, progress=False).outcomes
     assert [v.status for v in outcome.verdicts] == ["undecided"]
     assert not outcome.failed
     for page in (tmp_path / "index.html", tmp_path / "toy" / "index.html"):
@@ -242,7 +246,7 @@ def test_an_undecided_claim_is_no_failure(tmp_path: Path, planted) -> None:
 
 def test_the_page_fetches_nothing(tmp_path: Path, planted) -> None:
     planted(_Toy().experiment(6))
-    reproduce(["toy"], out=tmp_path, progress=False)
+    reproduce(names="toy", out=tmp_path, progress=False)
     text = (tmp_path / "index.html").read_text()
     assert "http://" not in text
     assert "https://" not in text
@@ -268,22 +272,35 @@ def test_every_experiment_is_whole(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(CATALOG))
 def test_the_committed_record_gives_the_committed_verdicts(name: str) -> None:
-    """A record in the package answers one of the presets as it stands in the code, and its verdicts are the table's."""
+    """A record of the repository answers a preset as it stands in the code, and its verdicts are the table's."""
     record = committed(name)
     if record is None:
-        assert name not in expected_verdicts()["record"]
+        assert name not in VERDICTS["record"]
         return
     e = experiment(name)
     preset = str(record.inputs["preset"])
     asked = json.loads(json.dumps(e.inputs(preset, e.config(preset))))
     assert dict(record.inputs) == asked, "the record was made with other settings: run it again"
-    assert {v.claim.text: v.status for v in e.verdicts(record)} == expected_verdicts()["record"][name]
+    assert {v.claim.text: v.status for v in e.verdicts(record)} == VERDICTS["record"][name]
+
+
+def test_the_summary_in_the_package_is_that_of_the_records() -> None:
+    """`recorded()` has the numbers of every record of the repository, in the order of the catalogue."""
+    script = runpy.run_path(str(ROOT / "benchmarks" / "experiments.py"))
+    assert {name: dataclasses.asdict(row) for name, row in recorded().items()} == script["summary"]()
+    assert list(recorded()) == list(CATALOG)
+
+
+def test_an_installed_package_says_where_the_records_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the repository: a sentence that says what to do."""
+    monkeypatch.setattr("quadform.experiments.catalog.RECORDS", tmp_path / "none")
+    with pytest.raises(FileError, match=r"docs/gallery/records.*Use a checkout, or .*`quadform reproduce growth`\.$"):
+        committed("growth")
 
 
 def test_every_red_claim_has_its_page() -> None:
     """What is not met, under smoke or in the committed records, is explained in docs/decisions/."""
-    table = expected_verdicts()
-    for kind in table.values():
+    for kind in VERDICTS.values():
         for name, statuses in kind.items():
             for claim in experiment(name).claims:
                 if statuses[claim.text] == "not met":
@@ -292,7 +309,7 @@ def test_every_red_claim_has_its_page() -> None:
 
 
 def test_the_gallery_is_drawn_from_the_committed_records() -> None:
-    """docs/gallery.md is what `python -m quadform.experiments gallery docs` writes, and its pictures are there."""
+    """docs/gallery.md is what `python benchmarks/experiments.py gallery docs` writes, and its pictures are there."""
     entries = committed_entries()
     assert entries
     assert (ROOT / "docs" / "gallery.md").read_text() == markdown(entries)
@@ -342,5 +359,5 @@ def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, plan
     planted(dataclasses.replace(_Toy().experiment(6), needs=lambda config: ("sceptr",)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("quadform.corpora.fetch.store.fetched", lambda name: None)
-        assert reproduce(["all"], out=tmp_path, progress=False) == []
+        assert reproduce(names="all", out=tmp_path, progress=False).outcomes == ()
     assert "quadform data fetch sceptr" in capsys.readouterr().err

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from quadform.core.work import Work
-from quadform.experiments.catalog import CATALOG, expected_verdicts, experiment
+from quadform.experiments.catalog import CATALOG, experiment
+
+from . import VERDICTS
 
 NEEDY = [name for name in CATALOG if experiment(name).needs(experiment(name).config("smoke"))]
 
@@ -23,7 +25,7 @@ def test_smoke_verdicts_are_the_committed_ones(name: str, tmp_path: Path) -> Non
 def check_smoke(name: str, tmp_path: Path) -> None:
     e = experiment(name)
     record = e.measure("smoke", work=Work(progress=False))
-    assert {v.claim.text: v.status for v in e.verdicts(record)} == expected_verdicts()["smoke"][name]
+    assert {v.claim.text: v.status for v in e.verdicts(record)} == VERDICTS["smoke"][name]
     record.save(tmp_path)
     figure = e.figure(record)
     assert figure.svg().startswith("<svg")

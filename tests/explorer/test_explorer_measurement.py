@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quadform as qf
+from quadform.answers.numbers import percent
 from quadform.applications.problem import toy_problem
 from quadform.core.designs import DESIGNS
 from quadform.curvature.operators import functional, gauss_newton, hessian
@@ -29,7 +30,6 @@ from quadform.explorer.state import ALONE, RANGES, ControlError
 from quadform.explorer.tour import PRESETS, TOUR
 from quadform.explorer.view import histogram, view
 from quadform.propagation.collapse import token_cosine
-from quadform.report.numbers import percent
 
 #: States a closed form answers, one for every control.
 CLOSED = [

@@ -123,7 +123,8 @@ def test_every_sentence_is_used() -> None:
     ("words", "said"),
     [
         (["--port", "70000"], "a port is a number from 0 to 65535"),
-        (["--device", "cuda"], "computes on the CPU in float64"),
+        (["--device", "cuda"], "`--device` is not a flag of `quadform explore`"),
+        (["--out", "runs/x"], "`--out` is not a flag of `quadform explore`"),
         (["--seed", "-1"], "seeds from 0 to 999"),
         (["--max-time", "soon"], "is not a length of time"),
     ],

@@ -19,11 +19,11 @@ class Recorded:
 
     made = 0
 
-    def __init__(self, run, inputs, pool):
+    def __init__(self, run, pool):
         Recorded.made += 1
-        self.run, self.inputs = run, inputs
+        self.run = run
         self.memory = object() if pool is None else pool
-        self.outputs = run(*inputs)
+        self.outputs = run()
         for t in self.outputs:
             t.fill_(torch.nan)
 
@@ -31,7 +31,7 @@ class Recorded:
         return self.memory
 
     def replay(self):
-        for mine, new in zip(self.outputs, self.run(*self.inputs), strict=True):
+        for mine, new in zip(self.outputs, self.run(), strict=True):
             mine.copy_(new)
 
 
@@ -44,7 +44,7 @@ def recorded(monkeypatch):
             graph = Recorded(*given)
             return graph, graph.outputs
 
-        monkeypatch.setattr(replay, "_captured", captured)
+        monkeypatch.setattr(replay, "record", captured)
     Recorded.made = 0
 
 
@@ -84,10 +84,10 @@ def test_fixed_leaves_are_read_where_they_lie():
 def test_what_cannot_be_captured_runs_as_before(monkeypatch, capsys):
     """A run that fails under capture is said once and carried out kernel by kernel."""
 
-    def refuse(run, inputs, pool):
+    def refuse(run, pool):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(replay, "_captured", refuse)
+    monkeypatch.setattr(replay, "record", refuse)
     run = replay.Replay(lambda a: [a + 1])
     assert [float(run(torch.zeros(1, device=DEVICE))[0]) for _ in range(4)] == [1, 1, 1, 1]
     assert not run._inputs
@@ -109,7 +109,7 @@ def test_a_graph_with_other_results_is_not_used(monkeypatch, capsys):
     if DEVICE == "cuda":
         monkeypatch.setattr(replay, "_alike", lambda *_: False)
     else:
-        monkeypatch.setattr(replay, "_captured", captured)
+        monkeypatch.setattr(replay, "record", captured)
     run = replay.Replay(lambda a: [a + 1])
     assert [float(run(torch.zeros(1, device=DEVICE))[0]) for _ in range(4)] == [1, 1, 1, 1]
     assert capsys.readouterr().err.count("its results differ") == 1

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quadform.answers.numbers import number, percent, short_name
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.record import Estimate, Record
 from quadform.report import DARK, LIGHT, blocks, export_figures, growth, heat_map, moments, spectrum
 from quadform.report.attention.reading import SATURATED, Reading
-from quadform.report.numbers import number, percent, short_name
 from quadform.report.page import drawn
 from quadform.report.raster import DECADES, LEVELS, aggregate, decades, levels, png
 from quadform.report.style import contrast, rgb

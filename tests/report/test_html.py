@@ -192,28 +192,28 @@ def test_an_estimate_shows_its_error_and_an_unfinished_one_says_so(record) -> No
     assert rows[EN("scalar_lambda_max")].tag == "estimate"
     assert rows[EN("scalar_ceiling_sgd")].tag == "unconverged"
     (card,) = [c for c in cards(dataclasses.replace(record, scalars=scalars)) if c.name == "ceiling"]
-    assert (card.status, card.tag) == ("fair", "unconverged")
+    assert (card.status, card.tag) == ("yellow", "unconverged")
 
 
 def test_cards_follow_their_stated_limits(record) -> None:
     """At a limit the better colour holds, just above it the worse; the card prints both limits."""
     for limits in (NEGATIVE, UNEVEN, MISSED, AUTODIFF):
         assert [grade(v, limits) for v in (limits[0], limits[0] * 1.01, limits[1], limits[1] * 1.01)] == [
-            "good",
-            "fair",
-            "fair",
-            "poor",
+            "green",
+            "yellow",
+            "yellow",
+            "red",
         ]
-    assert grade(float("nan"), NEGATIVE) == "poor"
+    assert grade(float("nan"), NEGATIVE) == "red"
 
     def card(name: str, **scalars: float):
         new = {**record.scalars, **{key: Estimate(value) for key, value in scalars.items()}}
         return next(c for c in cards(dataclasses.replace(record, scalars=new)) if c.name == name)
 
-    assert [card("negative", negative_share=v).status for v in (0.0, 0.2, 0.3)] == ["good", "fair", "poor"]
-    assert [card("entropy", entropy=v).status for v in (ENTROPY[1], 0.49, 0.09)] == ["good", "fair", "poor"]
-    assert [card("checks", autodiff_error=v).status for v in (1e-13, 1e-9, 1e-7)] == ["good", "fair", "poor"]
-    assert card("ceiling", ceiling_sgd=float("inf")).status == "poor"
+    assert [card("negative", negative_share=v).status for v in (0.0, 0.2, 0.3)] == ["green", "yellow", "red"]
+    assert [card("entropy", entropy=v).status for v in (ENTROPY[1], 0.49, 0.09)] == ["green", "yellow", "red"]
+    assert [card("checks", autodiff_error=v).status for v in (1e-13, 1e-9, 1e-7)] == ["green", "yellow", "red"]
+    assert card("ceiling", ceiling_sgd=float("inf")).status == "red"
     assert "1 %" in card("negative").rule
     assert "25 %" in card("negative").rule
 
@@ -240,11 +240,11 @@ def test_a_failed_check_is_seen(record) -> None:
     broken = record.tensors["H_f"].clone()
     broken[0, 1] += 0.5
     rows = {row.label: row for row in measured(dataclasses.replace(record, tensors={**record.tensors, "H_f": broken}))}
-    assert rows[EN("check_symmetric")].status == "poor"
+    assert rows[EN("check_symmetric")].status == "red"
     lam = {**record.tensors, "eigenvalues": record.tensors["eigenvalues"] + 0.1}
     rows = {row.label: row for row in measured(dataclasses.replace(record, tensors=lam))}
-    assert rows[EN("check_trace")].status == "poor"
-    assert all(row.status in (None, "good") for row in measured(record))
+    assert rows[EN("check_trace")].status == "red"
+    assert all(row.status in (None, "green") for row in measured(record))
 
 
 # --- safety ---------------------------------------------------------------------------------------------------------

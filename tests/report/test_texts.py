@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import quadform.answers
 import quadform.report
 from quadform.core.errors import UnknownName
 from quadform.report.texts import EN, KO, language
@@ -50,9 +51,14 @@ def test_no_korean_particle_depends_on_a_filled_in_word() -> None:
 
 
 def test_every_sentence_is_used() -> None:
-    """Each key occurs in the code or the templates of the report, whole or as the beginning of a built name."""
-    folder = Path(quadform.report.__file__).parent
-    files = [p for p in folder.rglob("*") if p.suffix in (".py", ".j2", ".js") and p.parent.name != "texts"]
+    """Each key occurs in answers or report: in code or templates, whole or as the beginning of a built name."""
+    rooms = [Path(quadform.report.__file__).parent, Path(quadform.answers.__file__).parent]
+    files = [
+        p
+        for folder in rooms
+        for p in folder.rglob("*")
+        if p.suffix in (".py", ".j2", ".js") and p.parent.name != "texts"
+    ]
     sources = "".join(p.read_text(encoding="utf-8") for p in files)
     built = (
         "parameter",
@@ -68,7 +74,7 @@ def test_every_sentence_is_used() -> None:
         "button",
         "training",
     )
-    built += ("signal", "level", "stage")
+    built += ("signal", "level", "stage", "point", "spectral", "verdict")
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:
         assert f'"{key}"' in sources or key.startswith(begins), key

@@ -55,21 +55,23 @@ def test_each_sentence_says_what_it_is_about(texts) -> None:
 
 def test_one_record_has_a_plain_sentence() -> None:
     page = render(spectrum(), "en")
-    assert f'<p class="summary">{spectral.summary(spectrum(), EN)}</p>' in page
+    assert f'<p class="summary">{spectral.PAGE.summary(spectrum(), EN)}</p>' in page
 
 
 def test_ratios_within_their_error_are_not_claimed() -> None:
     """A limit of 3: nothing is said about step sizes where 3 lies within two standard errors."""
-    said = {(r, s): spectral.summary(spectrum(r, s), EN) for r, s in ((22.0, 3.5), (5.0, 0.5), (5.0, 1.5), (2.0, 0.1))}
+    said = {
+        (r, s): spectral.PAGE.summary(spectrum(r, s), EN) for r, s in ((22.0, 3.5), (5.0, 0.5), (5.0, 1.5), (2.0, 0.1))
+    }
     assert "no single step size" in said[22.0, 3.5]
     assert "no single step size" in said[5.0, 0.5]
-    assert "within two standard errors" in said[5.0, 1.5]
+    assert "Within two standard errors" in said[5.0, 1.5]
     assert "no single step size" not in said[5.0, 1.5]
     assert "alike" in said[2.0, 0.1]
 
 
 def test_a_model_that_was_not_trained_has_no_step() -> None:
-    assert "After" not in spectral.summary(spectrum(step=0), EN)
+    assert "After" not in spectral.PAGE.summary(spectrum(step=0), EN)
 
 
 def test_numbers_of_the_map_have_the_ratio_of_its_headline() -> None:
@@ -79,9 +81,9 @@ def test_numbers_of_the_map_have_the_ratio_of_its_headline() -> None:
     shown = {row["part"]: float(row["text"]) for row in rows}
     assert shown["value"] / shown["mlp"] == pytest.approx(22.0)
     assert "22 to 1" in figure.headline
-    (card,) = (c for c in spectral.cards(spectrum(), EN) if c.name == "uneven")
+    (card,) = (c for c in spectral.PAGE.cards(spectrum(), EN) if c.name == "uneven")
     assert card.value == "22 : 1"
-    assert "typical eigenvalue" in card.sentence
+    assert "layers.0.value is 22 times as curved as layers.1.mlp" in card.sentence
 
 
 def test_the_course_of_training_says_which_steps_it_compares() -> None:

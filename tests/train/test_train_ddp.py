@@ -33,7 +33,7 @@ whole = train(model(), DATA, TrainConfig(**CONFIG), out=folder + "/whole", progr
 from quadform.train import loop
 update = loop._Run.update
 def stopping(self, meal):
-    if self.state.step == 5:
+    if self.step == 5:
         raise Stop
     return update(self, meal)
 loop._Run.update = stopping

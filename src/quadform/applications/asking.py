@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.progress import Report, say
-from ..core.question import Plan, Question, options, seconds_of
+from ..core.question import Plan, Question, Task, options, seconds_of
 from ..core.work import Work
 from .opening import Opening, Probe
 
 if TYPE_CHECKING:
-    from .answers import Answer
+    from ..answers.answer import Answer
+    from ..core.question import Done
     from .subject import Subject
 
-A = TypeVar("A", bound="Answer", covariant=True)
+A = TypeVar("A", bound="Answer | Done", covariant=True)
 
 #: Fields whose value in Python may be an object of the subject's: the tensors of a function, an optimizer.
 OWNED = ("params", "optimizer")
@@ -34,8 +35,16 @@ class Measurement(Protocol[A]):
         """The answer, or as much of it as the time allows."""
 
 
-def ask(question: Question, work: Work, subject: Any = None) -> Any:
+def planned(question: Question | Task, subject: Any = None) -> Plan:
+    """What a question will cost."""
+    plan: Plan = question.plan() if isinstance(question, Task) else question.measurement(subject).plan()
+    return plan
+
+
+def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
     """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
+    if isinstance(question, Task):
+        return question.run(work)
     identity = question.identity(subject)
     found = work.finished(identity, lambda record: question.answer(record).complete)
     if found is not None:
@@ -56,7 +65,7 @@ class Door(Generic[A]):
     keeps the results, `resume` takes up an unfinished run there, `max_time` (`"10m"` or seconds) limits the time.
     """
 
-    def __init__(self, question: type[Question], opening: type[Probe] | None = Opening) -> None:
+    def __init__(self, question: type[Question | Task], opening: type[Probe] | None = Opening) -> None:
         self.question, self.opening = question, opening
         self.__name__ = self.__qualname__ = question.verb
         self.__doc__ = _described(question, opening)
@@ -91,8 +100,7 @@ class Door(Generic[A]):
     def plan(self, model: Any = None, batches: Any = None, loss: Any = None, **fields: Any) -> Plan:
         """What the same call would cost; nothing is measured."""
         question, subject = self._asked(model, batches, loss, fields, lambda question, opening: question.light(opening))
-        plan: Plan = question.measurement(subject).plan()
-        return plan
+        return planned(question, subject)
 
     def _asked(
         self,
@@ -101,7 +109,7 @@ class Door(Generic[A]):
         loss: Any,
         fields: dict[str, Any],
         opened: Callable[[Question, Probe], Any] = lambda question, opening: opening.open(),
-    ) -> tuple[Question, Subject | None]:
+    ) -> tuple[Question | Task, Subject | None]:
         from .subject import Subject
 
         if self.opening is None and not (model is batches is loss is None):
@@ -130,12 +138,12 @@ class Door(Generic[A]):
         return question, Subject.of(model, batches, loss, **own)
 
 
-def _fields(question: type[Question], opening: type[Probe] | None) -> dict[str, Any]:
+def _fields(question: type[Question | Task], opening: type[Probe] | None) -> dict[str, Any]:
     found = dict(options(question))
     return found | {n: o for n, o in options(opening).items() if n not in found} if opening is not None else found
 
 
-def _signature(question: type[Question], opening: type[Probe] | None) -> inspect.Signature:
+def _signature(question: type[Question | Task], opening: type[Probe] | None) -> inspect.Signature:
     """What `help` and editors show: the arguments of the call, then the fields of the question."""
     own = list(inspect.signature(Door.__call__).parameters.values())[1:-1]
     own = [p for p in own if opening is not None or p.kind is p.KEYWORD_ONLY]
@@ -147,7 +155,7 @@ def _signature(question: type[Question], opening: type[Probe] | None) -> inspect
     )
 
 
-def _described(question: type[Question], opening: type[Probe] | None) -> str:
+def _described(question: type[Question | Task], opening: type[Probe] | None) -> str:
     head = inspect.getdoc(question) or ""
     rows = [f"    {name}: {known.help}" for name, known in _fields(question, opening).items() if name != "model"]
     return "\n".join([head, "", "Fields:", *rows])

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..answers.measured import RANDOM
 from ..core.errors import FileError, InputError, QuadformError, needing
 from ..core.rng import stream
-from ..report.rows import RANDOM
 from .machine import widened
 from .opening import Opening
 from .probes import rows_of, text_of

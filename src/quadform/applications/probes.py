@@ -1,4 +1,4 @@
-"""Probes: made of a text, and what was measured on in words (batches, step, number format, part of the model)."""
+"""Probes: made of a text, how large they are, and what is said where part of a stored matrix is asked for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..answers.measured import LIBRARY
 from ..core.errors import InputError
-from ..core.record import Record
 from ..corpora.text_files import TextFile, read_text_file
 from ..curvature.risk import Risk
-from ..report.rows import LIBRARY
 from .opening import Opening
 
 
@@ -26,16 +25,6 @@ def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
     found = [t for t in values if isinstance(t, Tensor) and t.dim()]
     tokens = bool(found) and not found[0].is_floating_point()
     return {"batches": len(batches), "probe": list(found[0].shape[:2]) if found else [], "of": " tokens" * tokens}
-
-
-def probe_words(record: Record) -> str:
-    """`probe 4 batches of 8 x 9 tokens, step 500, float32`; older records tell less."""
-    given = record.inputs
-    shape = given.get("probe")
-    many = f"{given['batches']} batches of " if given.get("batches", 1) > 1 else ""
-    size = f"probe {many}{' x '.join(map(str, shape))}{given.get('of', '')}" if isinstance(shape, list) else "probe"
-    step = given.get("source", {}).get("step")
-    return ", ".join([size, *([] if step is None else [f"step {step}"]), record.made.dtype])
 
 
 def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:

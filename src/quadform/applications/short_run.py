@@ -6,33 +6,34 @@ from its last stop and ends with the same weights (bit for bit on a CPU).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.interrupts import gently
 from ..core.record import Provenance
 from ..core.work import TimeUp
-from ..corpora.datasets import Dataset
+from ..corpora.datasets import Batch, Dataset
 from ..nn.transformer import Transformer
 from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
 from ..train.optimiser import Optimiser
+from ..train.score import to_device
+from ..train.steps import Loop
+from ..train.watch import Diverged
 from .machine import busy_seconds, guard_kept
 from .step_size.rules import Stepper, adam, read_optimizer
 
 
-class ShortRun:
+class ShortRun(Loop[Batch]):
     """AdamW with the schedule and clipping of `config`. `broken` says at which step a loss was not finite."""
 
     def __init__(self, model: Transformer, data: Dataset | None, config: TrainConfig, folder: Path | None) -> None:
         guard_kept(config.steps, f"the course of {config.steps:,} training steps")
-        self.model, self.data, self.config, self.folder = model, data, config, folder
-        self.optimiser = Optimiser(model, config)
-        self.step, self.broken = 0, ""
+        super().__init__(model, config, Optimiser(model, config))
+        self.data, self.folder, self.broken = data, folder, ""
         self.speeds: list[float] = []  # tokens a second of work, step by step of this process
         self.losses: list[float] = []
         found = load_checkpoint(folder) if folder is not None else None
@@ -47,42 +48,41 @@ class ShortRun:
             return
         if self.data is None:
             raise InputError("training to a later step needs a data set.")
-        device = self.model.embed.W_E.device
-        stream = self.data.batches("train", self.config.batch_size, self.config.seed, self.step)
-        self.model.train()
+        batches = self.data.batches("train", self.config.batch_size, self.config.seed, self.step)
+        self.check = check
         try:
-            with gently() as asked:
-                while self.step < step and not self.broken and not asked.once:
-                    batch = {k: v.to(device) for k, v in next(stream).items()}
-                    began = busy_seconds(device)
-                    self._update(batch)
-                    self.speeds.append(next(iter(batch.values())).numel() / (busy_seconds(device) - began))
-                    check()
+            with gently() as self.asked:
+                self.run((to_device(batch, self.device) for batch in batches), step)
+        except Diverged as error:
+            self.broken = str(error)
         except TimeUp:
             self.save()
             raise
         finally:
             self.model.eval()
-            self.model.zero_grad(set_to_none=True)
         self.save()
-        if asked.once:
+        if self.asked.once:
             raise KeyboardInterrupt
 
-    def _update(self, batch: dict[str, torch.Tensor]) -> None:
-        c = self.config
+    def update(self, batch: Batch) -> float:
+        began = busy_seconds(self.device)
+        try:
+            return super().update(batch)
+        finally:
+            self.speeds.append(next(iter(batch.values())).numel() / (busy_seconds(self.device) - began))
+
+    def backward(self, batch: Batch) -> Tensor:
         loss = self.model.loss(batch)
         loss.backward()
-        trained = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-        value = float(loss.detach())
-        if not (math.isfinite(value) and math.isfinite(float(norm))):
-            self.broken = f"diverged at training step {self.step + 1}: the loss or its gradient is not finite"
-            return
-        if c.clip:
-            torch.nn.utils.clip_grads_with_norm_(trained, c.clip, norm)
-        self.optimiser.step(c.lr * c.schedule.factor(self.step, c.steps))
-        self.step += 1
-        self.losses.append(value)
+        return loss.detach()
+
+    def judge(self, loss: Tensor, norm: Tensor, batch: Batch) -> None:
+        super().judge(loss, norm, batch)
+        self.losses.append(float(loss))
+
+    def after(self, batch: Batch, lr: float) -> bool:
+        self.check()
+        return self.asked.once
 
     def save(self) -> None:
         if self.folder is not None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..answers.measured import OWN
 from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
 from ..corpora.datasets import DATASETS, Dataset, dataset
@@ -27,7 +28,6 @@ from ..corpora.text_files import text_file
 from ..curvature.batches import batches_of
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
-from ..report.rows import OWN
 from ..train.folder import is_run
 from ..train.runs import Run, open_run
 from .hugging_face import PICKLES, from_folder, from_hub

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..applications.configs.shared import Output
+from ..applications.configs.shared import LongWork, Output
 from ..core.progress import say
+from ..core.question import Task
 from ..core.work import Work
 from ..report.page import PAGES
 from .earlier import result_folder
 from .flags import Command
-from .folders import report_command, resume_command
+from .folders import report_command, resume_command, writable
 from .show import print_json, print_plan, record_json
 
 
@@ -23,6 +24,8 @@ def answer(command: Command, keeps: bool) -> int:
     from ..distributed import current
 
     question, opening, limits, output = command.question, command.opening, command.limits, command.output
+    if isinstance(question, Task):
+        return _do(question, limits, output)
     if limits.dry_run:
         light = None if opening is None else question.light(opening)
         return print_plan(question.measurement(light).plan().to_json(), output)
@@ -44,6 +47,22 @@ def answer(command: Command, keeps: bool) -> int:
     _show(found, folder, output, "resume" in question.takes)
     if work.partial and folder:
         say(f"the time was up; resume with `{resume_command()}`")
+    return 0 if found.ok else 3
+
+
+def _do(task: Task, limits: LongWork, output: Output) -> int:
+    """The exit code of a task."""
+    if limits.dry_run:
+        return print_plan(task.plan().to_json(), output)
+    output = replace(output, out=task.folder(output.out))
+    folder = writable(output)
+    with Work(folder, seconds=limits.max_time, progress=not output.quiet) as work:
+        found = task.run(work)
+    if output.json:
+        print_json(found.plain() | {"ok": found.ok} | ({"saved": str(folder)} if folder else {}))
+    else:
+        print(found)
+    found.stay()
     return 0 if found.ok else 3
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from ..applications.configs.shared import LongWork, Output
 from ..applications.opening import Probe
 from ..core.errors import InputError
-from ..core.question import Option, Question, options
+from ..core.question import Option, Question, Task, options
 from .parse import check_words, one_line
 
 
@@ -26,7 +26,7 @@ from .parse import check_words, one_line
 class Command:
     """The words of a command as values."""
 
-    question: Question
+    question: Question | Task
     opening: Probe | None
     limits: LongWork
     output: Output
@@ -37,7 +37,7 @@ class Command:
 
 
 def command_of(verb: str, question: str, opening: str, words: list[str]) -> Command:
-    """Read the words; `question` and `opening` are written `module:Class` below `quadform.applications`."""
+    """Read the words; `question` and `opening` are written `module:Class`, relative to `quadform.applications`."""
     found = read(verb, parts_of(question, opening), words)
     return Command(found[0], found[1] if opening else None, found[-2], found[-1])
 
@@ -49,7 +49,7 @@ def parts_of(question: str, opening: str) -> list[type]:
 
 def _class(where: str) -> type:
     module, _, name = where.partition(":")
-    found: type = getattr(importlib.import_module(f"quadform.applications.{module}"), name)
+    found: type = getattr(importlib.import_module(f".{module}", "quadform.applications"), name)
     return found
 
 

@@ -56,12 +56,14 @@ VERBS = {
         "step_size.question:StepSizeOpening",
     ),
     "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
-    "reproduce": Verb("the papers' figures and tables again: is each claim met?", "reproduce:ReproduceConfig"),
+    "reproduce": Verb(
+        "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"
+    ),
     "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),
     "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
     "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
     "ls": Verb("what designs, data, experiments and runs there are", "ls:LsConfig"),
-    "explore": Verb("the live page: move a slider, see the exact Hessian change", "explore:ExploreConfig"),
+    "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
     "doctor": Verb("will it run here, and how large may I go?", "doctor.question:DoctorQuestion"),
 }
 
@@ -72,8 +74,8 @@ The second-order shape of a Transformer's loss.
 
 {verbs}
 
-Every verb takes --out DIR --json --quiet --lang en|ko --debug, those that measure or train
---device --dtype --seed, those that take long --dry-run (plan and cost), --max-time 10m and --resume.
+Every verb takes --json --quiet --debug, those that measure or train --device --dtype --seed --out DIR,
+those that take long --dry-run (plan and cost), --max-time 10m and --resume.
 `quadform VERB --help` tells more; `quadform --version` tells the version.
 First time here: `quadform report`.
 """

@@ -22,6 +22,7 @@ from .errors import InputError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from .record import Record
+    from .work import Work
 
 T = TypeVar("T")
 
@@ -139,6 +140,40 @@ class Question(Fields, ABC):
         own = {f.name: vars(self)[f.name] for f in dataclasses.fields(self) if f.name not in self.again}
         about: dict[str, Any] = {} if subject is None else subject.identity()
         return {"verb": self.verb} | {name: plain(value) for name, value in own.items()} | about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(Fields, ABC):
+    """What is done rather than measured, so that its answer is no single record: experiments run, a page served."""
+
+    verb: ClassVar[str]
+    takes: ClassVar[frozenset[str]] = Question.takes
+
+    @abstractmethod
+    def run(self, work: Work) -> Done:
+        """Do it, and say what came of it."""
+
+    def plan(self) -> Plan:
+        """What it will cost."""
+        return Plan(f"{self.verb}: nothing to plan")
+
+    def folder(self, out: str | None) -> str | None:
+        """Where its verb keeps the results when `out` was asked for."""
+        return out
+
+
+class Done(ABC):
+    """What came of a task. `str` of it is what the terminal shows."""
+
+    ok = True
+
+    @abstractmethod
+    def plain(self) -> dict[str, Any]:
+        """The same in plain values, for JSON."""
+
+    def stay(self) -> None:
+        """What goes on once its verb has told the answer."""
+        return None
 
 
 def options(question: type) -> dict[str, Option]:

@@ -32,6 +32,17 @@ def paper_name(name: str) -> str:
     return head + dot + LABELS.get(stem.lower(), stem) + bracket + rest
 
 
+def layer_of(name: str) -> str | None:
+    """`transformer.h.3.attn.W_Q` -> `transformer.h.3`: up to the first number; None where there is none."""
+    match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", name)
+    return match[1] if match else None
+
+
+def part_of(label: str) -> str:
+    """`transformer.h.3.attn.W_Q` -> `W_Q`, `h.3.mlp` -> `mlp`: what a label says beside its layer."""
+    return label.rsplit(".", 1)[-1]
+
+
 @dataclass(frozen=True)
 class View:
     """A part of a tensor under a name of its own.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from ..core.errors import InputError, UnknownName, did_you_mean
-from ..core.space import Space
+from ..core.space import Space, layer_of, part_of
 
 #: What a map can be made of, and what it is then.
 KINDS = {
@@ -46,17 +46,6 @@ def groups(space: Space, kind: str) -> dict[str, tuple[str, ...]]:
     if not found:
         raise InputError(f"this model has no blocks of kind {kind!r} ({KINDS[kind]}). Use 'layer' or 'all'.")
     return dict(sorted(found.items(), key=lambda item: _order(item[0])))
-
-
-def layer_of(name: str) -> str | None:
-    """`transformer.h.3.attn.W_Q` -> `transformer.h.3`: up to the first number; None where there is none."""
-    match = re.match(r"(.*?(?:^|\.)\d+)(?:\.|$)", name)
-    return match[1] if match else None
-
-
-def part_of(label: str) -> str:
-    """`transformer.h.3.attn.W_Q` -> `W_Q`, `h.3.mlp` -> `mlp`: what a label says beside its layer."""
-    return label.rsplit(".", 1)[-1]
 
 
 def _gathered(pairs: list[tuple[str, str]]) -> dict[str, tuple[str, ...]]:

@@ -9,9 +9,11 @@ __getattr__, __dir__, __all__ = attach(
         "Claim": ".claims",
         "Experiment": ".experiment",
         "Outcome": ".runner",
+        "ReproduceTask": ".question",
+        "Reproduction": ".runner",
         "Verdict": ".claims",
         "committed": ".catalog",
-        "reproduce": ".runner",
+        "reproduce": ".call",
         "write_gallery": ".gallery",
     },
 )

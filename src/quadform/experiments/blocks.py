@@ -1,7 +1,7 @@
 """Simplified blocks in training: loss at equal steps, against time, parameters, warm-up and collapse, depth.
 
 The CPU preset trains small models on the standard library's source; the paper preset is the GPU protocol (see
-`python -m quadform.experiments protocol`): widths of hundreds, a corpus of installed Python packages, bfloat16.
+`python benchmarks/experiments.py protocol`): widths of hundreds, a corpus of installed Python packages, bfloat16.
 """
 
 from __future__ import annotations

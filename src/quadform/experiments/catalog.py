@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..core.errors import UnknownName, did_you_mean
+from ..core.errors import FileError, UnknownName, did_you_mean
 
 if TYPE_CHECKING:
     from ..core.record import Record
@@ -40,30 +42,51 @@ CATALOG: dict[str, str] = {
     "finetuned-spectra": ".finetuned_spectra",
 }
 
-HERE = Path(__file__).parent
-#: Small Records of the largest preset that was run, and the verdicts they and the smoke presets give.
-RECORDS = HERE / "records"
-VERDICTS = HERE / "verdicts.json"
+HERE = Path(__file__).resolve().parent
+#: Records of the largest preset that was run, in the repository; the package has a summary of them.
+RECORDS = HERE.parents[2] / "docs" / "gallery" / "records"
+RECORDED = HERE / "recorded.json"
 
 
 def experiment(name: str) -> Experiment:
     """The experiment with this id."""
+    return importlib.import_module(module_of(name), __package__).EXPERIMENT
+
+
+def module_of(name: str) -> str:
+    """The module of the experiment with this id."""
     if name not in CATALOG:
         raise UnknownName(
             f"{name!r} is not an experiment.{did_you_mean(name, CATALOG)} `quadform ls experiments` lists them."
         )
-    return importlib.import_module(CATALOG[name], __package__).EXPERIMENT
+    return CATALOG[name]
 
 
 def committed(name: str) -> Record | None:
-    """The Record of this experiment that comes with the package; None where there is none yet."""
+    """The Record of this experiment that is kept in the repository; None where there is none yet."""
     from ..core.record import JSON_NAME, Record
 
+    if not RECORDS.is_dir():
+        raise FileError(
+            f"the records of the experiments are in the repository (docs/gallery/records), not in the installed"
+            f" package. Use a checkout, or measure again: `quadform reproduce {name}`."
+        )
     folder = RECORDS / name
     return Record.load(folder) if (folder / JSON_NAME).exists() else None
 
 
-def expected_verdicts() -> dict[str, dict[str, dict[str, str]]]:
-    """`{"smoke" or "record": {experiment: {key of the claim: status}}}`: what the tests compare with."""
-    table: dict[str, Any] = json.loads(VERDICTS.read_text(encoding="utf-8"))
-    return table
+@dataclass(frozen=True)
+class Recorded:
+    """What a Record of the repository says: its preset, its cost, and how many claims have which status."""
+
+    preset: str
+    seconds: float
+    device: str
+    claims: dict[str, int]
+
+
+@functools.cache
+def recorded() -> dict[str, Recorded]:
+    """By experiment, what its Record says; those without a Record are left out."""
+    table = json.loads(RECORDED.read_text(encoding="utf-8"))
+    return {name: Recorded(**row) for name, row in table.items()}

@@ -79,7 +79,7 @@ def numbered(svg: str) -> str:
 
 
 def committed_entries() -> list[Entry]:
-    """The experiments whose Records come with the package, in the order of the catalogue."""
+    """The experiments whose Records are kept, in the order of the catalogue."""
     found = []
     for name in CATALOG:
         record = committed(name)
@@ -118,8 +118,8 @@ def markdown(entries: Sequence[Entry]) -> str:
     lines = [
         "# Gallery",
         "",
-        "Every figure is drawn from a Record that comes with the package (`src/quadform/experiments/records/`);",
-        "nothing is computed for this page. `python -m quadform.experiments gallery docs` writes it. Tolerances stand",
+        "Every figure is drawn from a Record of the repository (`docs/gallery/records/`); nothing is computed for this",
+        "page. `python benchmarks/experiments.py gallery docs` writes it. Tolerances stand",
         "in the code before the numbers; a claim that fails stays red, and one whose tolerance ends within two",
         "standard errors of the number is undecided. How experiments are made: [experiments.md](experiments.md).",
         "",

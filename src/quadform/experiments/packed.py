@@ -38,7 +38,7 @@ def _opened(path: Path) -> dict[str, Tensor]:
             }
     except (OSError, ValueError, KeyError) as error:
         raise FileError(
-            f"no packed corpus at {path} ({error}). `python -m quadform.experiments corpus` makes it."
+            f"no packed corpus at {path} ({error}). `python benchmarks/experiments.py corpus` makes it, in a checkout."
         ) from error
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -20,18 +20,23 @@ from torch import Tensor
 
 from ..core.designs import design
 from ..core.errors import InputError
+from ..core.graphs import record, rehearse
 from ..core.progress import say
 from ..core.spec import Gain, ModelConfig, Projection
 from ..corpora.datasets import Batch, Dataset
 from ..nn.transformer import Transformer
+from ..train.config import TrainConfig
 from ..train.feed import ahead
+from ..train.optimiser import Optimiser
 from ..train.schedule import Schedule
+from ..train.steps import Loop
 from ..train.watch import token_cosines
 
 #: Steps on CUDA that are not timed: the blocks are compiled and the step is recorded in them.
 SETTLE = 8
 #: Batches made in advance on CUDA.
 AHEAD = 8
+Look = Callable[[int, Transformer, Batch], dict[str, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,7 @@ def train_run(
     valid_batches: int = 8,
     device: str = "cpu",
     at: tuple[int, ...] = (),
-    look: Callable[[int, Transformer, Batch], dict[str, float]] | None = None,
+    look: Look | None = None,
     model: Transformer | None = None,
 ) -> dict[str, Tensor]:
     """Train and return `loss` (steps,), `valid` (its mean and standard error), `cosine` (blocks,) at the end,
@@ -114,33 +119,13 @@ def train_run(
     for name, p in model.named_parameters():
         if any(part in name for part in recipe.frozen):
             p.requires_grad_(False)
-    schedule = Schedule(warmup=recipe.warmup)
     held = [_to(b, device) for b in islice(data.batches("valid", recipe.batch, 0), valid_batches)]
-    stepper = _stepper(model, recipe, device)
-    clock = time.process_time if device == "cpu" else time.monotonic
-    stream = _feed(data.batches("train", recipe.batch, recipe.seed), device)
-    losses, seen, seconds, diverged, settled = [], [], 0.0, 0, 0
-    began = clock()
-    for step in range(recipe.steps):
-        if device != "cpu" and step == SETTLE:
-            _wait(device)
-            seconds, settled, began = 0.0, SETTLE, clock()
-        if step in at and look is not None:
-            _wait(device)
-            seconds += clock() - began
-            seen.append(look(step, model, held[0]))
-            began = clock()
-        losses.append(stepper(next(stream), recipe.lr * schedule.factor(step, recipe.steps)))
-        if step % 100 == 99 and not math.isfinite(float(losses[-1])):
-            diverged = 1
-            break
-    _wait(device)
-    seconds = (seconds + clock() - began) * len(losses) / (len(losses) - settled)
-    made = stepper.close() if isinstance(stepper, _Graphed) else 0
-    if hasattr(stream, "close"):
-        stream.close()
-    if recipe.steps in at and look is not None and not diverged:
-        seen.append(look(recipe.steps, model, held[0]))
+    run = _Run(model, recipe, at, look, held[0])
+    run.run(_feed(data.batches("train", recipe.batch, recipe.seed), device), recipe.steps)
+    made, losses = run.close(), run.losses
+    model.train()
+    if not run.diverged:
+        run.see()
     out = torch.full((recipe.steps,), math.nan)
     out[: len(losses)] = torch.stack(losses).float().cpu()
     with torch.no_grad():
@@ -153,11 +138,11 @@ def train_run(
             [float(each.mean()), float(each.std(correction=min(1, len(each) - 1)) / len(each) ** 0.5)]
         ),
         "cosine": torch.tensor([c.value for c in cosine]),
-        "seconds": torch.tensor(seconds),
+        "seconds": torch.tensor(run.seconds),
         "parameters": torch.tensor(sum(p.numel() for p in model.parameters())),
-        "diverged": torch.tensor(diverged),
+        "diverged": torch.tensor(run.diverged),
         "made": torch.tensor(made),
-        **({f"look/{k}": torch.tensor([s[k] for s in seen]) for k in seen[0]} if seen else {}),
+        **({f"look/{k}": torch.tensor([s[k] for s in run.seen]) for k in run.seen[0]} if run.seen else {}),
     }
 
 
@@ -166,63 +151,81 @@ def _loss(model: Transformer, batch: Batch, device: str) -> Tensor:
         return model.loss(batch)
 
 
-def _stepper(model: Transformer, recipe: Recipe, device: str) -> Callable[[Batch, float], Tensor]:
-    """A function that takes one step and returns the loss before it."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices, others = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    rate = torch.tensor(recipe.lr, device=device) if device != "cpu" else recipe.lr
-    optimiser = torch.optim.AdamW(
-        [g for g in groups if g["params"]],
-        lr=rate,
-        betas=(0.9, 0.999),
-        fused=device != "cpu",
-        capturable=device != "cpu",
-    )
-    model.train()
+class _Run(Loop[Batch]):
+    """The steps of a recipe. Losses stay on the device; looking, and the first steps on CUDA, are not timed."""
 
-    def step(batch: Batch) -> Tensor:
-        optimiser.zero_grad(set_to_none=True)
-        loss = _loss(model, batch, device)
+    def __init__(self, model: Transformer, recipe: Recipe, at: Sequence[int], look: Look | None, held: Batch) -> None:
+        schedule = Schedule(warmup=recipe.warmup)
+        config = TrainConfig(steps=recipe.steps, lr=recipe.lr, weight_decay=0.1, schedule=schedule)
+        gpu = model.embed.W_E.device.type != "cpu"
+        super().__init__(model, config, Optimiser(model, config, fused=gpu))
+        self.at, self.look, self.held = at, look, held
+        self.recorded = _Recorded(self) if gpu else None
+        self.clock = time.monotonic if gpu else time.process_time
+        self.losses: list[Tensor] = []
+        self.seen: list[dict[str, float]] = []
+        self.seconds, self.settled, self.diverged, self.began = 0.0, 0, 0, self.clock()
+
+    def before(self) -> None:
+        if self.recorded is not None and self.step == SETTLE:
+            torch.cuda.synchronize()
+            self.seconds, self.settled, self.began = 0.0, SETTLE, self.clock()
+        if self.step in self.at:
+            self._pause()
+            self.see()
+            self.began = self.clock()
+
+    def see(self) -> None:
+        if self.step in self.at and self.look is not None:
+            self.seen.append(self.look(self.step, self.model, self.held))
+
+    def backward(self, batch: Batch) -> Tensor:
+        self.model.zero_grad(set_to_none=True)  # what was looked at may have left gradients
+        loss = _loss(self.model, batch, self.device.type)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
         return loss.detach()
 
-    def set_rate(lr: float) -> None:
-        for group in optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+    def judge(self, loss: Tensor, norm: Tensor, batch: Batch) -> None:
+        """Nothing waits for the device; `after` looks now and then."""
 
-    def plain(batch: Batch, lr: float) -> Tensor:
-        set_rate(lr)
-        return step(batch)
+    def descend(self, batch: Batch, lr: float | None) -> Tensor:
+        self.losses.append(super().descend(batch, lr) if self.recorded is None else self.recorded(batch, lr))
+        return self.losses[-1]
 
-    return plain if device == "cpu" else _Graphed(model, step, plain, set_rate)
+    def after(self, batch: Batch, lr: float) -> bool:
+        self.diverged = int(self.step % 100 == 0 and not math.isfinite(float(self.losses[-1])))
+        if self.diverged or self.step == self.config.steps:
+            self._pause()
+            self.seconds *= self.step / (self.step - self.settled)
+        return bool(self.diverged)
+
+    def _pause(self) -> None:
+        if self.recorded is not None:
+            torch.cuda.synchronize()
+        self.seconds += self.clock() - self.began
+
+    def close(self) -> int:
+        return 0 if self.recorded is None else self.recorded.close()
 
 
-class _Graphed:
+class _Recorded:
     """Steps recorded as one CUDA graph after a few plain ones, blocks compiled; without either where it fails."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        step: Callable[[Batch], Tensor],
-        plain: Callable[[Batch, float], Tensor],
-        set_rate: Callable[[float], None],
-    ) -> None:
-        self.model, self.step, self.plain, self.set_rate = model, step, plain, set_rate
+    def __init__(self, run: _Run) -> None:
+        self.run, self.optimiser = run, run.optimiser
+        self.optimiser.capturable()
         self.taken, self.works, self.compiled = 0, True, True
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream()
         torch._dynamo.reset()
-        for block in model.layers:
+        for block in run.model.layers:
             block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
 
+    def plain(self, batch: Batch, lr: float | None) -> Tensor:
+        return Loop.descend(self.run, batch, lr)
+
     def _uncompiled(self) -> None:
-        for block in self.model.layers:
+        for block in self.run.model.layers:
             block.__dict__.pop("forward", None)
 
     def close(self) -> int:
@@ -231,7 +234,7 @@ class _Graphed:
         self.graph = None
         return int(self.compiled) + int(self.works)
 
-    def _first(self, batch: Batch, lr: float) -> Tensor:
+    def _first(self, batch: Batch, lr: float | None) -> Tensor:
         """A plain step; where the compiler gives up, before any weight has moved, the same without it."""
         try:
             return self.plain(batch, lr)
@@ -248,19 +251,12 @@ class _Graphed:
         if not self.works:
             return self.plain(batch, lr)
         if self.graph is None and self.taken <= 3:  # allocations settle on a side stream, as capturing asks
-            self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):
-                loss = self._first(batch, lr).clone()
-            torch.cuda.current_stream().wait_stream(self.stream)
-            return loss
+            return rehearse(lambda: self._first(batch, lr).clone(), self.stream)
         if self.graph is None:
             try:
                 self.batch = {k: t.clone() for k, t in batch.items()}
-                self.set_rate(lr)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread makes batches
-                    self.loss = self.step(self.batch)
-                self.graph = graph
+                self.optimiser.set_rate(lr)
+                self.graph, self.loss = record(lambda: self.plain(self.batch, None))
             except RuntimeError as error:
                 say(f"steps are not recorded as a graph ({str(error).splitlines()[0][:120]}); plain steps instead")
                 self.works = False
@@ -268,7 +264,7 @@ class _Graphed:
                 return self.plain(batch, lr)
         for k, t in batch.items():
             self.batch[k].copy_(t)
-        self.set_rate(lr)
+        self.optimiser.set_rate(lr)
         self.graph.replay()
         return self.loss.clone()
 
@@ -284,8 +280,3 @@ def _feed(batches: Iterator[Batch], device: str) -> Iterator[Batch]:
         return
     for batch in ahead(({k: t.pin_memory() for k, t in b.items()} for b in batches), AHEAD):  # type: ignore[arg-type]
         yield _to(batch, device)  # type: ignore[arg-type]
-
-
-def _wait(device: str) -> None:
-    if device != "cpu":
-        torch.cuda.synchronize()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..answers.answer import Grid
+from ..applications.threads import threads_for
 from ..core.errors import FileError
 from ..core.progress import Report, say
+from ..core.question import Done, Plan
 from ..core.record import JSON_NAME, Record, strict_json, write_atomically
-from ..core.work import WORK, Deadline, Work, begun
-from .catalog import CATALOG, experiment
-from .claims import Verdict
+from ..core.work import WORK, Work, begun
+from .catalog import experiment, recorded
+from .claims import STATUSES, Verdict
 from .experiment import Experiment
 from .gallery import Entry, page
+from .question import ReproduceTask
 
 #: Pixels of a PNG per pixel of the figure.
 PNG_SCALE = 2
@@ -37,43 +40,100 @@ class Outcome:
         """Whether any claim is not met; one that is undecided has not failed."""
         return any(v.status == "not met" for v in self.verdicts)
 
+    def plain(self) -> dict[str, Any]:
+        """The same in plain values."""
+        return {
+            "id": self.experiment.id,
+            "source": self.experiment.source,
+            "preset": self.record.inputs["preset"],
+            "kept": self.kept,
+            "cpu_seconds": self.record.scalars["cpu_seconds"].value,
+            "claims": [v.plain() for v in self.verdicts],
+            "saved": str(self.folder) if self.folder else None,
+        }
 
-def reproduce(
-    names: Sequence[str] = ("all",),
-    preset: str = "smoke",
-    *,
-    out: str | Path | None = None,
-    seed: int | None = None,
-    again: bool = False,
-    seconds: float | None = None,
-    progress: bool | Report = True,
-    tell: Callable[[Outcome], None] | None = None,
-) -> list[Outcome]:
-    """Run experiments by id (or "all") and return what came out; `tell` hears of each as soon as it is finished.
+    def __str__(self) -> str:
+        """What the figure shows, and the claims with their numbers."""
+        e, made = self.experiment, self.record.made.made_at
+        head = f"{e.id}: {e.title}, {e.source}, preset {self.record.inputs['preset']}"
+        said = [(v.status, v.claim.text + (f" ({v.reason})" if v.reason else "")) for v in self.verdicts]
+        rows = [(*words, v.number, v.claim.wanted) for words, v in zip(said, self.verdicts, strict=True)]
+        claims = Grid(("", "claim", "found", "wanted"), tuple(rows))
+        return (
+            f"{head}, {f'kept from {made}' if self.kept else 'run now'}\n  {e.figure(self.record).headline}\n{claims}"
+        )
 
-    With `out` every experiment gets a folder with its record, `figure.svg`, `figure.png` and `index.html`, and `out` an
-    `index.html` of all of them. A finished record with the same settings is kept unless `again`; a stopped run goes on.
+
+@dataclass(frozen=True)
+class Reproduction(Done):
+    """What came of the experiments that were asked for."""
+
+    outcomes: tuple[Outcome, ...]
+    folder: Path | None = None
+    partial: bool = False
+
+    @property
+    def ok(self) -> bool:  # type: ignore[override]
+        """Whether all are finished and no claim has failed."""
+        return not self.partial and not any(o.failed for o in self.outcomes)
+
+    def plain(self) -> dict[str, Any]:
+        return {"experiments": [o.plain() for o in self.outcomes], "partial": self.partial}
+
+    def __str__(self) -> str:
+        found = [v.status for o in self.outcomes for v in o.verdicts]
+        told = ", ".join(f"{found.count(status)} {status}" for status in STATUSES)
+        lines = [f"{o}\n" for o in self.outcomes]
+        lines.append(f"{len(self.outcomes)} experiments, {len(found)} claims: {told}")
+        if self.folder is not None:
+            lines.append(f"the page of all of it: {self.folder / 'index.html'}")
+        if self.partial:
+            lines.append("PARTIAL: the time was up; the same command goes on")
+        return "\n".join(lines)
+
+
+def reproduced(asked: ReproduceTask, work: Work) -> Reproduction:
+    """Run the experiments, in a folder each: its record, `figure.svg`, `figure.png`, `index.html`, and one of all.
+
+    A finished record with the same settings is kept unless `again`; a stopped run goes on.
     """
-    chosen = list(CATALOG) if "all" in names else list(dict.fromkeys(names))
-    found = [experiment(name) for name in chosen]
-    if "all" in names:  # one asked for by name says itself what it needs
+    from ..report import packages  # noqa: F401  a missing one is told before the work
+
+    found = [experiment(name) for name in asked.chosen]
+    if "all" in asked.names:  # one asked for by name says itself what it needs
         for e in found:
-            if missing(e, preset):
-                how = ", ".join(f"`quadform data fetch {name}`" for name in missing(e, preset))
+            if missing(e, asked.preset):
+                how = ", ".join(f"`quadform data fetch {name}`" for name in missing(e, asked.preset))
                 say(f"{e.id}: left out, needs fetched data: {how}")
-        found = [e for e in found if not missing(e, preset)]
-    folder = None if out is None else Path(out)
-    deadline = Deadline(seconds)
-    outcomes = []
-    for e in found:
-        outcome = _one(e, preset, None if folder is None else folder / e.id, seed, again, deadline, progress)
-        outcomes.append(outcome)
-        if tell is not None:
-            tell(outcome)
-    if folder is not None:
+        found = [e for e in found if not missing(e, asked.preset)]
+    outcomes: list[Outcome] = []
+    with threads_for(0), work.in_time():  # many small matrices: threads would wait for each other
+        for e in found:
+            outcomes.append(_one(e, asked, work))
+            if work.progress:
+                say(f"{e.id}: {', '.join(v.status for v in outcomes[-1].verdicts)}")
+    if work.folder is not None:
         entries = [Entry(o.experiment, o.record, o.verdicts) for o in outcomes]
-        write(folder / "index.html", page(entries, f"quadform reproduce {' '.join(names)} --preset {preset}").encode())
-    return outcomes
+        command = f"quadform reproduce {' '.join(asked.names)} --preset {asked.preset}"
+        write(work.folder / "index.html", page(entries, command).encode())
+    return Reproduction(tuple(outcomes), work.folder, work.partial)
+
+
+def plan(asked: ReproduceTask) -> Plan:
+    """What would run, and what it cost when it was last recorded, at the preset it was recorded with."""
+    rows, table = [], []
+    for e in map(experiment, asked.chosen):
+        last = recorded().get(e.id)
+        cost = {"seconds": last.seconds, "preset": last.preset} if last else {"seconds": None, "preset": None}
+        needs = list(e.needs(e.config(asked.preset)))
+        rows.append({"experiment": e.id, "claims": len(e.claims), **cost, "needs": needs})
+        other = "" if cost["preset"] == asked.preset else f" ({cost['preset']})"
+        spent = f"{last.seconds:.0f}{other}" if last else "not recorded"
+        table.append((e.id, len(e.claims), spent, ", ".join(needs) or "-"))
+    text = str(Grid(("experiment", "claims", "processor seconds", "needs"), tuple(table)))
+    return Plan(
+        text, seconds=sum(row["seconds"] or 0.0 for row in rows), details={"preset": asked.preset, "plan": rows}
+    )
 
 
 def missing(e: Experiment, preset: str) -> list[str]:
@@ -83,21 +143,14 @@ def missing(e: Experiment, preset: str) -> list[str]:
     return [name for name in e.needs(e.config(preset)) if fetched(name) is None]
 
 
-def _one(
-    e: Experiment,
-    preset: str,
-    folder: Path | None,
-    seed: int | None,
-    again: bool,
-    deadline: Deadline,
-    progress: bool | Report,
-) -> Outcome:
-    record, kept = _there(e, preset, folder, seed) if folder is not None and not again else None, True
+def _one(e: Experiment, asked: ReproduceTask, work: Work) -> Outcome:
+    folder = None if work.folder is None else work.folder / e.id
+    record, kept = _there(e, asked, folder) if folder is not None and not asked.again else None, True
     if record is None:
-        deadline.check(advanced=False)
-        with work_of(e, preset, folder, seed, progress) as work:
-            work.deadline = deadline
-            record, kept = e.measure(preset, seed=seed, work=work), False
+        work.deadline.check(advanced=False)
+        with work_of(e, asked.preset, folder, asked.seed, work.progress) as part:
+            part.deadline = work.deadline
+            record, kept = e.measure(asked.preset, seed=asked.seed, work=part), False
         if folder is not None:
             record.save(folder)
             shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -113,12 +166,12 @@ def work_of(e: Experiment, preset: str, folder: Path | None, seed: int | None, p
     return Work(folder, resume=folder is not None and begun(folder) == asked, progress=progress)
 
 
-def _there(e: Experiment, preset: str, folder: Path, seed: int | None) -> Record | None:
+def _there(e: Experiment, asked: ReproduceTask, folder: Path) -> Record | None:
     """The finished record in the folder, if it answers this very question."""
     if not (folder / JSON_NAME).exists():
         return None
     record = Record.load(folder)
-    return record if record.inputs == e.inputs(preset, e.config(preset, seed)) else None
+    return record if record.inputs == e.inputs(asked.preset, e.config(asked.preset, asked.seed)) else None
 
 
 def draw(outcome: Outcome, folder: Path) -> None:
@@ -140,16 +193,3 @@ def write(path: Path, blob: bytes) -> None:
         write_atomically(path, blob)
     except OSError as error:
         raise FileError(f"cannot write {path}: {error}. Choose another folder.") from error
-
-
-def plain(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain values, for `--json`."""
-    return {
-        "id": outcome.experiment.id,
-        "source": outcome.experiment.source,
-        "preset": outcome.record.inputs["preset"],
-        "kept": outcome.kept,
-        "cpu_seconds": outcome.record.scalars["cpu_seconds"].value,
-        "claims": [v.plain() for v in outcome.verdicts],
-        "saved": str(outcome.folder) if outcome.folder else None,
-    }

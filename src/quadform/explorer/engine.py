@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from ..answers.numbers import number
 from ..core.errors import QuadformError
 from ..core.record import Record
-from ..report.numbers import number
 from .cost import ASK, Cost, Size
 from .data import Uploads
 from .measurement import measure

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..answers.numbers import number
 from ..core.record import Record
-from ..report.numbers import number
 
 _J = {
     "W_Q": "J_Q = xᵀ ⊗ s W_Vᵀ M2 W_K",

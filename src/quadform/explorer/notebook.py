@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from ..core.errors import InputError
+from .question import ExploreTask
 from .serving import find_place, start_thread
 from .state import State
 
@@ -40,20 +41,20 @@ def local() -> bool:
     return not any(name in os.environ for name in ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG"))
 
 
-def explore(layer: Any = None, /, *, port: int = 0, **state: Any) -> Page:
+def explore(layer: Any = None, /, *, port: int = 0, lang: str = "en", **state: Any) -> Page:
     """Serve the page from here, on an `AttentionLayer` (one sequence, mean squared loss) or on a state by its controls:
     `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`."""
     from .data import Given
     from .engine import Engine
 
-    engine, start = Engine(), State(**state)
+    asked, engine, start = ExploreTask(port=port, lang=lang), Engine(), State(**state)
     if layer is not None:
         given = Given(_tensors(layer))
         own = {"data": "upload", "upload": engine.uploads.add(given), "temperature": layer.temperature}
         start = State(**own | state)
-    place = find_place(port)
+    place = find_place(asked.port)
     server = start_thread(place, start, engine)
-    return Page(place.url + "#" + urlencode(start.changes()), server)
+    return Page(place.url_in(asked.lang) + "#" + urlencode(start.changes()), server)
 
 
 def _tensors(layer: Any) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import InputError, needing
+from ..core.progress import say
+from ..core.question import Done
 from .state import State
 
 PORT = 8765
@@ -38,6 +40,10 @@ class Place:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/{self.token}/"
 
+    def url_in(self, lang: str) -> str:
+        """The address of the page in a language."""
+        return self.url if lang == "en" else f"{self.url}?lang={lang}"
+
     @property
     def note(self) -> str:
         """What to tell when the port is another than the one asked for."""
@@ -53,7 +59,7 @@ def find_place(port: int = PORT, token: str | None = None) -> Place:
             listening = socket.create_server(("127.0.0.1", port + offset))
             found = int(listening.getsockname()[1])
             return Place(listening, found, token or (kept_token() if port else secrets.token_hex(16)), port)
-    raise InputError(f"`--port {port}`: none of the ports {port} to {port + TRIED - 1} is free. Choose another.")
+    raise InputError(f"port={port}: none of the ports {port} to {port + TRIED - 1} is free. Choose another.")
 
 
 def kept_token() -> str:
@@ -99,31 +105,46 @@ def server_of(place: Place, start: State | None = None, engine: Any = None) -> A
     return server
 
 
-def serve(
-    place: Place,
-    start: State | None = None,
-    *,
-    seconds: float | None = None,
-    on_start: Callable[[], None] = lambda: None,
-) -> bool:
-    """Answer until Ctrl-C or SIGTERM, or for so many seconds; whether an answer was being computed when it ended.
-    `on_start` is called when the page can be opened."""
-    server: Any = None
+class Served(Done):
+    """The page of `quadform explore`: its address is told, then it answers until Ctrl-C or SIGTERM, or for so many
+    seconds."""
 
-    def end() -> None:
-        if server is None:
+    def __init__(self, place: Place, start: State, lang: str, seconds: float | None, *, browser: bool) -> None:
+        self.place, self.seconds, self.browser = place, seconds, browser
+        self.server: Any = None
+        self.url = place.url_in(lang)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(on_signals(self.end))  # before the address is told
+            self.server = server_of(place, start)
+            self.signals = stack.pop_all()
+
+    def end(self) -> None:
+        if self.server is None:
             raise KeyboardInterrupt
-        server.should_exit = True
+        self.server.should_exit = True
 
-    with contextlib.suppress(KeyboardInterrupt), on_signals(end):
-        server = server_of(place, start)
-        if seconds is not None:
-            timer = threading.Timer(seconds, end)
-            timer.daemon = True
-            timer.start()
-        on_start()
-        server.run(sockets=[place.listening])
-    return server is not None and bool(server.page.state.worker.busy)
+    def plain(self) -> dict[str, Any]:
+        return {"url": self.url, "port": self.place.port}
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.place.note, f"live page: {self.url}")))
+
+    def stay(self) -> None:
+        sys.stdout.flush()
+        with self.signals:
+            if self.browser and not open_browser(self.url):
+                say("no browser was found here; open the address yourself")
+            say("Ctrl-C closes it")
+            if self.seconds is not None:
+                timer = threading.Timer(self.seconds, self.end)
+                timer.daemon = True
+                timer.start()
+            self.server.run(sockets=[self.place.listening])
+        say("closed")
+        if self.server.page.state.worker.busy:  # nobody waits for that answer; leaving in the usual way would, or tear
+            sys.stdout.flush()  # its threads down as they work
+            sys.stderr.flush()
+            os._exit(0)
 
 
 @contextlib.contextmanager

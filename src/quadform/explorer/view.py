@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..answers.numbers import number, percent, power, times
 from ..core.record import Estimate, Record
 from ..report import raster
 from ..report.attention.reading import PARTS, SATURATED, Reading
 from ..report.depth import COSINE
-from ..report.numbers import number, percent, power, times
 from ..report.texts import Texts
 from .formulas import formula
 from .state import ALONE, State

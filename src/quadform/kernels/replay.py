@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quadform.core.graphs import record
 from quadform.core.progress import say
 
 #: Entries of replayed and plain results may differ by this share of the largest.
@@ -49,7 +50,7 @@ class Shared:
                     place.copy_(t)
             return places
 
-        graph, outputs = _captured(into_place, [*fixed, *inputs], pool)
+        graph, outputs = record(lambda: into_place(*fixed, *inputs), pool)
         self.inputs[kind] = inputs
         self._graphs.add(graph)
         return graph, inputs, outputs
@@ -145,11 +146,3 @@ def _kind(t: Any) -> Any:
 
 def _on_gpu(leaves: Sequence[Any]) -> bool:
     return any(isinstance(t, Tensor) and t.is_cuda for t in leaves)
-
-
-def _captured(run: Callable[..., Sequence[Any]], inputs: Sequence[Any], pool: Any) -> tuple[Any, Sequence[Any]]:
-    """The graph of one run (which is not carried out yet) and where its results will be; memory comes from `pool`."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        outputs = run(*inputs)
-    return graph, outputs

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from quadform.core.graphs import record, rehearse
+
 from .frame import Frame, LayerCache, Memory
 from .transformer import Transformer
 
@@ -149,14 +151,8 @@ class Step:
         self.parents.copy_(torch.arange(len(order), device=order.device))
         totals = [None if layer.total is None else layer.total.clone() for layer in self.cache]
         if self.logits is None:  # libraries make their workspaces in the first run
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._once(window)
-            torch.cuda.current_stream().wait_stream(side)
-        self.graphs[window] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graphs[window]):
-            self._once(window)
+            rehearse(lambda: self._once(window))
+        self.graphs[window], _ = record(lambda: self._once(window))
         self.parents.copy_(order)
         for layer, total in zip(self.cache, totals, strict=True):
             if total is not None:

@@ -1,18 +1,16 @@
 """A verdict card: a number with its tag, a colour, a word, and the thresholds that decided.
 
-Green means nothing to watch, amber look, red act or beware. The limits a page states are the whole rule; cards print
+Green means nothing to watch, yellow look, red act or beware. The limits a page states are the whole rule; cards print
 them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from ..answers.verdict import Status, Verdict
 from ..core.record import Estimate
 from .texts import Texts
-
-Status = Literal["good", "fair", "poor"]
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,16 @@ class Card:
     sentence: str
     rule: str
 
+    @classmethod
+    def of(cls, verdict: Verdict, lang: str) -> Card:
+        """A verdict in one language."""
+        v = verdict
+        return cls(v.name, v.title(lang), v.value, v.tag, v.status, v.word(lang), v.sentence(lang), v.rule(lang))
+
 
 def grade(value: float, limits: tuple[float, float]) -> Status:
-    """`good` up to the first limit, `fair` up to the second, else `poor` (so is anything that is not a number)."""
-    return "good" if value <= limits[0] else "fair" if value <= limits[1] else "poor"
+    """`green` up to the first limit, `yellow` up to the second, else `red` (so is anything that is not a number)."""
+    return "green" if value <= limits[0] else "yellow" if value <= limits[1] else "red"
 
 
 def card(name: str, value: str, e: Estimate, status: Status, sentence: str, texts: Texts, *limits: str) -> Card:

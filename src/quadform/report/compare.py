@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..answers.measured import data_words
+from ..answers.numbers import number
 from ..core.record import Estimate, Record
 from .card import Card, card, grade
 from .figure import Figure, Rows, Table, redraw
-from .numbers import number
-from .page import Draw, Page
-from .rows import Row, data_words, estimate, tag
+from .page import Draw, OldPage
+from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -224,4 +225,4 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     return (*((loss_bars,) if best(record) else ()), *((rank_lines,) if has_rank else ()))
 
 
-PAGE = Page(title, summary, cards, rows, drawn)
+PAGE = OldPage(title, summary, cards, rows, drawn)

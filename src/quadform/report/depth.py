@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers.numbers import number, percent, short_name
 from ..core.errors import InputError, UnknownName
 from ..core.record import Estimate, Record
 from .card import grade
 from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number, percent, short_name
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -227,12 +227,12 @@ def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool
 def headline(found: list[Curve], texts: Texts) -> str:
     worst = max(found, key=lambda c: c.layers("cosine")[-1])
     last = worst.layers("cosine")[-1]
-    key = {"good": "signal_head_alive", "fair": "signal_head_near", "poor": "signal_head_collapsed"}[
+    key = {"green": "signal_head_alive", "yellow": "signal_head_near", "red": "signal_head_collapsed"}[
         grade(last, COSINE)
     ]
     if key == "signal_head_alive" and len(found) > 1:
         key = "signal_head_alive_all"
-    if grade(last, COSINE) == "poor":
+    if grade(last, COSINE) == "red":
         at = next(l for l, c in enumerate(worst.layers("cosine")) if c > COSINE[1])
         return texts(key, label=worst.label, cosine=number(last, 4), layer=at)
     return texts(key, label=worst.label, cosine=number(last), limit=number(COSINE[0]))

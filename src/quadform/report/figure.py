@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from .numbers import power
+from ..answers.numbers import power
 from .style import Style
 from .texts import Texts
 

@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..answers.numbers import number
 from ..core.errors import FileError, InputError
 from ..core.record import Record, strict_json, write_atomically
 from .figure import Figure, Table
-from .numbers import number
 from .page import Draw, page_of
 from .rows import Row
 from .style import DARK, FONT, LIGHT, STYLES
@@ -166,14 +166,14 @@ def _part(record: Record, name: str, texts: Texts) -> dict[str, Any]:
     for row in rows:
         groups.setdefault(row.group, []).append(row)
     checks = [row for row in rows if row.status is not None]
-    passed = sum(row.status == "good" for row in checks)
+    passed = sum(row.status == "green" for row in checks)
     return {
         "id": name,
         "kind": record.kind,
         "title": page.title(record, texts),
         "groups": groups,
         "checks": _checked(passed, len(checks), texts),
-        "checked": "good" if passed == len(checks) else "fair",
+        "checked": "green" if passed == len(checks) else "yellow",
         "made": record.made,
         "versions": ", ".join(f"{name} {version}" for name, version in record.made.versions.items()),
         "inputs": strict_json(record.inputs),

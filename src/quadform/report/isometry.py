@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from ..answers.numbers import number
 from ..core.record import Record
 from .depth import curves, look_of
 from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number
 from .style import LIGHT, Style
 from .texts import EN, Texts
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..answers.answer import Answer
 from ..core.errors import UnknownName
 from ..core.record import Record
 from .card import Card
@@ -22,7 +23,25 @@ Draw = Callable[..., Figure]
 
 @dataclass(frozen=True)
 class Page:
-    """What a record of one kind gives to the report. `figures` are functions (record, texts, style) -> Figure."""
+    """How a kind of answer is shown. `figures` are functions (record, texts, style) -> Figure."""
+
+    answer: type[Answer]
+    title: Callable[[Record, Texts], str]
+    rows: Callable[[Record, Texts], tuple[Row, ...]]
+    figures: Callable[[Record], tuple[Draw, ...]]
+
+    def summary(self, record: Record, texts: Texts) -> str:
+        """The verdicts in a few sentences."""
+        return self.answer(record).said(texts.lang)
+
+    def cards(self, record: Record, texts: Texts) -> tuple[Card, ...]:
+        """A card for each verdict."""
+        return tuple(Card.of(verdict, texts.lang) for verdict in self.answer(record).verdicts())
+
+
+@dataclass(frozen=True)
+class OldPage:
+    """A page whose words are its own."""
 
     title: Callable[[Record, Texts], str]
     summary: Callable[[Record, Texts], str]

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from ..answers.numbers import share_with_error, with_error
+from ..answers.verdict import Status
 from ..core.record import Estimate
-from .card import Status
-from .numbers import number, percent
-from .texts import EN, Texts
-
-#: Data that has no name of its own, as records hold it.
-LIBRARY, RANDOM, OWN = "source of Python's standard library", "random tokens", "the model's own probe"
-_KNOWN = {LIBRARY: "data_library", RANDOM: "data_random", OWN: "data_own", "batches": "data_given"}
 
 
 @dataclass(frozen=True)
@@ -35,20 +27,6 @@ def tag(e: Estimate) -> str:
 
 def estimate(name: str, e: Estimate) -> str:
     """The value with its error, in the unit people read it in."""
-    if name in ("negative_share", "negative_curvature", "entropy") and math.isfinite(e.value):
-        return percent(e.value) + (f" ± {percent(e.error)}" if e.error else "")
-    spread = f" ± {number(e.error, 2)}" if e.error else ""
-    return number(e.value, 4) + spread + (" s" if name == "seconds" else "")
-
-
-def data_words(source: Mapping[str, Any], texts: Texts = EN) -> str:
-    """The data a measurement used, in words: a data set with its settings and split, a file, or batches given."""
-    data = source.get("data")
-    if isinstance(data, Mapping):
-        told = {k: v for k, v in data.items() if k not in ("class", "digest") and v != "" and type(v) in (int, str)}
-        settings = [f"{k} {v}" for k, v in told.items()]
-        said = f"{data.get('class', '')} ({', '.join(settings)})" if settings else str(data.get("class", ""))
-        return texts("data_split", data=said, split=source["split"]) if "split" in source else said
-    if data is None:
-        return texts("data_given")
-    return texts(_KNOWN[data]) if data in _KNOWN else str(data)
+    if name in ("negative_share", "negative_curvature", "entropy"):
+        return share_with_error(e)
+    return with_error(e) + (" s" if name == "seconds" else "")

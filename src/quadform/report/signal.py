@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ..answers.numbers import number
 from ..core.record import Estimate, Record
 from .card import Card, Status, card, grade
 from .depth import COSINE, Curve, curves, headline, heads, through_depth
 from .isometry import jacobians
-from .numbers import number
-from .page import Draw, Page
+from .page import Draw, OldPage
 from .rows import Row, estimate, tag
 from .texts import Texts
 
@@ -90,7 +90,7 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
     apart = [(c, s) for c in found if c.about["judged"] and (s := c.scalar("difference")) is not None]
     if apart:
         curve, e = max(apart, key=lambda pair: (not pair[1].converged, pair[1].value))
-        status: Status = "poor" if not e.converged else "fair" if "beyond" in e.note else "good"
+        status: Status = "red" if not e.converged else "yellow" if "beyond" in e.note else "green"
         settled = Estimate(e.value, e.error, "estimate", note=e.note)
         out.append(card("prediction", number(e.value, 2), settled, status, f"{curve.label}: {e.note}", texts))
     return tuple(out)
@@ -119,7 +119,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     for c in found:
         e = c.scalar("difference")
         if e is not None and c.about["judged"]:
-            status: Status = "poor" if not e.converged else "fair" if "beyond" in e.note else "good"
+            status: Status = "red" if not e.converged else "yellow" if "beyond" in e.note else "green"
             out.append(
                 Row(
                     texts("group_checks"),
@@ -143,4 +143,4 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     return (through_depth, *((heads,) if has_heads else ()), *((jacobians,) if has_jacobians else ()))
 
 
-PAGE = Page(title, summary, cards, rows, drawn)
+PAGE = OldPage(title, summary, cards, rows, drawn)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
+from ..answers.measured import data_words
+from ..answers.numbers import number, short_name
 from ..core.record import Estimate, Record
 from .card import Card, Status, card
 from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number, short_name
-from .page import Draw, Page
-from .rows import Row, data_words, estimate, tag
+from .page import Draw, OldPage
+from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -87,8 +88,8 @@ def status(record: Record) -> Status:
     e, rate = _yours(record), rate_of(record)
     tried = agrees(record)
     if tried is False or not math.isfinite(e.value) or (rate and rate > e.value):
-        return "poor"
-    return "good" if tried and e.converged else "fair"
+        return "red"
+    return "green" if tried and e.converged else "yellow"
 
 
 def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
@@ -117,7 +118,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         e = s["first_ceiling"]
         out.append(Row(numbers, texts("rate_first"), estimate("ceiling", e), tag(e), note=given["rule"]))
     for fraction, factor, key, agreed in trials(record):
-        fine: Status = "good" if agreed else "poor"
+        fine: Status = "green" if agreed else "red"
         said = texts(key, factor=number(factor)) if key == "rate_grows" else texts(key)
         out.append(Row(texts("group_checks"), texts("rate_tried", fraction=f"{fraction:g}"), said, "estimate", fine))
     return tuple(out)
@@ -203,4 +204,4 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     return (ceilings,)
 
 
-PAGE = Page(title, summary, cards, rows, drawn)
+PAGE = OldPage(title, summary, cards, rows, drawn)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..answers.numbers import number, percent
 from ..core.record import Record
 from .card import Card, Status, card
 from .figure import Figure, Rows, Table, redraw
-from .numbers import number, percent
-from .page import Draw, Page
+from .page import Draw, OldPage
 from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
@@ -47,13 +47,13 @@ def cards(record: Record, texts: Texts) -> tuple[Card, ...]:
     s = record.scalars
     if "valid_exact" in s:
         e = s["valid_exact"]
-        status: Status = "good" if e.value >= EXACT[1] else "fair" if e.value >= EXACT[0] else "poor"
+        status: Status = "green" if e.value >= EXACT[1] else "yellow" if e.value >= EXACT[0] else "red"
         value = f"{percent(e.value)} ± {percent(e.stderr or 0.0)}"
         return (card("exact", value, e, status, texts("card_exact"), texts, *map(percent, EXACT)),)
     if "valid_loss" in s:
         e = s["valid_loss"]
         ratio = e.value / s["loss"].value if s["loss"].value > 0 else math.inf
-        grade: Status = "good" if ratio <= GAP[0] else "fair" if ratio <= GAP[1] else "poor"
+        grade: Status = "green" if ratio <= GAP[0] else "yellow" if ratio <= GAP[1] else "red"
         said = texts("card_fit", train=number(s["loss"].value))
         return (card("fit", estimate("", e), e, grade, said, texts, *map(number, GAP)),)
     return ()
@@ -73,7 +73,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         value = f"{percent(e.value)} ± {percent(e.stderr or 0.0)}" if name == "valid_exact" else estimate(name, e)
         told.append(Row(texts("group_numbers"), label, value, tag(e)))
     finite = bool(record.tensors["loss"].isfinite().all())
-    status: Status = "good" if finite else "poor"
+    status: Status = "green" if finite else "red"
     told.append(Row(texts("group_checks"), texts("check_finite"), texts("yes" if finite else "no"), "exact", status))
     return tuple(told)
 
@@ -148,4 +148,4 @@ def figures(record: Record) -> tuple[Draw, ...]:
     return (course,)
 
 
-PAGE = Page(title, summary, cards, rows, figures)
+PAGE = OldPage(title, summary, cards, rows, figures)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..answers.measured import data_words
+from ..answers.numbers import number, times
 from ..core.record import Estimate, Record
 from .card import Card, card, grade
 from .figure import Figure, Rows, Table, decades, redraw
-from .numbers import number, times
-from .page import Draw, Page
-from .rows import Row, data_words, estimate, tag
+from .page import Draw, OldPage
+from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
@@ -226,4 +227,4 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     return (*((ablations,) if whole and len(given) > 1 else ()), *((block_bars,) if has_blocks else ()))
 
 
-PAGE = Page(title, summary, cards, rows, drawn)
+PAGE = OldPage(title, summary, cards, rows, drawn)

@@ -6,7 +6,6 @@ looked at one step later. A step whose gradient is not finite changes no weights
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from dataclasses import dataclass, field
@@ -34,6 +33,7 @@ from .optimiser import Optimiser
 from .score import accuracy, evaluate, exact_match
 from .size import check_size
 from .snapshots import average
+from .steps import Loop
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
 
 LATE_ON = ("cuda",)
@@ -87,18 +87,12 @@ def train(
     if config.average is not None and out is None:
         raise InputError("the models to be averaged are kept in a folder; give `out`, or leave `average` out.")
     next(iter(data.batches("valid", config.batch_size, config.seed)))  # what cannot be validated is not trained first
-    training = model.training
     with Group(device) as group:
         run = _Run(model, data, config, RunFolder(out) if out is not None else None, group)
         if run.out is not None:
             run.take_up(run.out, resume)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            try:
-                model.train()
-                run.go(progress if group.writes else False, seconds)
-            finally:
-                model.train(training)
-                model.zero_grad(set_to_none=True)
+            run.go(progress if group.writes else False, seconds)
     return run.result()
 
 
@@ -106,7 +100,6 @@ def train(
 class _State:
     """What a run carries from step to step, besides weights and optimiser state."""
 
-    step: int = 0
     first_loss: float | None = None
     loss: float = math.nan
     recent: list[float] = field(default_factory=list)
@@ -128,13 +121,12 @@ class _Seen:
     ready: torch.cuda.Event | None = None
 
 
-class _Run:
+class _Run(Loop[Meal]):
     def __init__(
         self, model: Transformer, data: Dataset, config: TrainConfig, out: RunFolder | None, group: Group
     ) -> None:
-        self.model, self.data, self.config, self.out, self.group = model, data, config, out, group
-        self.device = model.embed.W_E.device
-        self.optimiser = Optimiser(model, config)
+        super().__init__(model, config, Optimiser(model, config))
+        self.data, self.out, self.group = data, out, group
         self.state = _State()
         loss_of = compiled(model.loss, dynamic=config.bucket > 1) if config.compile else model.loss
         self.loss_of = group.parallel(loss_of, model)
@@ -142,7 +134,7 @@ class _Run:
         self.started = time.monotonic()
         self.late = self.device.type in LATE_ON and self.optimiser.skips
         self.pending: _Seen | None = None
-        self.norm, self.out_of_time = math.nan, False
+        self.norm, self.interrupted, self.out_of_time = math.nan, False, False
 
     # ------------------------------------------------------------------------------------------------------- files
     def identity(self) -> dict[str, Any]:
@@ -169,78 +161,75 @@ class _Run:
                     f"{out.path} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
                     f"or another folder to begin anew (from Python also resume=False)."
                 )
-            self.state = _State(**state["state"])
+            self.step, self.state = int(state["state"].pop("step")), _State(**state["state"])
         except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{out.checkpoint} is not complete ({error}). Use resume=False to begin anew.") from error
         restore(self.model, self.optimiser, tensors)
         self.group.wait()  # all have read what process 0 will write
         if self.group.writes:
-            out.cut_log(self.state.step)
-            bars.say(f"going on from step {self.state.step} in {out.path}")
+            out.cut_log(self.step)
+            bars.say(f"going on from step {self.step} in {out.path}")
 
     def save(self, *, snapshot: bool) -> None:
         self.settle()
         if self.out is not None and self.group.writes:
             if snapshot and self.config.average is not None:
-                self.out.keep_snapshot(self.model, self.state.step, self.config.average)
-            state = {"identity": self.identity(), "state": vars(self.state)}
+                self.out.keep_snapshot(self.model, self.step, self.config.average)
+            state = {"identity": self.identity(), "state": {"step": self.step, **vars(self.state)}}
             save_checkpoint(self.out.checkpoint, self.model, self.optimiser, state, self.made)
 
     def log(self, **numbers: Any) -> None:
         if self.out is None or not self.group.writes:
             return
-        line = {"step": self.state.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
+        line = {"step": self.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
         self.out.add_line(plain(line))
 
     # ------------------------------------------------------------------------------------------------------- steps
     def go(self, progress: bool | bars.Report, seconds: float | None) -> None:
-        c, s, g = self.config, self.state, self.group
+        c, g = self.config, self.group
         sizes = {"batch_size": c.batch_size, "accumulate": c.accumulate, "bucket": c.bucket}
-        stream_of = meals(self.model, self.data, **sizes, seed=c.seed, step=s.step, rank=g.rank, world=g.world)
-        with (
-            bars.Progress(c.steps, "training", show=progress) as bar,
-            gently() as asked,
-            contextlib.closing(stream_of),
-        ):
-            if s.step:
-                bar.step(s.step)
-            while not s.stopped:
-                meal = next(stream_of)
-                lr = self.update(meal)
-                if s.step % c.log_every == 0 or s.step == c.steps:
-                    self.settle()
-                    self.log(loss=sum(s.recent) / len(s.recent), gradient_norm=self.norm, lr=lr)
-                if c.watch_every and (s.step % c.watch_every == 0 or s.step == 1):
-                    self.watch(meal.batches[0])
-                if s.step % c.valid_every == 0 or s.step == c.steps:
-                    self.validate()
-                if not s.stopped and s.step == c.steps:
-                    s.stopped = "steps"
-                if g.world == 1 or s.step % c.log_every == 0:  # processes agree now and then, not at every step
-                    self.out_of_time = g.any(seconds is not None and time.monotonic() - self.started > seconds)
-                    interrupted = g.any(asked.once)
-                else:
-                    interrupted = False
-                leaves = interrupted or self.out_of_time
-                if s.step % c.save_every == 0 or s.stopped or leaves:
-                    self.save(snapshot=s.step % c.save_every == 0 or bool(s.stopped))
-                bar.step(text=self.text())
-                if interrupted and not s.stopped:
-                    raise KeyboardInterrupt
-                if leaves:
-                    break
+        stream_of = meals(self.model, self.data, **sizes, seed=c.seed, step=self.step, rank=g.rank, world=g.world)
+        self.seconds = seconds
+        with bars.Progress(c.steps, "training", show=progress) as self.bar, gently() as self.asked:
+            if self.step:
+                self.bar.step(self.step)
+            if not self.state.stopped:
+                self.run(stream_of, c.steps)
         if self.out is not None and g.writes:
             self.model.save(self.out.model)
-            if c.average is not None and s.stopped:
+            if c.average is not None and self.state.stopped:
                 average(self.out.kept()).save(self.out.averaged)
 
-    def update(self, meal: Meal) -> float:
-        """One step of the optimiser; returns its learning rate."""
+    def after(self, meal: Meal, lr: float) -> bool:
         c, s, g = self.config, self.state, self.group
-        torch.manual_seed(stream(c.seed, f"step/{s.step}" + (f"/{g.rank}" if g.rank else "")).initial_seed())
+        if self.step % c.log_every == 0 or self.step == c.steps:
+            self.settle()
+            self.log(loss=sum(s.recent) / len(s.recent), gradient_norm=self.norm, lr=lr)
+        if c.watch_every and (self.step % c.watch_every == 0 or self.step == 1):
+            self.watch(meal.batches[0])
+        if self.step % c.valid_every == 0 or self.step == c.steps:
+            self.validate()
+        if not s.stopped and self.step == c.steps:
+            s.stopped = "steps"
+        interrupted = False
+        if g.world == 1 or self.step % c.log_every == 0:  # processes agree now and then, not at every step
+            over = self.seconds is not None and time.monotonic() - self.started > self.seconds
+            self.out_of_time, interrupted = g.any(over), g.any(self.asked.once)
+        leaves = interrupted or self.out_of_time
+        if self.step % c.save_every == 0 or s.stopped or leaves:
+            self.save(snapshot=self.step % c.save_every == 0 or bool(s.stopped))
+        self.bar.step(text=self.text())
+        if interrupted and not s.stopped:
+            raise KeyboardInterrupt
+        return leaves or bool(s.stopped)
+
+    def backward(self, meal: Meal) -> Tensor:
+        """The mean loss over the targets of all batches of the step, in all processes."""
+        c, g = self.config, self.group
+        torch.manual_seed(stream(c.seed, f"step/{self.step}" + (f"/{g.rank}" if g.rank else "")).initial_seed())
         if meal.targets == 0 and g.world == 1:
             raise InputError(
-                f"the batch of step {s.step + 1} has no target to predict. Check the labels and the padding."
+                f"the batch of step {self.step + 1} has no target to predict. Check the labels and the padding."
             )
         total: Tensor | int = meal.targets
         if g.world > 1:
@@ -252,27 +241,22 @@ class _Run:
                     part = self.loss_of(batch, smoothing=c.smoothing, reduction="sum") / total
                 part.backward()
             parts.append(part.detach())
-        loss = g.sum(torch.stack(parts).sum()) / g.world
-        trained = [p for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
-        seen = _Seen(s.step + 1, torch.stack((loss.double(), norm.double())), meal.batches)
+        return g.sum(torch.stack(parts).sum()) / g.world
+
+    def judge(self, loss: Tensor, norm: Tensor, meal: Meal) -> Tensor | None:
+        """Look at this step, or, where that would mean waiting for the device, at the one before."""
+        seen = _Seen(self.step + 1, torch.stack((loss.double(), norm.double())), meal.batches)
         if not self.late:
-            self.judge(seen)
-        if c.clip:
-            torch.nn.utils.clip_grads_with_norm_(trained, c.clip, norm)
-        lr = c.lr * c.schedule.factor(s.step, c.steps)
-        if self.late:
-            self.optimiser.step(lr, skip=1 - seen.numbers.isfinite().all().float())
-            seen.numbers = seen.numbers.to("cpu", non_blocking=True)
-            if self.device.type == "cuda":
-                seen.ready = torch.cuda.Event()
-                seen.ready.record()
-            self.settle()
-            self.pending = seen
-        else:
-            self.optimiser.step(lr)
-        s.step += 1
-        return lr
+            self.look(seen)
+            return None
+        skip = 1 - seen.numbers.isfinite().all().float()
+        seen.numbers = seen.numbers.to("cpu", non_blocking=True)
+        if self.device.type == "cuda":
+            seen.ready = torch.cuda.Event()
+            seen.ready.record()
+        self.settle()
+        self.pending = seen
+        return skip
 
     def settle(self) -> None:
         """Look at the numbers that are still on their way from the device."""
@@ -280,9 +264,9 @@ class _Run:
         if seen is not None:
             if seen.ready is not None:
                 seen.ready.synchronize()
-            self.judge(seen)
+            self.look(seen)
 
-    def judge(self, seen: _Seen) -> None:
+    def look(self, seen: _Seen) -> None:
         """Give the run up when loss or gradient are not finite (that step changed no weights) or have exploded."""
         c, s = self.config, self.state
         loss, self.norm = seen.numbers.tolist()
@@ -321,7 +305,7 @@ class _Run:
         name, value = max(cosines.items(), key=lambda entry: entry[1], default=("", 0.0))
         if value >= self.config.collapse_at and not self.state.warnings:
             text = (
-                f"step {self.state.step}: tokens point the same way after {name} (mean cosine {value:.3f}): rank "
+                f"step {self.step}: tokens point the same way after {name} (mean cosine {value:.3f}): rank "
                 f"collapse. {keeps_apart(self.model.config)}"
             )
             self.state.warnings.append(text)
@@ -345,7 +329,7 @@ class _Run:
         self.log(valid={name: {"value": e.value, "stderr": e.stderr} for name, e in found.items()})
         now = [found["exact"].value if c.questions else 0.0, -found["loss"].value]
         if s.best is None or now > s.best:
-            s.best, s.best_step, s.waits = now, s.step, 0
+            s.best, s.best_step, s.waits = now, self.step, 0
             if self.out is not None and self.group.writes:
                 self.model.save(self.out.best)
         else:
@@ -364,4 +348,4 @@ class _Run:
         valid = {name: Estimate.read(e) for name, e in s.valid.items()}
         why = s.stopped or "time"
         folder = None if self.out is None else self.out.path
-        return Trained(self.model, s.step, s.loss, valid, s.best_step, why, tuple(s.warnings), folder)
+        return Trained(self.model, self.step, s.loss, valid, s.best_step, why, tuple(s.warnings), folder)

@@ -22,16 +22,17 @@ class Optimiser:
     """One or two torch optimisers that share the parameters of a model, stepped together.
 
     Muon orthogonalises the update of the blocks' matrices; AdamW takes the embeddings, the output and all the rest.
+    `fused` updates take one kernel (None: where there is one).
     """
 
-    def __init__(self, model: nn.Module, config: TrainConfig) -> None:
+    def __init__(self, model: nn.Module, config: TrainConfig, *, fused: bool | None = None) -> None:
         self.names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         if not self.names:
             raise InputError("no parameter of this model is trained (requires_grad is off everywhere).")
         adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
         wd = config.weight_decay or 0.0
         everything = list(self.names)
-        self.fused = all(p.device.type in ("cpu", "cuda") for p in everything)
+        self.fused = all(p.device.type in ("cpu", "cuda") for p in everything) if fused is None else fused
         adam["fused"] = self.fused
         if config.optimiser == "muon":
             if any(p.device.type == "cpu" for p in everything):
@@ -60,11 +61,26 @@ class Optimiser:
         """Whether `step` can leave the weights alone by a decision that is taken on the device."""
         return self.fused and all(getattr(part, "_step_supports_amp_scaling", False) for part in self.parts)
 
-    def step(self, lr: float, skip: Tensor | None = None) -> None:
-        """One update at learning rate `lr`; gradients are dropped afterwards. Where `skip` is 1 nothing is changed."""
+    def capturable(self) -> None:
+        """Make updates that a CUDA graph can record: learning rates and counts lie on the device."""
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = lr
+                device = group["params"][0].device
+                group |= {"capturable": True, "lr": torch.tensor(group["lr"], device=device)}
+
+    def set_rate(self, lr: float) -> None:
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+
+    def step(self, lr: float | None, skip: Tensor | None = None) -> None:
+        """One update at learning rate `lr` (None: the one it has); gradients are dropped afterwards.
+
+        Where `skip` is 1 nothing is changed.
+        """
+        if lr is not None:
+            self.set_rate(lr)
+        for part in self.parts:
             part.found_inf = skip  # type: ignore[attr-defined]  # how torch's fused optimisers are told
             part.step()
             part.zero_grad(set_to_none=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...answers.answer import Answer, Grid
 from ...core.record import Estimate
 from ...report.attention.verdict import autodiff_limits
-from ..answers import Answer, Grid
 
 #: Entropy below which the attention is called one-hot.
 ONE_HOT = 0.01

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ...answers.answer import Answer, Grid
 from ...core.errors import UnknownName, did_you_mean
 from ...core.record import Estimate
-from ..answers import Answer, Grid
 from . import words
 from .question import SORTS
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...answers.measured import data_words
 from ...core.errors import InputError
 from ...core.progress import Progress, Report, clock, say
 from ...core.question import Plan
@@ -29,7 +30,6 @@ from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
 from ...propagation.observe import find_stacks
 from ...propagation.profiler import Profiler
-from ...report.rows import data_words
 from ...train.config import TrainConfig
 from ...train.score import evaluate
 from ..machine import DTYPES, busy_seconds, device_of, guard_design, guard_probe, vectors_in_words

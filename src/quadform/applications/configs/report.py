@@ -29,4 +29,5 @@ class ReportConfig(LongWork, Numerics):
         "Data of the probe when a model is measured: a data set, a text file, or `auto` (what the run was trained on).",
     )
     figures: str | None = option(None, "Write every figure there as SVG, PNG and PDF too.", metavar="DIR")
+    lang: str = option("en", "Language of the report.", choices=("en", "ko"))
     open: bool = option(False, "Show the file in the browser when it is written.")

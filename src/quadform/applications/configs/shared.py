@@ -45,5 +45,4 @@ class Output(Fields):
     out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
     json: bool = option(False, "Print strict JSON and nothing else on stdout.")
     quiet: bool = option(False, "No progress on stderr.")
-    lang: str = option("en", "Language of the report.", choices=("en", "ko"))
     debug: bool = option(False, "Show the whole traceback of an error.")

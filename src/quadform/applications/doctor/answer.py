@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..answers import Answer, Grid
+from ...answers.answer import Answer, Grid
 
 _MARKS = {True: "ok", False: "MISSING", None: "-"}
 

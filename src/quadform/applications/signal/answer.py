@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ...answers.answer import Answer, Grid
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.record import Estimate
-from ..answers import Answer, Grid
 from .curve import ENDS, KIND, MEASURES
 
 #: What the end of a stack is called, by the cosine after its last block.

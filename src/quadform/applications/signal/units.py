@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...answers.measured import data_words
 from ...core.errors import InputError
 from ...core.parameters import count_parameters
 from ...core.progress import clock
@@ -20,7 +21,6 @@ from ...core.spec import ModelConfig
 from ...core.work import Work
 from ...nn.transformer import Transformer
 from ...propagation.observe import Stack, find_stacks, untouched
-from ...report.rows import data_words
 from ..probes import probe_of
 from ..subject import Subject, batches_hash
 from .calls import Calls

@@ -8,6 +8,6 @@ from ..asking import Door
 from .question import SpectrumQuestion
 
 if TYPE_CHECKING:
-    from .answer import Spectrum
+    from ...answers.spectrum import Spectrum
 
 spectrum: Door[Spectrum] = Door(SpectrumQuestion)

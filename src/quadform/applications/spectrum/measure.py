@@ -15,9 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ...answers.spectrum import Spectrum, SpectrumDraft
 from ...core.progress import clock
 from ...core.question import Plan
-from ...core.record import Estimate, Provenance, Record
+from ...core.record import Provenance
 from ...core.work import TimeUp, Work
 from ...curvature.groups import groups
 from ...curvature.operators import functional, gauss_newton, hessian
@@ -29,13 +30,11 @@ from ...curvature.strategies import Route
 from ...distributed import current, group_of, shard
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
-from ...report.point import descent
 from ..machine import vector_seconds
 from ..probes import probe_of
 from ..room import Room
 from ..subject import Subject
 from ..threads import fitting_threads
-from .answer import KIND, Spectrum
 from .exact_parts import functional_norms
 from .question import SpectrumQuestion
 
@@ -115,46 +114,35 @@ class SpectrumMeasurement:
     def measure(self, work: Work) -> Spectrum:
         """Everything that was asked, or as much of it as the time allows, marked partial."""
         asked, risk, began = self.asked, self.risk, time.monotonic()
-        plan, found = self.plan(), _Found()
+        plan, found = self.plan(), SpectrumDraft()
         if asked.route == "auto":
             self.A = self.A.by(plan.details["route"])
         with fitting_threads(risk), work.bar(plan.products, "spectrum"), work.in_time():
             self._measure(work, found)
-        found.scalars |= self._point(found.scalars.get("top/0"))
+        with torch.no_grad():
+            loss = float(risk.value())
+        slope = sum(float(g.double().square().sum()) for g in risk.gradient().values()) ** 0.5
+        found.take_point(loss, slope, asked.curvature)
         if self.blocks and not work.partial:
             for path, norms in functional_norms(risk.whole).items():
-                found.scalars |= {f"functional/{path}/{a},{b}": e for (a, b), e in norms.items()}
+                found.take_functional(path, norms)
         spent = {"products": found.products, "seconds": time.monotonic() - began}
-        inputs = {
-            "source": dict(self.subject.source),
-            "curvature": asked.curvature,
-            "coverage": risk.coverage,
-            "notes": list(risk.notes),
-            "parameters": risk.space.size,
+        return found.answer(
+            Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device),
+            source=dict(self.subject.source),
+            curvature=asked.curvature,
+            coverage=risk.coverage,
+            notes=list(risk.notes),
+            parameters=risk.space.size,
             **probe_of(risk.whole.batches),
-            "cost": spent | {"route": self.A.route, "bytes": plan.bytes},
-            "top": asked.top,
-            "bottom": asked.bottom,
-            "blocks": list(self.blocks) if "blocks/value" in found.tensors else [],
-            "partial": work.partial,
-        }
-        made = Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device)
-        return Spectrum(Record(KIND, inputs, found.scalars, found.tensors, made), vectors=found.vectors)
+            cost=spent | {"route": self.A.route, "bytes": plan.bytes},
+            top=asked.top,
+            bottom=asked.bottom,
+            blocks=tuple(self.blocks),
+            partial=work.partial,
+        )
 
-    def _point(self, top: Estimate | None) -> dict[str, Estimate]:
-        """Loss and slope, and what a step of gradient descent takes off at least: whether the point is stationary."""
-        with torch.no_grad():
-            out = {"loss": Estimate(float(self.risk.value()))}
-        slope = sum(float(g.double().square().sum()) for g in self.risk.gradient().values()) ** 0.5
-        out["gradient_norm"] = Estimate(slope)
-        if top is not None and top.converged and self.asked.curvature == "hessian":
-            drop = descent(slope, top.value + (top.error or 0.0))
-            if drop is not None:
-                note = "to second order, one step at 1 / lambda_max, at least"
-                out["descent"] = Estimate(drop, kind="bound", note=note)
-        return out
-
-    def _measure(self, work: Work, found: _Found) -> None:
+    def _measure(self, work: Work, found: SpectrumDraft) -> None:
         asked, A, state = self.asked, self.A, work.state("estimators")
         common: dict[str, Any] = {"seed": asked.seed, "resume": state}
         pairs = self._eigenpairs(work, state, found)
@@ -165,13 +153,13 @@ class SpectrumMeasurement:
         else:
             with work.counting("trace", self.expected["trace"]):
                 e = trace(A, TRACE_PRODUCTS, progress=work.report(), **common)
-            found.scalars["trace"], found.products = e, found.products + e.matvecs
+            found.take_trace(e)
         if self.blocks:
             with work.counting("blocks", self.expected["blocks"]):
                 norms = block_norms(A, self.blocks, asked.probes, progress=work.report(), **common)
             found.take_blocks(norms, [A.domain.select(*globs).size for globs in self.blocks.values()])
 
-    def _eigenpairs(self, work: Work, state: Path | None, found: _Found) -> Any:
+    def _eigenpairs(self, work: Work, state: Path | None, found: SpectrumDraft) -> Any:
         """The eigenvalues; at the end of the time, what the products so far say, without new ones."""
         asked, told, reached = self.asked, work.report(), 0
 
@@ -194,38 +182,6 @@ class SpectrumMeasurement:
         return pairs
 
 
-class _Found:
-    """What has been measured so far."""
-
-    def __init__(self) -> None:
-        self.scalars: dict[str, Estimate] = {}
-        self.tensors: dict[str, Tensor] = {}
-        self.vectors: Any = None
-        self.products = 0
-
-    def take_pairs(self, pairs: Any) -> None:
-        self.vectors = pairs.vectors
-        self.products += pairs.products
-        self.scalars |= {f"top/{i}": e for i, e in enumerate(pairs.top)}
-        self.scalars |= {f"bottom/{i}": e for i, e in enumerate(pairs.bottom)}
-
-    def take_density(self, d: Any) -> None:
-        self.products += d.products
-        self.scalars |= {"trace": d.sum(lambda x: x), "negative_share": d.negative_mass()}
-        self.scalars["negative_curvature"] = d.negative_curvature()
-        self.scalars["rms"] = root(d.moment(2))
-        curve = d.curve()
-        self.tensors |= {f"density/{n}": getattr(curve, n) for n in ("x", "u", "density", "stderr")}
-        self.scalars["linear"] = Estimate(curve.linear, note="where the axis turns from linear to logarithmic")
-
-    def take_blocks(self, norms: Any, sizes: list[int]) -> None:
-        self.products += norms.matvecs
-        self.tensors |= {"blocks/value": norms.value, "blocks/stderr": norms.stderr}
-        self.tensors |= {"blocks/exact": norms.exact.to(torch.uint8), "blocks/sizes": torch.tensor(sizes)}
-        if len(sizes) > 1:
-            self.scalars["heterogeneity"] = norms.heterogeneity(sizes)
-
-
 def _vector(risk: Risk) -> dict[str, Tensor]:
     generator = torch.Generator(risk.device).manual_seed(0)
     return risk.space.random(1, dtype=risk.dtype, device=risk.device, generator=generator)
@@ -244,10 +200,3 @@ def _blocks(risk: Risk, blocks: str | Sequence[str] | Mapping[str, Sequence[str]
     for globs in named.values():
         risk.space.select(*globs)
     return named
-
-
-def root(square: Estimate) -> Estimate:
-    """sqrt(x +- s) = sqrt(x) +- s / (2 sqrt(x))."""
-    value = max(square.value, 0.0) ** 0.5
-    spread = None if square.error is None else square.error / (2 * value) if value else 0.0
-    return Estimate(value, spread, square.kind, square.matvecs, note="root mean square eigenvalue, |H|_F / sqrt(n)")

@@ -67,6 +67,6 @@ class SpectrumQuestion(ModelQuestion):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from .answer import Spectrum
+        from ...answers.spectrum import Spectrum
 
         return Spectrum(record)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ...answers.answer import Answer, Grid
 from ...core.errors import InputError
 from ...core.record import Estimate
-from ..answers import Answer, Grid
 from .trial import HOLDS, Trial
 
 KIND = "step-size"

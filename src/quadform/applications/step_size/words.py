@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ...answers.measured import data_words, probe_words
 from ...core.record import Estimate
-from ...report.rows import data_words
 from ...report.step_size import rate_of
 from ...report.why import CHANGED
-from ..probes import probe_words
 from .rules import FLOOR
 
 if TYPE_CHECKING:

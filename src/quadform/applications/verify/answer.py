@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..answers import Answer, Grid
+from ...answers.answer import Answer, Grid
 
 
 class Verification(Answer):

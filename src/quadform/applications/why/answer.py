@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from ...answers.answer import Answer, Grid
+from ...answers.measured import data_words
 from ...core.errors import UnknownName, did_you_mean
 from ...core.record import Estimate
-from ...report.rows import data_words
-from ..answers import Answer, Grid
 from . import words
 
 MEASURES = (

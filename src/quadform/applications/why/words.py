@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ...answers.answer import cell
 from ...core.record import Estimate
 from ...report.why import CHANGED, CHANGED_SHARE, FLATTER, beyond_error
-from ..answers import cell
 
 if TYPE_CHECKING:
     from .answer import Why

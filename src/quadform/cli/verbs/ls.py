@@ -113,18 +113,16 @@ def data(config: LsConfig) -> List:
 
 # --- experiments ------------------------------------------------------------------------------------------------------
 def experiments(config: LsConfig) -> List:
-    from ...experiments.catalog import CATALOG, committed, experiment
-    from ...experiments.claims import STATUSES
+    from ...experiments.catalog import CATALOG, experiment, recorded
 
     rows = []
     for name in CATALOG:
-        found, record = experiment(name), committed(name)
+        found, last = experiment(name), recorded().get(name)
         cost = verdict = "-"
-        if record is not None:
-            statuses = [v.status for v in found.verdicts(record)]
-            where = ", GPU" if record.made.device.startswith("cuda") else ""
-            cost = f"{record.scalars['cpu_seconds'].value:.0f} s ({record.inputs['preset']}{where})"
-            verdict = ", ".join(f"{statuses.count(w)} {w}" for w in STATUSES if w in statuses)
+        if last is not None:
+            where = ", GPU" if last.device.startswith("cuda") else ""
+            cost = f"{last.seconds:.0f} s ({last.preset}{where})"
+            verdict = ", ".join(f"{count} {status}" for status, count in last.claims.items())
         rows.append((name, found.title, found.source, cost, verdict))
     columns = ("experiment", "what it shows", "source", "cost", "last verdict")
     below = "`quadform reproduce NAME` makes it again; of the last record: cost (processor time; GPU: clock), verdict"

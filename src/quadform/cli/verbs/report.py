@@ -47,8 +47,8 @@ def answer(config: ReportConfig, output: Output) -> int:
         raise CheckFailed(f"the time was over before anything could be drawn; go on with `{resume_command()}`.")
     with _readable(config.runs):
         shown, left = [study.records for study in studies], [study.missing for study in studies]
-        path = write_report(shown, folder / REPORT_NAME, lang=output.lang, missing=left)
-        drawn = _export(records, config, output) if config.figures else []
+        path = write_report(shown, folder / REPORT_NAME, lang=config.lang, missing=left)
+        drawn = _export(records, config) if config.figures else []
     if config.open:
         import webbrowser
 
@@ -58,7 +58,7 @@ def answer(config: ReportConfig, output: Output) -> int:
         print_json(body | {"figures": [str(p) for p in drawn], "missing": missing})
         return _code(missing)
     with _readable(config.runs):
-        _verdicts(studies, output)
+        _verdicts(studies, config.lang)
     if drawn:
         print(f"figures: {len(drawn)} files in {config.figures}")
     if missing:
@@ -85,7 +85,7 @@ def _readable(runs: tuple[str, ...]) -> Iterator[None]:
         ) from error
 
 
-def _export(records: list[Record], config: ReportConfig, output: Output) -> list[Path]:
+def _export(records: list[Record], config: ReportConfig) -> list[Path]:
     from ...report import export_figures
 
     assert config.figures is not None
@@ -94,17 +94,17 @@ def _export(records: list[Record], config: ReportConfig, output: Output) -> list
     return [
         path
         for i, record in enumerate(records)
-        for path in export_figures(record, into / f"{i + 1}-{record.kind}" if several else into, lang=output.lang)
+        for path in export_figures(record, into / f"{i + 1}-{record.kind}" if several else into, lang=config.lang)
     ]
 
 
-def _verdicts(studies: list[Study], output: Output) -> None:
+def _verdicts(studies: list[Study], lang: str) -> None:
     """One line a card: what, its value, the word."""
     from ...applications.attention import AttentionAnswer
     from ...report.page import page_of
     from ...report.texts import language
 
-    texts = language(output.lang)
+    texts = language(lang)
     for study in studies:
         if [record.kind for record in study.records] == ["attention"]:
             print("\n".join(AttentionAnswer(study.records[0]).verdict()))

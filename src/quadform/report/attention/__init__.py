@@ -1,8 +1,8 @@
 """Records of kind `attention`: the exact Hessian of one layer, entry by entry."""
 
+from ...answers.numbers import number
 from ...core.record import Record
-from ..numbers import number
-from ..page import Page
+from ..page import OldPage
 from ..texts import Texts
 from .figures import drawn
 from .tables import measured
@@ -18,4 +18,4 @@ def title(record: Record, texts: Texts) -> str:
     return texts("record_attention", layer=layer, **told)
 
 
-PAGE = Page(title, summary, cards, measured, drawn)
+PAGE = OldPage(title, summary, cards, measured, drawn)

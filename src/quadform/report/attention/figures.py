@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ...answers.numbers import number, percent, power, times
 from ...core.record import Record
 from ..figure import Figure, Rows, Table, decades, redraw
-from ..numbers import number, percent, power, times
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
 from .heat import heat_map

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from ...answers.numbers import number, percent, power, times
 from ...core.record import Record
 from .. import raster
 from ..figure import Figure, Rows, Table, redraw
-from ..numbers import number, percent, power, times
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
 from .reading import PARTS, Reading

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ...answers.numbers import number, percent
 from ...core.record import Record
 from ..figure import Figure, Rows, Table, decades, redraw
-from ..numbers import number, percent
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
 from .reading import Reading

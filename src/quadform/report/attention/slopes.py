@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...answers.numbers import number, times
 from ...core.record import Record
 from ..figure import Figure, Rows, Table, decades, redraw
-from ..numbers import number, times
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
 from .reading import PARTS, Reading

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from ...answers.numbers import number
 from ...core.record import Record
 from ..card import grade
-from ..numbers import number
 from ..rows import Row, estimate, tag
 from ..texts import EN, Texts
 from .reading import Reading
@@ -49,7 +49,7 @@ def _coverage(read: Reading, texts: Texts) -> Iterator[Row]:
     group = texts("group_coverage")
     shapes = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in read.space)
     size = f"{read.space.size:,}"
-    yield Row(group, texts("row_parameters"), texts("of_parameters", size=size, shapes=shapes), "exact", "good")
+    yield Row(group, texts("row_parameters"), texts("of_parameters", size=size, shapes=shapes), "exact", "green")
     if read.varied:
         scales = read.tensor("scales")
         said = texts("of_scales", count=len(scales), low=number(float(scales[0])), high=number(float(scales[-1])))
@@ -76,14 +76,14 @@ def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
         ("check_trace", abs(float(read.eigenvalues("total").sum() - H.trace())) / (largest * len(H))),
         ("check_outer", max(0.0, -float(read.eigenvalues("outer")[0])) / largest),
     ):
-        yield Row(group, texts(name), number(error, 2), "exact", "good" if error <= ROUND_OFF else "poor")
+        yield Row(group, texts(name), number(error, 2), "exact", "green" if error <= ROUND_OFF else "red")
     finite = all(bool(torch.isfinite(t).all()) for t in read.record.tensors.values())
-    yield Row(group, texts("check_finite"), texts("yes" if finite else "no"), "exact", "good" if finite else "poor")
+    yield Row(group, texts("check_finite"), texts("yes" if finite else "no"), "exact", "green" if finite else "red")
     gaps = slope_gaps(read)
     if gaps:
         close = sum(gap <= SLOPE_TOLERANCE for gap in gaps.values())
         said = texts("of_slopes", close=close, all=len(gaps), worst=number(max(gaps.values()), 2))
-        yield Row(group, texts("check_slopes"), said, "estimate", "good" if close == len(gaps) else "fair")
+        yield Row(group, texts("check_slopes"), said, "estimate", "green" if close == len(gaps) else "yellow")
 
 
 def _plain(value: Any) -> str:

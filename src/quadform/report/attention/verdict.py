@@ -1,15 +1,15 @@
 """The verdict: six cards, each a number with its tag, a colour, a word, and the thresholds that decided.
 
-Green means nothing to watch, amber look, red act or beware. The limits below are the whole rule; the cards print them.
+Green means nothing to watch, yellow look, red act or beware. The limits below are the whole rule; the cards print them.
 """
 
 from __future__ import annotations
 
 import math
 
+from ...answers.numbers import number, percent, times
 from ...core.record import Record
 from ..card import Card, Status, card, grade
-from ..numbers import number, percent, times
 from ..texts import EN, Texts
 from .reading import SATURATED, Reading
 from .slopes import SLOPE_TOLERANCE, slope_gaps
@@ -38,8 +38,8 @@ def summary(record: Record, texts: Texts = EN) -> str:
     read = Reading(record)
     share = read.scalar("negative_share").value
     sharpest, flattest, ratio = extremes(read)
-    shape = {"good": "summary_few", "fair": "summary_some", "poor": "summary_many"}[grade(share, NEGATIVE)]
-    even = {"good": "summary_even", "fair": "summary_uneven", "poor": "summary_split"}[grade(ratio, UNEVEN)]
+    shape = {"green": "summary_few", "yellow": "summary_some", "red": "summary_many"}[grade(share, NEGATIVE)]
+    even = {"green": "summary_even", "yellow": "summary_uneven", "red": "summary_split"}[grade(ratio, UNEVEN)]
     shape, even = "summary_none" if share == 0 else shape, "summary_flat" if ratio == math.inf else even
     said = {"sharp": texts.block(sharpest), "flat": texts.block(flattest), "ratio": times(ratio)}
     return texts(shape, share=percent(share)) + " " + texts(even, **said)
@@ -76,7 +76,7 @@ def _ceiling(read: Reading, texts: Texts) -> Card:
     """Green: a finite positive number that is exact or converged. The height of a ceiling is neither good nor bad."""
     e = read.scalar("ceiling_sgd")
     usable = math.isfinite(e.value) and e.value > 0
-    status: Status = "poor" if not usable else "good" if e.converged else "fair"
+    status: Status = "red" if not usable else "green" if e.converged else "yellow"
     sentence = texts("card_ceiling", high=number(read.scalar("lambda_max").value))
     return card("ceiling", number(e.value) if usable else "–", e, status, sentence, texts)
 
@@ -92,7 +92,7 @@ def _entropy(read: Reading, texts: Texts) -> tuple[Card, ...]:
     e = read.record.scalars.get("entropy")
     if e is None or not math.isfinite(e.value) or read.record.inputs.get("attention") != "softmax":
         return ()
-    status: Status = "poor" if e.value < ENTROPY[0] else "fair" if e.value < ENTROPY[1] else "good"
+    status: Status = "red" if e.value < ENTROPY[0] else "yellow" if e.value < ENTROPY[1] else "green"
     return (card("entropy", percent(e.value), e, status, texts("card_entropy"), texts, *map(percent, ENTROPY)),)
 
 
@@ -102,8 +102,8 @@ def _checks(read: Reading, texts: Texts) -> Card:
     allowed = autodiff_limits(read.record)
     status = grade(e.value, allowed)
     worst = max(gaps.values(), default=0.0)
-    if status == "good" and worst > SLOPE_TOLERANCE:
-        status = "fair"
+    if status == "green" and worst > SLOPE_TOLERANCE:
+        status = "yellow"
     said = texts("card_checks", error=number(e.value, 2))
     if gaps:
         said += " " + texts("card_checks_slopes", gap=number(worst, 2))

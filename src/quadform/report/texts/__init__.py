@@ -6,39 +6,18 @@ fill, which a test checks, so that no page is half translated. Names from code (
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
+from ...answers.texts import EN as ANSWERS_EN
+from ...answers.texts import KO as ANSWERS_KO
+from ...answers.texts import Texts as Texts
 from ...core.errors import UnknownName, did_you_mean
 from . import en, ko, panel, spectral, study, training
 
-
-@dataclass(frozen=True)
-class Texts:
-    """The sentences of one language: `texts(key, **values)`."""
-
-    lang: str
-    sentences: Mapping[str, str]
-
-    def __call__(self, key: str, **values: Any) -> str:
-        return self.sentences[key].format(**values)
-
-    def parameter(self, name: str) -> str:
-        """`W_Q` -> query; a name without a label comes back as it is."""
-        head, dot, tail = name.rpartition(".")
-        stem, bracket, rest = tail.partition("[")
-        return head + dot + self.sentences.get(f"parameter_{stem}", stem) + bracket + rest
-
-    def block(self, name: str) -> str:
-        """`W_Q,W_K` -> query·key."""
-        return "·".join(self.parameter(part) for part in name.split(","))
-
-
 #: Sentences of single pages, beside those all pages share.
 _PAGES = (panel, spectral, study, training)
-EN = Texts("en", {k: v for part in (en.SENTENCES, *(p.EN for p in _PAGES)) for k, v in part.items()})
-KO = Texts("ko", {k: v for part in (ko.SENTENCES, *(p.KO for p in _PAGES)) for k, v in part.items()})
+_EN = (ANSWERS_EN.sentences, en.SENTENCES, *(p.EN for p in _PAGES))
+_KO = (ANSWERS_KO.sentences, ko.SENTENCES, *(p.KO for p in _PAGES))
+EN = Texts("en", {k: v for part in _EN for k, v in part.items()})
+KO = Texts("ko", {k: v for part in _KO for k, v in part.items()})
 LANGUAGES = {texts.lang: texts for texts in (EN, KO)}
 
 

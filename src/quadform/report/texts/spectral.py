@@ -2,18 +2,6 @@
 
 EN = {
     "record_spectrum": "Spectrum of {name}",
-    "spectral_after": "After {step} steps of training:",
-    "spectral_sharp": "λ_max {high}, λ_min {low}; plain gradient descent overshoots at learning rates above {ceiling}.",
-    "spectral_split": "{sharp} is {ratio} times as curved as {flat}: no single step size suits both blocks.",
-    "spectral_unsure": "{sharp} is {ratio} times as curved as {flat}, but within two standard errors that may be"
-    " {limit} times or less.",
-    "spectral_even": "All blocks are curved alike within a factor of {ratio}.",
-    "spectral_partial": "The time was up before everything was measured.",
-    "point_descends": "Not stationary: the gradient has norm {slope}, and one step at 1/λ_max lowers the loss of"
-    " {loss} by at least {drop} to second order.",
-    "point_saddle": "Stationary to {limit} of the loss, with λ_min {low} below 0: a saddle.",
-    "point_minimum": "Stationary to {limit} of the loss, and λ_min {low} is not below 0 beyond its error: a minimum to"
-    " second order.",
     "density_title": "The density of all eigenvalues",
     "density_head": "{share} of the curvature bends down; the largest of the {count} eigenvalues stands {ratio} times"
     " above the typical size of one.",
@@ -45,15 +33,8 @@ EN = {
     "pairs_row": "row",
     "pairs_column": "column",
     "spectral_trace": "trace",
-    "spectral_negative": "share of negative eigenvalues",
-    "spectral_downwards": "share of negative curvature (sum of |λ|)",
-    "card_downwards_title": "Negative curvature",
-    "card_downwards": "Share of all bending, the sum of |λ|, that is downwards: what Gauss-Newton cannot see.",
-    "card_downwards_good": "little",
-    "card_downwards_fair": "some",
-    "card_downwards_poor": "much",
-    "card_downwards_rule": "green up to {limit0}, red above {limit1}",
-    "card_curved": "{sharp} against {flat}: typical eigenvalue (root mean square) of each block.",
+    "spectral_negative_share": "share of negative eigenvalues",
+    "spectral_negative_curvature": "share of negative curvature (sum of |λ|)",
     "spectral_rms": "root mean square eigenvalue",
     "spectral_heterogeneity": "sharpest : flattest block (root mean square eigenvalue)",
     "spectral_loss": "loss",
@@ -62,28 +43,10 @@ EN = {
     "spectral_operator": "operator",
     "spectral_probe": "probe",
     "spectral_batches": "{count} batches",
-    "card_eigen_title": "Largest eigenvalue",
-    "card_eigen_good": "firm",
-    "card_eigen_fair": "bound",
-    "card_eigen_poor": "none",
-    "card_eigen_rule": "green when converged, amber when only a bound",
 }
 
 KO = {
     "record_spectrum": "{name}의 스펙트럼",
-    "spectral_after": "학습 {step}단계 뒤:",
-    "spectral_sharp": "λ_max {high}, λ_min {low}. 단순 경사 하강은 학습률이 {ceiling}보다 크면 골짜기를 지나칩니다.",
-    "spectral_split": "{sharp} 블록의 보통 고유값은 {flat} 블록의 {ratio}배라서 하나의 학습률이 두 블록 모두에 맞지는"
-    " 않습니다.",
-    "spectral_unsure": "{sharp} 블록의 보통 고유값은 {flat} 블록의 {ratio}배지만, 표준 오차의 두 배 안에서는 {limit}배"
-    " 이하일 수도 있습니다.",
-    "spectral_even": "모든 블록의 곡률이 {ratio}배 안에서 비슷합니다.",
-    "spectral_partial": "모두 재기 전에 시간이 끝났습니다.",
-    "point_descends": "정지점이 아닙니다. 기울기의 노름은 {slope}, 보폭 1/λ_max 한 걸음에 이차 근사로 손실 {loss} 중"
-    " {drop} 이상 내려갑니다.",
-    "point_saddle": "정지점입니다 (손실의 {limit} 이내). λ_min {low}, 0보다 작으므로 안장점입니다.",
-    "point_minimum": "정지점입니다 (손실의 {limit} 이내). λ_min {low}, 오차를 넘어 0보다 작지 않으므로 이차 근사로는"
-    " 극소점입니다.",
     "density_title": "모든 고유값의 밀도",
     "density_head": "곡률 가운데 {share} 비율이 아래로 굽습니다. 고유값 {count}개 중 가장 큰 값은"
     " 보통 크기의 {ratio}배입니다.",
@@ -98,7 +61,8 @@ KO = {
     "map_title": "블록 지도: 행렬마다의 곡률",
     "map_head": "가장 날카로운 블록: {sharp}, 가장 평평한 블록: {flat}. 비율 {ratio} 대 1.",
     "map_reading": "칸 하나가 한 층의 행렬 하나입니다. 숫자와 색은 헤시안에서 그 블록 고유값의 보통 크기(노름을"
-    " 가중치 수의 제곱근으로 나눈 값)이며, 노름은 표에 있습니다. 모두 한 색이면 한 보폭이 맞습니다. 줄무늬면 맞지 않고,"
+    " 가중치 수의 제곱근으로 나눈 값)이며, 노름은 표에 있습니다. 모두 한 색이면 한 보폭이 맞습니다. 줄무늬면 맞지"
+    " 않고,"
     " 행렬마다 크기를 맞추는 최적화가 유리합니다.",
     "map_not": "옅은 블록은 중요하지 않은 것이 아니라 큰 보폭이 안전한 것입니다. 두 행렬 사이의 곡률은 여기 없고"
     " 다음 그림에 있습니다.",
@@ -114,15 +78,8 @@ KO = {
     "pairs_row": "행",
     "pairs_column": "열",
     "spectral_trace": "대각합",
-    "spectral_negative": "음수 고유값의 비율",
-    "spectral_downwards": "음의 곡률의 비율 (|λ|의 합)",
-    "card_downwards_title": "음의 곡률",
-    "card_downwards": "전체 굽음, 곧 |λ|의 합 가운데 아래로 굽은 비율입니다. 가우스-뉴턴 근사로는 볼 수 없습니다.",
-    "card_downwards_good": "적음",
-    "card_downwards_fair": "일부",
-    "card_downwards_poor": "많음",
-    "card_downwards_rule": "{limit0}까지 초록, {limit1} 초과면 빨강",
-    "card_curved": "{sharp} 대 {flat}: 블록마다의 보통 고유값(제곱평균제곱근).",
+    "spectral_negative_share": "음수 고유값의 비율",
+    "spectral_negative_curvature": "음의 곡률의 비율 (|λ|의 합)",
     "spectral_rms": "고유값의 제곱평균제곱근",
     "spectral_heterogeneity": "가장 날카로운 블록 : 가장 평평한 블록 (고유값의 제곱평균제곱근)",
     "spectral_loss": "손실",
@@ -131,9 +88,4 @@ KO = {
     "spectral_operator": "연산자",
     "spectral_probe": "탐침",
     "spectral_batches": "묶음 {count}개",
-    "card_eigen_title": "가장 큰 고유값",
-    "card_eigen_good": "확실",
-    "card_eigen_fair": "한계",
-    "card_eigen_poor": "없음",
-    "card_eigen_rule": "수렴하면 초록, 한계뿐이면 주황",
 }

@@ -2,7 +2,6 @@
 
 EN = {
     "training_record": "{design}, {depth} layers of width {dim}, {parameters} parameters, trained on {data}",
-    "training_summary": "Training took the loss from {first} (step {at}) to {last} (step {steps}).",
     "training_model": "model",
     "training_steps": "steps taken",
     "training_optimiser": "optimizer, largest learning rate",
@@ -25,23 +24,10 @@ EN = {
     "scalar_training_valid_loss": "validation loss",
     "scalar_training_valid_exact": "held-out questions answered exactly",
     "scalar_training_cosine": "token cosine after the last block",
-    "card_exact_title": "Held-out questions answered exactly",
-    "card_exact": "Share of questions never seen in training that greedy decoding answers without a mistake.",
-    "card_exact_good": "learned",
-    "card_exact_fair": "partly learned",
-    "card_exact_poor": "not learned",
-    "card_exact_rule": "Green from {limit1}, red below {limit0}.",
-    "card_fit_title": "Loss on held-out data",
-    "card_fit": "The training loss is {train}.",
-    "card_fit_good": "generalises",
-    "card_fit_fair": "some gap",
-    "card_fit_poor": "remembers",
-    "card_fit_rule": "Over the training loss: green up to {limit0}, red above {limit1}.",
 }
 
 KO = {
     "training_record": "{design}, 층 {depth}개, 너비 {dim}, 매개변수 {parameters}개, 학습 자료 {data}",
-    "training_summary": "학습하는 동안 손실이 {first}({at}단계)에서 {last}({steps}단계)까지 바뀌었습니다.",
     "training_model": "모델",
     "training_steps": "학습 단계 수",
     "training_optimiser": "최적화기, 가장 큰 학습률",
@@ -64,16 +50,4 @@ KO = {
     "scalar_training_valid_loss": "검증 손실",
     "scalar_training_valid_exact": "정확히 답한 검증 문제의 비율",
     "scalar_training_cosine": "마지막 블록 뒤의 토큰 코사인",
-    "card_exact_title": "정확히 답한 검증 문제",
-    "card_exact": "학습에서 보지 못한 문제를 탐욕 디코딩이 실수 없이 답한 비율입니다.",
-    "card_exact_good": "배웠음",
-    "card_exact_fair": "일부 배움",
-    "card_exact_poor": "배우지 못함",
-    "card_exact_rule": "{limit1}부터 초록, {limit0} 미만이면 빨강.",
-    "card_fit_title": "따로 떼어 둔 자료의 손실",
-    "card_fit": "학습 손실: {train}.",
-    "card_fit_good": "일반화함",
-    "card_fit_fair": "차이가 있음",
-    "card_fit_poor": "외우고 있음",
-    "card_fit_rule": "학습 손실과의 비: {limit0}까지 초록, {limit1} 초과면 빨강.",
 }

@@ -8,15 +8,20 @@ from __future__ import annotations
 import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from torch import Tensor
+
 from ..core.errors import FileError, UnknownName, did_you_mean
-from ..core.record import Record, strict_json
+from ..core.record import Estimate, Provenance, Record, strict_json
 from ..core.showing import data_frame, html_table
 from ..core.work import is_complete
+from .measured import data_words, probe_words
+from .texts import EN, Texts
+from .verdict import NOTHING, Said, Verdict, say
 
 
 @dataclass(frozen=True)
@@ -95,10 +100,54 @@ class Answer(ABC):
         """Whether a resumed run has nothing left to do."""
         return is_complete(self.record)
 
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What the numbers mean for whoever trains the model, by stated limits."""
+        return ()
+
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing and every number converged."""
-        return is_complete(self.record)
+        """Whether nothing is missing and every check of the measurement itself is green; decides the exit code."""
+        return self.complete and all(v.status == "green" for v in self.verdicts() if v.check)
+
+    @property
+    def said(self) -> Said:
+        """The verdicts in a few sentences, in both languages."""
+        return sum((v.both for v in self.verdicts()), NOTHING) + self.cut_short
+
+    @property
+    def cut_short(self) -> Said:
+        """What is said where the time was up."""
+        return say("answer_partial") if self.partial else NOTHING
+
+    def verdict_lines(self) -> list[str]:
+        """The verdicts as the terminal shows them, and that the time was up."""
+        told = [f"{v.status}: {v.sentence()}" for v in self.verdicts()]
+        return told + ([f"PARTIAL: {self.cut_short()}"] if self.partial else [])
+
+    # --- what was measured on ---------------------------------------------------------------------------------------
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """Where model and data come from."""
+        return dict(self.record.inputs.get("source", {}))
+
+    @property
+    def model(self) -> str:
+        """The model as it was named; empty where it had no name."""
+        return str(self.source.get("model", ""))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else is to be known of the measurement."""
+        return tuple(self.record.inputs.get("notes", ()))
+
+    @property
+    def probe(self) -> str:
+        """`probe 4 batches of 8 x 9 tokens, step 500, float32`."""
+        return probe_words(self.record)
+
+    def data(self, texts: Texts = EN) -> str:
+        """The data in words."""
+        return data_words(self.source, texts)
 
     # --- written once -----------------------------------------------------------------------------------------------
     def to_dataframe(self) -> Any:
@@ -107,10 +156,9 @@ class Answer(ABC):
 
     def figures(self, lang: str = "en") -> dict[str, Any]:
         """All figures by name."""
-        from ..report.page import drawn
-        from ..report.texts import language
+        from .. import report
 
-        found = [draw(self.record, language(lang)) for draw in drawn(self.record)]
+        found = [draw(self.record, report.texts.language(lang)) for draw in report.drawn(self.record)]
         return {figure.name: figure for figure in found}
 
     def plot(self, name: str | None = None) -> Any:
@@ -124,9 +172,9 @@ class Answer(ABC):
 
     def report(self, path: str | Path, lang: str = "en") -> Path:
         """One HTML file with everything in it."""
-        from ..report import write_report
+        from .. import report
 
-        return write_report(self.record, path, lang=lang)
+        return report.write_report(self.record, path, lang=lang)
 
     def save(self, folder: str | Path) -> Path:
         """Keep it in a folder; `load` reads it back."""
@@ -158,3 +206,14 @@ class Answer(ABC):
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Draft:
+    """The numbers of an answer while they are measured."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, Estimate] = {}
+        self.tensors: dict[str, Tensor] = {}
+
+    def record(self, kind: str, inputs: Mapping[str, Any], made: Provenance) -> Record:
+        return Record(kind, inputs, self.scalars, self.tensors, made)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import PurePath
 
+from ..core.number import Estimate
+
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -51,3 +53,15 @@ def short_name(model: str) -> str:
     """A model as people call it: of a folder with its whole path the last two parts, anything else as it is."""
     path = PurePath(model)
     return "/".join(path.parts[-2:]) if path.is_absolute() else model
+
+
+def with_error(e: Estimate) -> str:
+    """`12.3 ± 0.4`."""
+    return number(e.value, 4) + (f" ± {number(e.error, 2)}" if e.error else "")
+
+
+def share_with_error(e: Estimate) -> str:
+    """`41 % ± 2 %`."""
+    if not math.isfinite(e.value):
+        return with_error(e)
+    return percent(e.value) + (f" ± {percent(e.error)}" if e.error else "")

@@ -1,4 +1,4 @@
-"""`python -m quadform.kernels`: self-test and a small benchmark on whatever device is there."""
+"""`python benchmarks/kernels_check.py`: self-test and a small benchmark on whatever device is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import torch
 from torch.func import grad, jvp
 
-from . import attention, last_choice, linear_cross_entropy, using
+from quadform.kernels import attention, last_choice, linear_cross_entropy, using
 
 ALL = (0, 1, 2)
 SIZES = ((77, 24), (192, 64))

@@ -1,7 +1,7 @@
-"""For the keepers of the project, `python -m quadform.experiments ...`:
+"""For the keepers of the project, `python benchmarks/experiments.py ...`:
 
 gallery docs               write the gallery from the committed records
-keep RUNS [ID ...]         take finished records from a folder of `quadform reproduce` into the package
+keep RUNS [ID ...]         take finished records from a folder of `quadform reproduce` into docs/gallery/records
 verdicts RUNS              renew the table the tests compare with, from a folder of smoke runs
 measure RUNS PRESET PROCESSES SECONDS ID ...
                            run presets without figures, parts in several processes; `reproduce --out RUNS` draws them
@@ -22,27 +22,47 @@ from pathlib import Path
 
 import torch
 
-from ..core.record import JSON_NAME, Estimate, Provenance, Record
-from ..core.work import Work
-from .catalog import CATALOG, RECORDS, VERDICTS, committed, expected_verdicts, experiment
-from .experiment import Units
+from quadform.core.record import JSON_NAME, Estimate, Provenance, Record
+from quadform.core.work import Work
+from quadform.experiments.catalog import CATALOG, RECORDED, RECORDS, committed, experiment
+from quadform.experiments.claims import STATUSES
+from quadform.experiments.experiment import Units
 
+#: The table the tests compare with.
+VERDICTS = Path(__file__).resolve().parent.parent / "tests" / "experiments" / "verdicts.json"
 #: The piece that says by what and where the parts were made.
 MADE = "made"
 
 
 def keep(runs: str, names: list[str]) -> None:
-    """Take finished records from a folder of `quadform reproduce` into the package; commands lose their folders."""
+    """Take finished records from a folder of `quadform reproduce`; their commands lose the folder."""
     for name in names or [n for n in CATALOG if (Path(runs) / n / JSON_NAME).exists()]:
         record = Record.load(Path(runs) / name)
         command = f"quadform reproduce {name} --preset {record.inputs['preset']}"
         dataclasses.replace(record, made=dataclasses.replace(record.made, command=command)).save(RECORDS / name)
         print(RECORDS / name)
+    RECORDED.write_text(json.dumps(summary(), indent=1) + "\n", encoding="utf-8")
+
+
+def summary() -> dict[str, dict[str, object]]:
+    """What the package says of the records: preset, seconds, device and how many claims have which status."""
+    table: dict[str, dict[str, object]] = {}
+    for name in CATALOG:
+        record = committed(name)
+        if record is not None:
+            statuses = [v.status for v in experiment(name).verdicts(record)]
+            table[name] = {
+                "preset": record.inputs["preset"],
+                "seconds": round(record.scalars["cpu_seconds"].value, 1),
+                "device": record.made.device,
+                "claims": {status: statuses.count(status) for status in STATUSES if status in statuses},
+            }
+    return table
 
 
 def verdicts(runs: str) -> None:
     """Renew the table the tests compare with: smoke of the folder's runs, the rest of the committed records."""
-    before = expected_verdicts()["smoke"]
+    before = json.loads(VERDICTS.read_text(encoding="utf-8"))["smoke"]
     table: dict[str, dict[str, dict[str, str]]] = {"smoke": {}, "record": {}}
     for name in CATALOG:
         e, folder = experiment(name), Path(runs) / name
@@ -96,7 +116,7 @@ def protocol_record(folder: str, runs: str, name: str = "blocks") -> None:
 def main(words: list[str]) -> int:
     match words:
         case ["gallery", folder]:
-            from .gallery import write_gallery
+            from quadform.experiments.gallery import write_gallery
 
             print("\n".join(map(str, write_gallery(folder))))
         case ["keep", runs, *names]:
@@ -104,13 +124,13 @@ def main(words: list[str]) -> int:
         case ["verdicts", runs]:
             verdicts(runs)
         case ["measure", runs, preset, processes, seconds, *names]:
-            from .pool import measure
+            from quadform.experiments.pool import measure
 
             finished = measure(Path(runs), preset, int(processes), float(seconds), names)
             print("finished:", *finished)
             return 0 if len(finished) == len(names) else 3
         case ["corpus"]:
-            from .packed import pack
+            from quadform.experiments.packed import pack
 
             print(pack())
         case ["protocol", path, *rest] if len(rest) <= 2:

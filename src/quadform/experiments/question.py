@@ -1,0 +1,66 @@
+"""What `quadform reproduce` and `qf.reproduce` are asked. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..core.errors import InputError
+from ..core.question import Plan, Task, option, words_of
+from . import catalog
+
+if TYPE_CHECKING:
+    from ..core.work import Work
+    from .runner import Reproduction
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceTask(Task):
+    """The papers' figures and tables, made again, and each of their claims: met, not met, undecided or not tested.
+
+    Every experiment is saved, drawn (SVG, PNG, HTML) and judged. What is finished in the folder is kept, what was
+    stopped goes on. Exit code 3 means that a claim is not met, or that the time was up.
+    """
+
+    verb = "reproduce"
+    takes = frozenset({"out", "max_time", "dry_run"})
+
+    names: tuple[str, ...] = option(
+        (), "Experiments by id (`quadform ls experiments`), or `all`.", positional=True, metavar="ID [ID ...] | all"
+    )
+    preset: str = option(
+        "smoke",
+        "smoke: seconds; cpu: minutes on two cores; paper: the published sizes, where a CPU can reach them.",
+        choices=("smoke", "cpu", "paper"),
+    )
+    seed: int | None = option(
+        None, "Seed of everything that is drawn.", metavar="INT", shown="(default: the experiment's own)"
+    )
+    again: bool = option(False, "Compute again what is finished in the folder.")
+
+    def check(self) -> None:
+        names = words_of(self.names) if isinstance(self.names, str) else tuple(dict.fromkeys(self.names))
+        object.__setattr__(self, "names", names)
+        if not names:
+            raise InputError("which experiment? `quadform ls experiments` lists them; `all` runs all.")
+        for name in self.chosen:
+            catalog.module_of(name)
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The experiments by id."""
+        return tuple(catalog.CATALOG) if "all" in self.names else self.names
+
+    def folder(self, out: str | None) -> str | None:
+        return out or str(Path("runs") / "reproduce" / self.preset)
+
+    def plan(self) -> Plan:
+        from .runner import plan
+
+        return plan(self)
+
+    def run(self, work: Work) -> Reproduction:
+        from .runner import reproduced
+
+        return reproduced(self, work)

@@ -1,0 +1,43 @@
+"""What `quadform explore` is asked. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..core.errors import InputError
+from ..core.question import Task, option
+
+if TYPE_CHECKING:
+    from ..core.work import Work
+    from .serving import Served
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExploreTask(Task):
+    """The live page: move a slider and see the exact Hessian of attention, its spectrum and its blocks change.
+
+    Serves one page on this machine alone (127.0.0.1, a secret address) until Ctrl-C or the end of the time. Nothing
+    leaves the machine. The page computes on the CPU in float64.
+    """
+
+    verb = "explore"
+    takes = frozenset({"max_time"})
+
+    port: int = option(8765, "Port of the page; the next free one when it is taken, any free one for 0.")
+    no_open: bool = option(False, "Print the address and open no browser.")
+    seed: int = option(0, "Seed of everything that is drawn.")
+    lang: str = option("en", "Language of the page.", choices=("en", "ko"))
+
+    def check(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InputError(f"port={self.port}: a port is a number from 0 to 65535.")
+        if not 0 <= self.seed <= 999:
+            raise InputError(f"seed={self.seed}: the page takes seeds from 0 to 999.")
+
+    def run(self, work: Work) -> Served:
+        from .serving import Served, find_place
+        from .state import State
+
+        seconds = None if work.deadline.until is None else work.deadline.left
+        return Served(find_place(self.port), State(seed=self.seed), self.lang, seconds, browser=not self.no_open)
