@@ -53,6 +53,23 @@ dist.destroy_process_group()
 """
 
 
+ALONE = """
+import sys
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+from test_train_ddp import CONFIG, DATA, TrainConfig, model, train
+from quadform.train import loop
+update = loop._Run.update
+def failing(self, meal):
+    if self.step == 2 and self.group.rank == 1:
+        raise MemoryError("process 1 alone")
+    return update(self, meal)
+loop._Run.update = failing
+train(model(), DATA, TrainConfig(**CONFIG), progress=False)
+"""
+
+
 def model():
     return Transformer("sas-p", depth=2, dim=8, heads=2, dtype=torch.float64, **DATA.settings)
 
@@ -61,18 +78,30 @@ def model():
 def folder(tmp_path_factory):
     """Where two processes have trained, once without and once with a stop in between."""
     folder = tmp_path_factory.mktemp("ddp")
-    (folder / "child.py").write_text(CHILD)
+    done = together(folder, CHILD)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def together(folder, code):
+    """Two processes run the code."""
+    (folder / "child.py").write_text(code)
     (folder / "temporary").mkdir()
     words = ["--standalone", "--nproc-per-node", "2", "--log-dir", str(folder / "logs"), str(folder / "child.py")]
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", *words, str(Path(__file__).parent), str(folder)],
         env={**os.environ, "TMPDIR": str(folder / "temporary")},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+
+
+def test_a_process_that_fails_alone_ends_the_run(tmp_path):
+    """It leaves at once, while the other waits for its gradient; torchrun ends that one."""
+    done = together(tmp_path, ALONE)
+    assert done.returncode != 0
+    assert "process 1 alone" in done.stderr
 
 
 def test_nothing_is_left_in_the_temporary_folder(folder):

@@ -12,8 +12,8 @@ import torch
 from ..core.errors import InputError
 from ..core.record import Estimate, Provenance, Record
 from ..corpora.datasets import Dataset, dataset
+from ..distributed import group
 from ..nn.transformer import Transformer
-from ..train.ddp import rank_and_world
 from ..train.folder import RunFolder
 from ..train.recipes import Plan, prepare, score_test
 from ..train.runs import Run
@@ -56,7 +56,7 @@ def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
     made = plan(config)
     done = made.train(out=folder, resume=config.resume, seconds=config.seconds)
     model = done.model
-    rank, _ = rank_and_world()
+    rank = group().rank
     if made.config.average is not None and done.stopped != "time" and rank == 0:
         model = Transformer.load(files.averaged, device=model.embed.W_E.device)
     found = Run(folder, model.eval(), made.data, made.config, done.step, {}, done, made.search)

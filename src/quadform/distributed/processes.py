@@ -117,6 +117,17 @@ class Group:
             if self._owned:
                 dist.destroy_process_group()
 
+    @contextlib.contextmanager
+    def parting(self) -> Iterator[None]:
+        """A process that fails in here leaves without a word: others wait where it cannot tell them, and torchrun ends
+        them.
+        """
+        try:
+            yield
+        except BaseException:
+            self._over = True
+            raise
+
     # --- meeting ----------------------------------------------------------------------------------------------------
     def together(self, step: str, error: BaseException | None = None) -> bool:
         """Meet at a step, with an error or without: whether this process may go on to do something with the others.
@@ -229,6 +240,12 @@ class Group:
             self._meet(step, given=given)
             self._carry(dist.all_reduce, total)
         return total.to(x.dtype)
+
+    def add(self, x: Tensor) -> Tensor:
+        """The sum of `x` over the processes in its own place: nobody meets, and nothing waits for the device."""
+        if self.world > 1:
+            self._carry(dist.all_reduce, x)
+        return x
 
     def total(self, parts: Mapping[str, Tensor], given: Vector) -> dict[str, Tensor]:
         """The sum of named tensors over the processes, in one message; `given` is the vector all were asked with."""

@@ -8,79 +8,29 @@ Process 0 writes, validates and decides; the others follow its numbers.
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-
-def rank_and_world() -> tuple[int, int]:
-    """(number of this process, number of processes) as torchrun tells them; (0, 1) for a single process."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+from quadform.distributed import Group
 
 
-class Group:
-    """The processes of one run; use as a context: it begins and ends the process group unless one is there already."""
+def parallel(loss_of: Callable[..., Tensor], model: nn.Module, group: Group) -> Callable[..., Tensor]:
+    """A loss function whose backward pass averages the gradients of all processes."""
+    if group.world == 1:
+        return loss_of
+    from torch.nn.parallel import DistributedDataParallel
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.owned = device, False
-        self.rank, self.world = rank_and_world()
+    device = next(model.parameters()).device
+    return DistributedDataParallel(
+        _LossModule(model, loss_of), device_ids=[device.index] if device.type == "cuda" else None
+    )
 
-    def __enter__(self) -> Group:
-        if self.world > 1 and not dist.is_initialized():
-            cuda = self.device.type == "cuda"
-            dist.init_process_group("nccl" if cuda else "gloo", device_id=self.device if cuda else None)
-            self.owned = True
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        if self.owned:
-            dist.destroy_process_group()
-
-    @property
-    def writes(self) -> bool:
-        """Whether this process owns the files."""
-        return self.rank == 0
-
-    def parallel(self, loss_of: Callable[..., Tensor], model: nn.Module) -> Callable[..., Tensor]:
-        """A loss function whose backward pass averages the gradients of all processes."""
-        if self.world == 1:
-            return loss_of
-        from torch.nn.parallel import DistributedDataParallel
-
-        ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(_LossModule(model, loss_of), device_ids=ids)
-
-    def hold(self, loss_of: Callable[..., Tensor], last: bool) -> contextlib.AbstractContextManager[Any]:
-        """Keep gradients in this process until the last of the accumulated batches."""
-        return contextlib.nullcontext() if last or self.world == 1 else loss_of.no_sync()  # type: ignore[attr-defined]
-
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum of `x` over the processes."""
-        if self.world > 1:
-            dist.all_reduce(x)
-        return x
-
-    def first(self, numbers: Sequence[float]) -> list[float]:
-        """The numbers of process 0, in every process; the others give as many of any value."""
-        if self.world == 1:
-            return list(numbers)
-        told = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.broadcast(told, 0)
-        return told.tolist()
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        return bool(self.sum(torch.tensor(float(flag), device=self.device))) if self.world > 1 else flag
-
-    def wait(self) -> None:
-        """Go on when all processes are here."""
-        self.any(False)
+def hold(loss_of: Callable[..., Tensor], group: Group, last: bool) -> contextlib.AbstractContextManager[Any]:
+    """Keep gradients in this process until the last of the accumulated batches."""
+    return contextlib.nullcontext() if last or group.world == 1 else loss_of.no_sync()  # type: ignore[attr-defined]
 
 
 class _LossModule(nn.Module):

@@ -21,11 +21,12 @@ from quadform.core.interrupts import gently
 from quadform.core.record import Estimate, Provenance
 from quadform.core.rng import stream
 from quadform.corpora.datasets import Batch, Dataset
+from quadform.distributed import Group, group
 from quadform.nn.transformer import Transformer
 
 from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .config import TrainConfig
-from .ddp import Group
+from .ddp import hold, parallel
 from .feed import Meal, meals
 from .folder import RunFolder
 from .machinery import compiled, differences, plain
@@ -87,12 +88,12 @@ def train(
     if config.average is not None and out is None:
         raise InputError("the models to be averaged are kept in a folder; give `out`, or leave `average` out.")
     next(iter(data.batches("valid", config.batch_size, config.seed)))  # what cannot be validated is not trained first
-    with Group(device) as group:
-        run = _Run(model, data, config, RunFolder(out) if out is not None else None, group)
+    with group() as processes, processes.parting():
+        run = _Run(model, data, config, RunFolder(out) if out is not None else None, processes)
         if run.out is not None:
             run.take_up(run.out, resume)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            run.go(progress if group.writes else False, seconds)
+            run.go(progress if processes.first else False, seconds)
     return run.result()
 
 
@@ -129,7 +130,7 @@ class _Run(Loop[Meal]):
         self.data, self.out, self.group = data, out, group
         self.state = _State()
         loss_of = compiled(model.loss, dynamic=config.bucket > 1) if config.compile else model.loss
-        self.loss_of = group.parallel(loss_of, model)
+        self.loss_of = parallel(loss_of, model, group)
         self.made = Provenance.collect(seed=config.seed, dtype=model.embed.W_E.dtype, device=self.device)
         self.started = time.monotonic()
         self.late = self.device.type in LATE_ON and self.optimiser.skips
@@ -145,12 +146,12 @@ class _Run(Loop[Meal]):
     def take_up(self, out: RunFolder, resume: bool) -> None:
         """Go on from the checkpoint in `out`, or empty its log and begin."""
         out.make()
-        if not resume and self.group.writes:
+        if not resume and self.group.first:
             out.forget()
-        self.group.wait()
+        self.group.together("folder")
         found = load_checkpoint(out.checkpoint)
         if found is None:
-            if self.group.writes:
+            if self.group.first:
                 out.cut_log(-1)
             return
         state, tensors = found
@@ -165,21 +166,21 @@ class _Run(Loop[Meal]):
         except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{out.checkpoint} is not complete ({error}). Use resume=False to begin anew.") from error
         restore(self.model, self.optimiser, tensors)
-        self.group.wait()  # all have read what process 0 will write
-        if self.group.writes:
+        self.group.together("checkpoint")  # all have read what process 0 will write
+        if self.group.first:
             out.cut_log(self.step)
             bars.say(f"going on from step {self.step} in {out.path}")
 
     def save(self, *, snapshot: bool) -> None:
         self.settle()
-        if self.out is not None and self.group.writes:
+        if self.out is not None and self.group.first:
             if snapshot and self.config.average is not None:
                 self.out.keep_snapshot(self.model, self.step, self.config.average)
             state = {"identity": self.identity(), "state": {"step": self.step, **vars(self.state)}}
             save_checkpoint(self.out.checkpoint, self.model, self.optimiser, state, self.made)
 
     def log(self, **numbers: Any) -> None:
-        if self.out is None or not self.group.writes:
+        if self.out is None or not self.group.first:
             return
         line = {"step": self.step, "seconds": round(time.monotonic() - self.started, 3), **numbers}
         self.out.add_line(plain(line))
@@ -195,7 +196,7 @@ class _Run(Loop[Meal]):
                 self.bar.step(self.step)
             if not self.state.stopped:
                 self.run(stream_of, c.steps)
-        if self.out is not None and g.writes:
+        if self.out is not None and g.first:
             self.model.save(self.out.model)
             if c.average is not None and self.state.stopped:
                 average(self.out.kept()).save(self.out.averaged)
@@ -233,15 +234,15 @@ class _Run(Loop[Meal]):
             )
         total: Tensor | int = meal.targets
         if g.world > 1:
-            total = g.sum(torch.tensor(float(total), device=self.device)) / g.world
+            total = g.add(torch.tensor(float(total), device=self.device)) / g.world
         parts = []
         for i, batch in enumerate(meal.batches):
-            with g.hold(self.loss_of, last=i == len(meal.batches) - 1):
+            with hold(self.loss_of, g, last=i == len(meal.batches) - 1):
                 with torch.autocast("cuda", torch.bfloat16, enabled=c.precision == "bf16"):
                     part = self.loss_of(batch, smoothing=c.smoothing, reduction="sum") / total
                 part.backward()
             parts.append(part.detach())
-        return g.sum(torch.stack(parts).sum()) / g.world
+        return g.add(torch.stack(parts).sum()) / g.world
 
     def judge(self, loss: Tensor, norm: Tensor, meal: Meal) -> Tensor | None:
         """Look at this step, or, where that would mean waiting for the device, at the one before."""
@@ -298,7 +299,7 @@ class _Run(Loop[Meal]):
 
     # ---------------------------------------------------------------------------------------------------- measures
     def watch(self, batch: Batch) -> None:
-        if not self.group.writes:
+        if not self.group.first:
             return
         cosines = {name: e.value for name, e in token_cosines(self.model, batch).items()}
         self.log(cosine=cosines)
@@ -321,8 +322,9 @@ class _Run(Loop[Meal]):
             found["exact"] = lambda: exact_match(self.model, self.data, count=c.questions, seed=c.seed)
         if self.model.config.kind == "encoder":
             found["accuracy"] = lambda: accuracy(self.model, self.data, **sizes)
-        seen = [measure() if self.group.writes else Estimate(math.nan) for measure in found.values()]
-        told = self.group.first([x for e in seen for x in (e.value, e.stderr or 0.0)])
+        seen = [measure() if self.group.first else Estimate(math.nan) for measure in found.values()]
+        numbers = [x for e in seen for x in (e.value, e.stderr or 0.0)]
+        told = self.group.same(torch.tensor(numbers, dtype=torch.float64)).tolist()
         values = [Estimate(told[2 * i], told[2 * i + 1], "estimate") for i in range(len(seen))]
         found = dict(zip(found, values, strict=True))
         s.valid = {name: vars(e) for name, e in found.items()}
@@ -330,7 +332,7 @@ class _Run(Loop[Meal]):
         now = [found["exact"].value if c.questions else 0.0, -found["loss"].value]
         if s.best is None or now > s.best:
             s.best, s.best_step, s.waits = now, self.step, 0
-            if self.out is not None and self.group.writes:
+            if self.out is not None and self.group.first:
                 self.model.save(self.out.best)
         else:
             s.waits += 1
