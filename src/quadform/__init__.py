@@ -40,6 +40,7 @@ __getattr__, __dir__, __all__ = attach(
         "spectrum": ".applications.spectrum",
         "probe": ".integrations.hf",
         "signal": ".applications.signal",
+        "study": ".applications.study",
         "data": ".corpora.fetch:",
         "datasets": ".corpora.datasets:",
         "answers": ".answers:",

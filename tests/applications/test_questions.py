@@ -42,11 +42,12 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "verify": (qf.verify, {"shapes": 2, "largest": 2, "seed": 1}),
     "doctor": (qf.doctor, {"dtype": "float32", "seed": 1}),
     "compare": (qf.compare, {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "dim": 4, "heads": 2, "budget": 1}),
+    "report": (qf.study, {**PROBE, "batches": 1}),
 }
 #: What a verb is asked of, where it is not MODEL alone.
 NAMED: dict[str, list[str]] = {"signal": ["pre-ln", MODEL]}
 #: Entries of a record that differ between two runs of one question.
-TIMES = ("cost", "timing", "speed", "seconds")
+TIMES = ("cost", "timing", "speed", "seconds", "report")
 
 
 def recording(asked: Any) -> tuple[Any, set[str]]:

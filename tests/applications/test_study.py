@@ -1,20 +1,31 @@
-"""A study: stages in a folder, resumable, redrawn without computing."""
+"""A study: sections asked of one opened model, resumable, redrawn without computing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quadform.applications.configs.report import ReportConfig
-from quadform.applications.study import folder, measure, open_studies, records_in, stages
-from quadform.core.errors import FileError, InputError
+import quadform as qf
+from quadform.applications import opening, subject, training
+from quadform.applications.study import measure as measuring
+from quadform.applications.study import records_in
+from quadform.applications.study.answer import Report
+from quadform.applications.study.question import ReportOpening, ReportQuestion
+from quadform.applications.study.sections import Made, Section, _Kept
+from quadform.applications.study.targets import Target, Targets
+from quadform.cli import main
+from quadform.core.errors import InputError
+from quadform.core.question import Plan
 from quadform.core.record import Estimate, Provenance, Record
-from quadform.core.work import Deadline
+from quadform.core.work import Work
 
-ASKED: dict[str, Any] = {"model": "m", "seed": 0}
+MODEL = "new:sas-p,depth=1,dim=4,heads=2"
+SMALL: dict[str, Any] = {"data": "add:digits=1", "batch": 2, "batches": 2}
+FLAGS = ["--data", "add:digits=1", "--batch", "2", "--batches", "2", "--quiet"]
+KINDS = {"step-size": "lr", "spectrum": "spectrum", "signal": "signal"}
 
 
 def record(kind: str, **inputs: Any) -> Record:
@@ -22,124 +33,200 @@ def record(kind: str, **inputs: Any) -> Record:
     return Record(kind=kind, inputs=inputs, scalars={"x": Estimate(1.0)}, tensors={}, made=made)
 
 
-def three(ran: list[str], broken: str = "", slow: str = "") -> list[stages.Stage]:
-    """Stages that write down that they ran; `broken` is interrupted, `slow` takes all the time it is given."""
+@dataclass(frozen=True, kw_only=True)
+class Noted(_Kept):
+    """A question that writes down that it was asked; it is interrupted, or takes all its time."""
 
-    def run(name: str):
-        def go(into: Path, seconds: float | None, resume: bool) -> Record:
-            if name == broken:
+    verb = "noted"
+    name: str = ""
+
+    def measurement(self, subject: Any = None) -> Made:
+        def go(work: Work) -> Record:
+            if self.name in BROKEN:
                 raise KeyboardInterrupt
-            ran.append(name)
-            if name == slow and seconds is not None:
-                into.mkdir(parents=True, exist_ok=True)
-                while seconds > 0:
-                    seconds -= _tick()
-                return record(name, partial=True)
-            return record(name)
+            RAN.append(self.name)
+            if self.name in SLOW and work.deadline.until is not None:
+                work.deadline.until = 0.0
+                return record(self.name, partial=True)
+            return record(self.name)
 
-        return go
-
-    return [stages.Stage(name, name, run(name)) for name in ("lr", "spectrum", "signal")]
+        return Made(lambda: Plan("", 10, 2.0, 5e6), go)
 
 
-def _tick() -> float:
-    import time
-
-    time.sleep(0.02)
-    return 0.02
+RAN: list[str] = []
+BROKEN: set[str] = set()
+SLOW: set[str] = set()
 
 
-def go(listed: list[stages.Stage], into: Path, **settings: Any) -> list[folder.Study]:
-    config = ReportConfig(**settings)
-    return measure._go(listed, ASKED, into, config, Deadline(config.seconds))
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sections that write down that they ran, in place of those that measure."""
+    for noted in (RAN, BROKEN, SLOW):
+        noted.clear()
+    listed = [Section(name, kind, Noted(name=kind)) for kind, name in KINDS.items()]
+    monkeypatch.setattr(measuring, "sections_of", lambda *_: listed)
+    monkeypatch.setattr("quadform.applications.study.sections.sections_of", lambda *_: listed)
+    monkeypatch.setattr(measuring.Report, "report", lambda self, path, lang="en": Path(path))
 
 
+def go(into: Path, seconds: float | None = None, resume: bool = False, seed: int = 0) -> Any:
+    target = Targets((Target("the built-in default"),), ReportOpening(seed=seed))
+    with Work(into, seconds=seconds, resume=resume, progress=False) as work:
+        return measuring.ask(ReportQuestion(seed=seed), work, target)
+
+
+def kinds(found: Any) -> list[str]:
+    return [r.kind for r in found.records]
+
+
+@pytest.mark.usefixtures("three")
 def test_a_stopped_study_goes_on(tmp_path: Path) -> None:
-    """Stages that were finished before an interruption are read, not run again; a fresh study runs all."""
-    ran: list[str] = []
+    """Sections that were finished before an interruption are read, not run again; a fresh study runs all."""
+    BROKEN.add("signal")
     with pytest.raises(KeyboardInterrupt):
-        go(three(ran, broken="signal"), tmp_path, resume=True)
-    assert ran == ["lr", "spectrum"]
-    (found,) = go(three(ran), tmp_path, resume=True)
-    assert [r.kind for r in found.records] == ["lr", "spectrum", "signal"]
-    assert ran == ["lr", "spectrum", "signal"]
-    go(three(ran), tmp_path)
-    assert ran == ["lr", "spectrum", "signal"] * 2
+        go(tmp_path, resume=True)
+    assert RAN == ["step-size", "spectrum"]
+    BROKEN.clear()
+    assert records_in(tmp_path)[0].missing == ("signal",)
+    found = go(tmp_path, resume=True)
+    assert kinds(found) == RAN == [*KINDS]
+    assert found.ok
+    go(tmp_path, resume=True)
+    assert [*KINDS] == RAN
+    go(tmp_path)
+    assert [*KINDS] * 2 == RAN
 
 
+@pytest.mark.usefixtures("three")
 def test_time_ends_a_study(tmp_path: Path) -> None:
-    """The stage under way is cut, later ones are not begun, all of them are named missing; `--resume` finishes."""
-    ran: list[str] = []
-    (found,) = go(three(ran, slow="spectrum"), tmp_path, max_time="0.3s")
-    assert ran == ["lr", "spectrum"]
-    assert [r.kind for r in found.records] == ["lr", "spectrum"]
-    assert found.missing == ("spectrum", "signal")
+    """The section under way is cut, later ones are not begun, all of them are named missing; a resumed run ends it."""
+    SLOW.add("spectrum")
+    found = go(tmp_path, seconds=100.0)
+    assert RAN == kinds(found) == ["step-size", "spectrum"]
+    assert found.missing == ["spectrum", "signal"]
+    assert not found.ok
     assert records_in(tmp_path)[0].missing == ("spectrum", "signal")
-    (found,) = go(three(ran), tmp_path, resume=True)
-    assert ran == ["lr", "spectrum", "spectrum", "signal"]
-    assert found.missing == records_in(tmp_path)[0].missing == ()
+    found = go(tmp_path, resume=True)
+    assert RAN == ["step-size", "spectrum", "spectrum", "signal"]
+    assert found.missing == []
+    assert records_in(tmp_path)[0].missing == ()
 
 
+@pytest.mark.usefixtures("three")
 def test_however_short_the_time_something_advances(tmp_path: Path) -> None:
-    """A thousandth of a second, again and again: every round finishes one more stage."""
-    ran: list[str] = []
+    """A thousandth of a second, again and again: every round finishes one more section."""
     for k in range(1, 4):
-        (found,) = go(three(ran), tmp_path, max_time="0.001s", resume=True)
-        assert len(found.records) == k
+        assert len(go(tmp_path, seconds=1e-3, resume=True).records) == k
 
 
+@pytest.mark.usefixtures("three")
 def test_another_study_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    """`--resume` with another model or seed: refused by name; without it the older records are gone at once."""
-    ran: list[str] = []
-    go(three(ran), tmp_path)
-    with pytest.raises(InputError, match=r"other settings \(model .m. / .n."):
-        measure._go(three(ran), ASKED | {"model": "n"}, tmp_path, ReportConfig(resume=True), Deadline(None))
+    """Resumed with another seed: refused by name; a new study takes the older records away at once."""
+    BROKEN.add("signal")
     with pytest.raises(KeyboardInterrupt):
-        go(three(ran, broken="lr"), tmp_path)
+        go(tmp_path)
+    with pytest.raises(InputError, match=r"other settings \(seed 0 / 1"):
+        go(tmp_path, resume=True, seed=1)
+    BROKEN.add("step-size")
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path)
     assert records_in(tmp_path) == []
 
 
-def test_plans_add_up(tmp_path: Path) -> None:
-    """The plan of several stages: products and seconds added, the largest memory; finished ones are left out."""
-    costs = {"lr": stages.Cost(10, 2.0, 5e6), "spectrum": stages.Cost(30, 4.0, 8e6), "signal": stages.Cost(0, 1.0)}
-    listed = [replace(s, plan=lambda n=s.name: costs[n]) for s in three([])]
-    body = measure._plan_of(listed, "m")
-    assert (body["products"], body["seconds"], body["bytes"]) == (40, 7.0, 8e6)
-    assert body["text"].splitlines()[0] == "plan for m: 3 stages, about 40 products, 7 s in all, 8 MB beside the model"
-    record("lr").save(tmp_path / "lr")
-    left = measure._left(listed, tmp_path, ReportConfig(resume=True))
-    assert [s.name for s in left] == ["spectrum", "signal"]
+@pytest.mark.usefixtures("three")
+def test_plans_add_up() -> None:
+    """The plan of several sections: products and seconds added, the largest memory."""
+    plan = ReportQuestion().measurement(Targets((Target("the built-in default"),), ReportOpening())).plan()
+    assert (plan.products, plan.seconds, plan.bytes) == (30, 6.0, 5e6)
+    assert plan.text.splitlines()[0].endswith(": 3 stages, about 30 products, 6 s in all, 5 MB beside the model")
 
 
 def test_records_in_a_folder(tmp_path: Path) -> None:
-    """The stages of a model are one study, the exact layer another; a record of the folder itself stands alone."""
+    """The sections of a model are one study, the exact layer another; a record of the folder itself stands alone."""
     assert records_in(tmp_path) == []
     for name in ("signal", "lr", "attention"):
         record(name).save(tmp_path / name)
     assert [[r.kind for r in s.records] for s in records_in(tmp_path)] == [["lr", "signal"], ["attention"]]
     record("alone").save(tmp_path)
     assert [[r.kind for r in s.records] for s in records_in(tmp_path)] == [["alone"]]
-    (tmp_path / "other" / "lr").mkdir(parents=True)
-    (tmp_path / "other" / folder.ASKED).write_text('{"asked": {}, "stages": ["nothing"]}')
-    with pytest.raises(FileError, match="is damaged"):
-        records_in(tmp_path / "other")
 
 
-def test_new_models_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`new:...` is studied on one probe for all stages: lambda_max of `lr` and of `spectrum` is the same number."""
-    monkeypatch.setattr(stages, "PROBE", {"batch": 4, "batches": 2})
-    word = "new:sas-p,depth=1,dim=16,heads=2"
-    planned = measure.plan((word,), ReportConfig(data="add:digits=2"), tmp_path / "none")
-    assert [s["stage"] for s in planned["studies"][0]["stages"]] == ["signal", "lr", "spectrum", "why"]
-    assert all(s["seconds"] > 0 for s in planned["studies"][0]["stages"])
-    assert not (tmp_path / "none").exists()
-    (found,) = open_studies((word,), ReportConfig(data="add:digits=2"), tmp_path)
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that are opened, and the runs that are read, in turn."""
+    found: list[str] = []
+    for module, name in ((subject, "open_subject"), (subject, "open_run"), (training, "open_run")):
+        true = getattr(module, name)
+
+        def noted(asked: Any, *more: Any, _true: Any = true, **settings: Any) -> Any:
+            found.append(str(getattr(asked, "model", asked)))
+            return _true(asked, *more, **settings)
+
+        monkeypatch.setattr(module, name, noted)
+    return found
+
+
+def test_one_model_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
+    """All sections measure the same opened model, on one probe: lambda_max of `lr` and of `spectrum` is one number."""
+    found = qf.study(MODEL, **SMALL, out=tmp_path / "a", progress=False)
+    assert opened == [MODEL]
     by_kind = {r.kind: r for r in found.records}
     assert list(by_kind) == ["step-size", "spectrum", "signal", "why"]
     top = by_kind["spectrum"].scalars["top/0"].value
     assert by_kind["step-size"].scalars["ceiling/sgd"].value == pytest.approx(2 / top, rel=1e-2)
-    (again,) = open_studies((str(tmp_path),), ReportConfig(), None)
-    assert [r.kind for r in again.records] == list(by_kind)
-    assert measure.plan((str(tmp_path),), ReportConfig(), None)["seconds"] == 0
-    both = measure._targets((word, "new:pre-ln"), ReportConfig(), tmp_path)
-    assert [into for _, _, into in both] == [tmp_path / "sas-p-depth-1-dim-16-heads-2", tmp_path / "pre-ln"]
+    assert {r.made.dtype for r in found.records} == {"float32"}
+    again = qf.study(str(tmp_path / "a"), progress=False)
+    assert kinds(again) == kinds(Report.load(tmp_path / "a")) == [*by_kind]
+    assert qf.study.plan(str(tmp_path / "a")).seconds == 0
+    assert opened == [MODEL]
+
+
+def test_a_training_run_is_studied_beside_itself(
+    tmp_path: Path, opened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`report RUN --dtype float64`: one opening for log and sections, every record in that format, kept in the run.
+
+    A run that was trained further is not drawn as if it were the one that was studied.
+    """
+    run = str(tmp_path / "run")
+    train = ["train", "--data", "add:digits=1", "--dim", "4", "--heads", "2", "--depth", "1", "--batch", "2"]
+    train += ["--test", "0", "--quiet", "--out", run, "--dtype", "float32", "--steps"]
+    assert main([*train, "10"]) == 0
+    opened.clear()
+    assert main(["report", run, *FLAGS, "--dtype", "float64"]) in (0, 3)
+    assert opened == [run, run]  # the subject, and inside it its checkpoint
+    found = Report.load(run)
+    assert kinds(found) == ["step-size", "spectrum", "signal", "training", "why"]
+    assert {r.made.dtype for r in found.records} == {"float64"}
+    assert (tmp_path / "run" / "report.html").exists()
+    assert main(["report", run, "--quiet", "--lang", "ko"]) in (0, 3)
+    assert 'lang="ko"' in (tmp_path / "run" / "report.html").read_text()
+    (tmp_path / "run" / "checkpoint").rename(tmp_path / "kept")
+    assert main([*train, "12"]) == 0
+    capsys.readouterr()
+    assert main(["report", run, "--quiet"]) == 2
+    assert "was studied with other weights" in capsys.readouterr().err
+
+
+def test_both_ways_give_the_same_sections(tmp_path: Path) -> None:
+    """Python and command line, a word and an opened model: every number of every section is the same."""
+    here = qf.study(MODEL, **SMALL, progress=False).records
+    assert main(["report", MODEL, *FLAGS, "--out", str(tmp_path)]) in (0, 3)
+    there = Report.load(tmp_path).records
+    asked = opening.Opening(model=MODEL, **SMALL).open()
+    third = qf.study(asked.model, asked.batches, progress=False).records
+    for records in (there, third):
+        assert [r.kind for r in records] == [r.kind for r in here]
+        for a, b in zip(records, here, strict=True):
+            assert [*a.scalars.values()] == [*b.scalars.values()]
+
+
+@pytest.mark.usefixtures("three")
+def test_several_models_have_a_folder_each(tmp_path: Path) -> None:
+    """Two models in one folder: a study and a page each, one page over both; the folder is redrawn as a whole."""
+    words = (MODEL, "new:pre-ln")
+    found = qf.study(words, out=tmp_path, progress=False)
+    assert len(found.studies) == 2
+    assert found.record.inputs["folders"] == ["sas-p-depth-1-dim-4-heads-2", "pre-ln"]
+    assert len(qf.study(str(tmp_path), progress=False).studies) == len(Report.load(tmp_path).studies) == 2
+    assert len(records_in(tmp_path / "pre-ln")) == 1

@@ -26,7 +26,7 @@ COMMANDS = {
     "why": [MODEL, *PROBE, "--remove", "norm", "--steps", "0,2"],
     "compare": ["--designs", "pre-ln,sas-p", "--depths", "1", "--dim", "4", "--heads", "2", "--budget", "1s"],
     "signal": ["pre-ln", "no-skip", "--depths", "2", "--dim", "8", "--heads", "2", "--tokens", "4", "--networks", "6"],
-    "report": [MODEL, "--data", "add:digits=1"],
+    "report": [MODEL, *PROBE, "--batches", "1"],
 }
 #: Forks a child a run. A line of stdin is (words, seconds or null); a child that outlives its seconds is killed. The
 #: answer is (exit code or -9, seconds it ran). States are saved at every product, not every minute.
@@ -37,11 +37,10 @@ torch.set_num_threads(1)
 import quadform.applications.why.measure, quadform.applications.compare.measure
 import quadform.applications.spectrum.call, quadform.applications.spectrum.measure
 import quadform.applications.signal.measure, quadform.applications.step_size.measure, quadform.report
-from quadform.applications.study import stages as study
+import quadform.applications.study.measure
 from quadform.cli import main
 from quadform.estimate import resume
 resume.SAVE_EVERY = 0.0
-study.PROBE = {"batch": 2, "batches": 1}
 for line in sys.stdin:
     words, limit = json.loads(line)
     began = time.monotonic()

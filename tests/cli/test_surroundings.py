@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from quadform.applications.study.folder import begin
 from quadform.cli import main
+from quadform.core.work import Work
 
 SMALL = ["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--quiet"]
 
@@ -237,13 +237,11 @@ def test_a_study_keeps_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*SMALL, "--out", str(folder), "--quiet"]) == 0
     before = _kept(folder)
     assert main(["report", MODEL, "--out", str(folder), "--quiet"]) == 2
-    assert f"`{folder}` holds a result, which is kept." in capsys.readouterr().err
+    assert f"`{folder}` holds a result of `quadform attention`" in capsys.readouterr().err
     assert _kept(folder) == before
     other = tmp_path / "s"
-    other.mkdir()
-    begin(other, {"model": "one"}, ["lr"], resume=False)
+    Work(other).begin({"verb": "report", "model": "one", "sections": ["lr"]})
     assert main(["report", MODEL, "--out", str(other), "--quiet"]) == 2
     assert "holds a study of `one`, which is kept." in capsys.readouterr().err
     assert main(["lr", MODEL, *QUICK, "--out", str(other)]) == 2
     assert "holds a study of `one`, which is kept." in capsys.readouterr().err
-    begin(other, {"model": "one", "seed": 1}, ["lr"], resume=False)  # the same model: measured again

@@ -116,13 +116,12 @@ def test_report_of_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No argument: trains, measures, keeps every stage in runs/default, writes the file, last line `report: PATH`."""
-    from quadform.applications.study import stages as study
+    from quadform.applications.study import sections as study
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "dim": 16, "heads": 2})
     monkeypatch.setattr(study, "DEFAULT_STEPS", 20)
-    monkeypatch.setattr(study, "PROBE", {"batch": 4, "batches": 2})
-    assert main(["report", "--figures", "pictures", "--quiet"]) == 0
+    assert main(["report", "--figures", "pictures", "--quiet", "--batch", "4", "--batches", "2"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "report: runs/default/report.html"
     assert said[0].startswith("Learning-rate ceiling:")
@@ -138,11 +137,9 @@ def test_report_in_the_time_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--dry-run` plans and writes nothing; `--max-time` draws what there is and names the rest; `--resume` ends it."""
-    from quadform.applications.study import stages
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stages, "PROBE", {"batch": 2, "batches": 1})
-    words = ["report", "new:pre-ln,depth=1,dim=8,heads=2", "--data", "add:digits=1", "--out", "run", "--quiet"]
+    probe = ["--data", "add:digits=1", "--batch", "2", "--batches", "1", "--quiet"]
+    words = ["report", "new:pre-ln,depth=1,dim=8,heads=2", *probe, "--out", "run"]
     assert main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"plan for new:\S+: 4 stages, about [\d,]+ products, .* in all, .* beside the model", said[0])
@@ -150,16 +147,15 @@ def test_report_in_the_time_there_is(
     assert [path.name for path in tmp_path.iterdir()] == ["work"]
     assert main([*words, "--max-time", "0.001s"]) == 3
     said = capsys.readouterr().out.splitlines()
-    assert said[-2].startswith("PARTIAL: not measured to the end: lr, spectrum, why; go on with `quadform report new:")
-    assert said[-2].endswith("--max-time 0.001s --resume`")
+    assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, why", "report: run/report.html"]
     page = Path("run/report.html").read_text()
     assert "Not measured, or not to the end: learning rate, spectrum, what each part does" in page
     for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):
         assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
         assert words_ in Path("run/report.html").read_text()
     capsys.readouterr()
-    assert main(["report", "run", "--data", "add:digits=1", "--quiet", "--resume", "--json"]) == 0
-    assert strict(capsys.readouterr().out)["missing"] == []
+    assert main(["report", "run", *probe, "--resume", "--json"]) == 0
+    assert strict(capsys.readouterr().out)["inputs"]["missing"] == []
     assert "This study is not whole" not in Path("run/report.html").read_text()
     assert main(["report", "run", "--dry-run"]) == 0
     assert capsys.readouterr().out == "run: 4 records there; redrawn, nothing is computed\n"
@@ -180,9 +176,9 @@ def test_report_redraws_without_computing(
     capsys.readouterr()
     assert main(["report", str(folder), "--quiet", "--json", "--out", str(tmp_path / "other"), "--lang", "ko"]) == 0
     body = strict(capsys.readouterr().out)
-    assert body["report"] == str(tmp_path / "other" / "report.html")
-    assert body["bytes"] == Path(body["report"]).stat().st_size
-    assert 'lang="ko"' in Path(body["report"]).read_text()
+    page = tmp_path / "other" / "report.html"
+    assert body["inputs"]["report"] == str(page)
+    assert 'lang="ko"' in page.read_text()
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {folder / 'report.html'}"
 
@@ -275,7 +271,7 @@ def test_exit_codes(
 #: Ctrl-C is ignored in what a script starts in the background (`quadform ... &`).
 IN_BACKGROUND = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
 #: Python drops a Ctrl-C that comes while it lets go of the lock of a module: everything is loaded before the signal.
-LOADED = "import quadform.applications.study, quadform.applications.verify, quadform.train.runs; "
+LOADED = "import quadform.applications.study.measure, quadform.applications.verify, quadform.train.runs; "
 
 
 @pytest.mark.parametrize(

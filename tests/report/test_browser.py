@@ -106,14 +106,10 @@ def test_every_figure_is_drawn_and_fits(browser, files, lang, theme, width) -> N
 @pytest.fixture(scope="module")
 def study(tmp_path_factory) -> Path:
     """A small model studied whole: learning rate, spectrum, signal, its parts; and a layer beside it."""
-    from quadform.applications.configs.report import ReportConfig
-    from quadform.applications.study import open_studies, stages
+    from quadform import study
 
     folder = tmp_path_factory.mktemp("study")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stages, "PROBE", {"batch": 4, "batches": 2})
-        word = "new:pre-ln,depth=1,dim=16,heads=2"
-        (found,) = open_studies((word,), ReportConfig(data="add:digits=2"), folder)
+    found = study("new:pre-ln,depth=1,dim=16,heads=2", data="add:digits=2", batch=4, batches=2, progress=False)
     return write_report([found.records, make_record(tokens=3, dim=3)], folder / "study.html")
 
 

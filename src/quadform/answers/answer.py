@@ -75,6 +75,7 @@ class Answer(ABC):
     """A Record of one kind, and what people ask of it."""
 
     kind: ClassVar[str]
+    drawn: Path | None = None  # the page, where there is one already
 
     def __init__(self, record: Record) -> None:
         if record.kind != self.kind:

@@ -7,7 +7,6 @@ __getattr__, __dir__, __all__ = attach(
     {
         "AttentionQuestion": ".attention.question",
         "DoctorQuestion": ".doctor.question",
-        "ReportConfig": ".configs",
         "Vary": ".attention.question",
         "VerifyQuestion": ".verify.question",
         "attention": ".attention:",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -65,9 +65,11 @@ class Door(Generic[A]):
     keeps the results, `resume` takes up an unfinished run there, `max_time` (`"10m"` or seconds) limits the time.
     """
 
-    def __init__(self, question: type[Question | Task], opening: type[Probe] | None = Opening) -> None:
+    def __init__(
+        self, question: type[Question | Task], opening: type[Probe] | None = Opening, name: str = ""
+    ) -> None:
         self.question, self.opening = question, opening
-        self.__name__ = self.__qualname__ = question.verb
+        self.__name__ = self.__qualname__ = name or question.verb
         self.__doc__ = _described(question, opening)
         self.__signature__ = _signature(question, opening)
 
@@ -90,7 +92,7 @@ class Door(Generic[A]):
 
         given = {"out": out is not None, "resume": resume, "max_time": max_time is not None}
         fields |= {name: True for name in given if given[name] and name not in self.question.takes}  # refused by name
-        question, subject = self._asked(model, batches, loss, fields)
+        question, subject = self._asked(model, batches, loss, fields, shared={"out": out, "resume": resume})
         seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
         group = current() if current().world > 1 else None
         with Work(out, seconds=seconds, resume=resume, progress=progress, group=group) as work:
@@ -109,6 +111,7 @@ class Door(Generic[A]):
         loss: Any,
         fields: dict[str, Any],
         opened: Callable[[Question, Probe], Any] = lambda question, opening: opening.open(),
+        shared: Mapping[str, Any] | None = None,
     ) -> tuple[Question | Task, Subject | None]:
         from .subject import Subject
 
@@ -134,7 +137,8 @@ class Door(Generic[A]):
         if self.opening is None:
             return question, None
         if named is not None:
-            return question, replace(opened(question, self.opening(**named, **given[1])), **own)
+            more = {n: v for n, v in (shared or {}).items() if n in options(self.opening)}
+            return question, replace(opened(question, self.opening(**named, **given[1], **more)), **own)
         return question, Subject.of(model, batches, loss, **own)
 
 

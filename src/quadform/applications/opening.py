@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,6 +47,10 @@ class Probe(Fields, ABC):
     @abstractmethod
     def named(self) -> str:
         """What is opened, in words."""
+
+    def usual_folder(self, verb: str) -> str:
+        """Where the results of a verb are kept when no folder is named."""
+        return f"runs/{folder_name(self.named)}-{verb}"
 
     @abstractmethod
     def open(self) -> Any:
@@ -109,3 +114,8 @@ class ModelQuestion(Question):
     def globs(self) -> list[str]:
         """`params` as a list of patterns."""
         return [g.strip() for g in self.params.split(",")] if isinstance(self.params, str) else list(self.params)
+
+
+def folder_name(word: str) -> str:
+    """A folder name for a model: `new:pre-ln,depth=6` -> `pre-ln-depth-6`."""
+    return re.sub(r"[^\w.-]+", "-", word.removeprefix("new:")).strip("-.") or "model"

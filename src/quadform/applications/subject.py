@@ -176,8 +176,17 @@ def open_subject(question: Opening) -> Subject:
         )
     else:
         subject = Subject(question.model, *from_hub(question, device, dtype))
+    return _described(question, subject)
+
+
+def _described(question: Opening, subject: Subject) -> Subject:
     subject.source |= {"model": question.model, "step": subject.step, "weights": weights_hash(subject.model)}
     return subject
+
+
+def ours(question: Opening, model: Transformer, data: Dataset) -> Subject:
+    """A model that was just made, with batches of its data; nothing is opened."""
+    return _described(question, _ours(question, question.model, model, data, None))
 
 
 # --- trained models that were fetched ---------------------------------------------------------------------------------

@@ -11,18 +11,19 @@ import torch
 from ..core.errors import FileError
 from ..core.record import Estimate, Provenance, Record
 from ..train.folder import RunFolder
-from ..train.runs import open_run
+from ..train.runs import Run, open_run
 
 KIND = "training"
 
 
-def record_of_run(folder: str | Path) -> Record:
-    """The log of the run in `folder`: loss, learning rate and gradient norm by step, validation, token cosines.
+def record_of_run(run: Run | str | Path) -> Record:
+    """The log of a run (or of a folder's): loss, learning rate and gradient norm by step, validation, token cosines.
 
     tensors: `steps`, `loss`, `lr`, `gradient_norm` (n,); `valid_steps`, `valid_loss`, `valid_stderr`, `valid_exact`
     (m,), the last NaN where no questions were asked; `cosine_steps` (k,), `cosine` (k, depth).
     """
-    run, files = open_run(folder), RunFolder(folder)
+    run = run if isinstance(run, Run) else open_run(run)
+    files = RunFolder(run.folder or "")
     lines = files.lines()
     steps = [line for line in lines if "loss" in line]
     valid = [line for line in lines if "valid" in line]
@@ -62,6 +63,7 @@ def record_of_run(folder: str | Path) -> Record:
         scalars["cosine"] = Estimate(cosine, kind="exact", note="token cosine after the last block, one batch")
     warmup = run.config.schedule.warmup_steps(run.config.steps)
     config: Any = run.model.config
+    stopped = str(files.described()["inputs"]["state"]["stopped"])
     inputs = {
         "design": config.design,
         "depth": config.depth,
@@ -69,7 +71,8 @@ def record_of_run(folder: str | Path) -> Record:
         "data": run.data.to_dict(),
         "train": run.config.to_dict(),
         "step": run.step,
-        "stopped": str(files.described()["inputs"]["state"]["stopped"]),
+        "stopped": stopped,
+        "partial": run.step < run.config.steps and not stopped,
         "warmup_steps": warmup,
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "layers": layers,

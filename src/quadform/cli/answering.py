@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from .folders import report_command, resume_command, writable
 from .show import print_json, print_plan, record_json
 
 
-def answer(command: Command, keeps: bool) -> int:
-    """The exit code of a command. With `keeps` the results have a folder where none is named."""
+def answer(command: Command) -> int:
+    """The exit code of a command."""
     from ..applications.asking import ask
     from ..distributed import current
 
@@ -30,14 +29,12 @@ def answer(command: Command, keeps: bool) -> int:
         light = None if opening is None else question.light(opening)
         return print_plan(question.measurement(light).plan().to_json(), output)
     subject = None if opening is None else opening.open()
-    if keeps and output.out is None and opening is not None:
-        output = replace(output, out=str(default_folder(question.verb, opening.named)))
+    output = replace(output, out=question.folder(opening, output.out))
     model = getattr(question, "about", "") if opening is None else opening.named
     folder = result_folder(output, question.verb, model, resume=limits.resume)
     group = current() if current().world > 1 else None
-    with Work(
-        output.out, seconds=limits.max_time, resume=limits.resume, progress=not output.quiet, group=group
-    ) as work:
+    resume = limits.resume and getattr(subject, "measured", True)  # what is drawn again has nothing to resume
+    with Work(output.out, seconds=limits.max_time, resume=resume, progress=not output.quiet, group=group) as work:
         try:
             found = ask(question, work, subject)
         except KeyboardInterrupt:
@@ -71,13 +68,9 @@ def _show(found: Any, folder: Path | None, output: Output, resumed: bool) -> Non
         print_json(record_json(found.record) | {"ok": found.ok, "saved": str(folder) if folder else None})
         return
     print(found)
-    if folder:
+    if found.drawn is not None:
+        print(f"report: {found.drawn}")
+    elif folder:
         print(f"saved {folder}" + (f"; next: `{report_command(folder)}`" if found.record.kind in PAGES else ""))
     elif resumed:
         say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run be resumed")
-
-
-def default_folder(verb: str, model: str) -> Path:
-    """`runs/NAME-VERB` beside where the command runs."""
-    name = re.sub(r"[^\w.-]+", "-", model.removeprefix("new:")).strip("-.") or "model"
-    return Path("runs") / f"{Path(name).name}-{verb}"

@@ -25,10 +25,10 @@ def result_folder(output: Any, verb: str, subject: str = "", *, resume: bool = F
 def _refuse_other(folder: Path, verb: str, subject: str, resume: bool) -> None:
     from ..train.folder import is_run
 
-    if is_run(folder):
+    if is_run(folder) and (verb != "report" or Path(subject) != folder):
         raise _refused(folder, "a training run")
     study = _study(folder)
-    if study is not None:
+    if study is not None and (verb != "report" or study != subject):
         raise _refused(folder, f"a study of `{study}`")
     earlier = _record(folder)
     if earlier is None:
@@ -59,10 +59,10 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 def _study(folder: Path) -> str | None:
     """The model a study in the folder is about."""
-    from ..applications.study.folder import asked_in
+    from ..applications.study.targets import asked_in
 
-    found = asked_in(folder).get("asked")
-    return None if found is None else str(found.get("model"))
+    found = asked_in(folder)
+    return str(found["model"]) if found else None
 
 
 #: The verbs whose records are called otherwise.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..applications.configs.shared import Output
 from ..core.errors import FileError, InputError
-from ..core.record import JSON_NAME
 from .processes import several
 
 #: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
@@ -100,8 +99,3 @@ def let_go() -> None:
         mark, descriptor = _held.popitem()
         mark.unlink(missing_ok=True)
         os.close(descriptor)
-
-
-def folder_of(run: str) -> Path:
-    path = Path(run)
-    return path.parent if path.name == JSON_NAME else path

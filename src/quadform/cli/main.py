@@ -27,7 +27,6 @@ class Verb:
     question: str
     config: str
     opening: str = ""
-    keeps: bool = False
 
 
 VERBS = {
@@ -36,9 +35,10 @@ VERBS = {
         "eigenvalues, trace, density and block norms of a model",
         "spectrum.question:SpectrumQuestion",
         "opening:Opening",
-        keeps=True,
     ),
-    "report": Verb("one self-contained HTML file of it", "report:ReportConfig"),
+    "report": Verb(
+        "one self-contained HTML file of it", "study.question:ReportQuestion", "study.question:ReportOpening"
+    ),
     "signal": Verb(
         "does the signal survive depth? rank, token cosine, norms",
         "signal.question:SignalQuestion",
@@ -156,7 +156,7 @@ def _asked(name: str, verb: Verb, words: list[str]) -> tuple[str, Any, Callable[
         def answered() -> int:
             from .answering import answer
 
-            return answer(command, verb.keeps)
+            return answer(command)
 
         return command.device, command.output, answered
     from ..applications.configs.shared import Output

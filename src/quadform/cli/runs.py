@@ -46,7 +46,7 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
     from ..train.folder import RunFolder
 
     unfinished = begun(folder) is not None
-    if unfinished and not (folder / JSON_NAME).exists():
+    if unfinished and not holds_run(folder):
         yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
     elif holds_run(folder):
         yield _row(folder)
@@ -64,7 +64,7 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
 
 
 def _row(folder: Path, *, training: bool = False) -> Row:
-    from ..applications.study import records_in
+    from ..applications.study.targets import asked_in, records_in
     from ..train.folder import RunFolder
 
     files = RunFolder(folder)
@@ -74,7 +74,8 @@ def _row(folder: Path, *, training: bool = False) -> Row:
             return _training(files)
         records = [record for study in studies for record in study.records]
         first = records[0]
-        kind = first.kind if (folder / JSON_NAME).exists() else f"study: {', '.join(r.kind for r in records)}"
+        alone = (folder / JSON_NAME).exists() and not asked_in(folder)
+        kind = first.kind if alone else f"study: {', '.join(r.kind for r in records)}"
         missing = [name for study in studies for name in study.missing]
         made = max(r.made.made_at for r in records)
         verdict = (f"missing {', '.join(missing)}; " if missing else "") + _verdict(first)

@@ -135,6 +135,10 @@ class Question(Fields, ABC):
         """The subject of a plan of this question: less than what is measured, where that tells the cost too."""
         return opening.light()
 
+    def folder(self, opening: Any, out: str | None) -> str | None:
+        """The folder that keeps the work of a command; `out` is the one that was named."""
+        return out
+
     def identity(self, subject: Any = None) -> dict[str, Any]:
         """The question in plain values, and what it is about: what a resumed run must find again."""
         own = {f.name: vars(self)[f.name] for f in dataclasses.fields(self) if f.name not in self.again}

@@ -9,7 +9,6 @@ from ...core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "ReportConfig": ".report",
         "LongWork": ".shared",
         "Numerics": ".shared",
         "Output": ".shared",

@@ -60,6 +60,9 @@ class SpectrumQuestion(ModelQuestion):
         """The largest number of products the eigenvalues may take."""
         return self.products or max(60, 20 * (self.top + self.bottom))
 
+    def folder(self, opening: Any, out: str | None) -> str | None:
+        return out or opening.usual_folder(self.verb)
+
     def measurement(self, subject: Any = None) -> Any:
         from .measure import SpectrumMeasurement
 

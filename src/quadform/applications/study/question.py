@@ -1,0 +1,133 @@
+"""The question of `quadform report` and `qf.study`, and what it is asked of: models, and what is saved. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import FileError
+from ...core.question import Question, option, options
+from ..opening import Opening, Probe
+
+if TYPE_CHECKING:
+    from .targets import Target, Targets
+
+#: Where the study of the built-in default is kept.
+DEFAULT_RUN = Path("runs/default")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportQuestion(Question):
+    """One self-contained HTML file. With no word it trains the built-in default, two-digit addition, and studies it.
+
+    Folders that hold saved records are redrawn and nothing is computed; several are set side by side. A MODEL (a run
+    folder, a local Hugging Face folder, `new:pre-ln,depth=6`) is measured first: learning rate, spectrum, signal, and
+    what each of its parts does. A resumed study keeps the sections that are finished; where the time is limited the
+    page is drawn from those there are, and says which are missing.
+    """
+
+    verb = "report"
+    again = frozenset({"figures", "open", "lang"})
+
+    figures: str | None = option(None, "Write every figure there as SVG, PNG and PDF too.", metavar="DIR")
+    open: bool = option(False, "Show the file in the browser when it is written.")
+    lang: str = option("en", "Language of the report.", choices=("en", "ko"))
+    seed: int = option(0, "Seed of everything that is drawn.")
+
+    def light(self, opening: Any) -> Targets:
+        found: Targets = opening.light()
+        return found
+
+    def folder(self, opening: Any, out: str | None) -> str | None:
+        """A study is kept in the folder it was begun in, a training run's beside the run; a page alone has no work."""
+        found: str | None = opening.folder
+        return found
+
+    def identity(self, subject: Any = None) -> dict[str, Any]:
+        from .targets import Targets
+
+        return super().identity(Targets.of(self, subject))
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import ReportMeasurement
+
+        return ReportMeasurement(self, subject)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from .answer import Report
+
+        return Report(record)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOpening(Probe):
+    """Models to be measured, all sections on the same batches, and folders of saved records."""
+
+    runs: tuple[str, ...] = option(
+        (),
+        "Saved studies or single records (`--out DIR` of any verb), or models to be measured.",
+        positional=True,
+        metavar="[MODEL|RUN ...]",
+    )
+    batch: int = option(16, "Sequences in a batch.", least=1)
+    batches: int = option(4, "Batches; their mean is the loss.", least=1)
+    dtype: str = option(
+        "float32",
+        "Number format of the models; half precision is refused, it underflows. The exact layer is in float64.",
+        choices=("float32", "float64"),
+    )
+    out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
+    resume: bool = option(False, "Go on with the unfinished work in `--out`.")
+
+    def check(self) -> None:
+        object.__setattr__(self, "out", None if self.out is None else str(self.out))  # a Path in Python
+
+    @classmethod
+    def naming(cls, model: Any) -> dict[str, Any] | None:
+        words = () if model is None else (model,) if isinstance(model, str | Path) else model
+        if isinstance(words, list | tuple) and all(isinstance(word, str | Path) for word in words):
+            return {"runs": tuple(map(str, words))}
+        return None
+
+    @property
+    def named(self) -> str:
+        return self.open().named
+
+    @cached_property
+    def targets(self) -> tuple[Target, ...]:
+        """What the words name."""
+        from .targets import resolved
+
+        return resolved(self)
+
+    @property
+    def folder(self) -> str | None:
+        """Where the work is kept; None where nothing is measured."""
+        if not self.open().measured:
+            return None
+        if self.out is not None:
+            return self.out
+        if not self.runs:
+            return str(DEFAULT_RUN)
+        if len(self.targets) == 1 and self.targets[0].home is not None:
+            if self.targets[0].stale:
+                raise FileError(f"{self.targets[0].stale} Choose another folder to study it as it is.")
+            return str(self.targets[0].home)
+        return self.usual_folder("report")
+
+    def of_model(self, word: str, **changed: Any) -> Opening:
+        """What opens a model."""
+        return Opening(model=word, **{name: getattr(self, name) for name in options(Probe)} | changed)
+
+    def open(self) -> Targets:
+        from .targets import Targets
+
+        return Targets(self.targets, self)
+
+    def light(self) -> Targets:
+        from .targets import Targets
+
+        return Targets(self.targets, self, light=True)
