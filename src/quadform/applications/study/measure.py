@@ -10,7 +10,7 @@ from ...core.errors import CheckFailed
 from ...core.memory import in_words
 from ...core.progress import clock, say
 from ...core.question import Plan
-from ...core.record import JSON_NAME, Provenance, Record
+from ...core.record import JSON_NAME, Record
 from ...core.work import Work
 from ..asking import ask
 from ..opening import folder_name
@@ -39,7 +39,7 @@ class ReportMeasurement:
             text = f"{target.word}: {count} record{'s' * (count > 1)} there; redrawn, nothing is computed"
             return Plan(text, details={"subject": target.word, "stages": []})
         folder = Path(self.of.opening.folder or "") if target.model is None else Path()
-        sections = sections_of(replace(self.of, each=(target,)), folder)
+        sections = sections_of(replace(self.of, each=(target,)), folder, self.asked.seed)
         plans = [section.plan(self.of.light) for section in sections]
         whole = _added("", plans, {})
         head = (
@@ -76,7 +76,7 @@ class ReportMeasurement:
         if folder is not None and not work.resume:  # what an older study left here would be drawn beside the new one
             for name in (*SECTIONS, EXACT):
                 (folder / name / JSON_NAME).unlink(missing_ok=True)
-        sections = sections_of(self.of, folder or Path())
+        sections = sections_of(self.of, folder or Path(), self.asked.seed)
         found: dict[str, Record] = {}
         for i, section in enumerate(sections):
             if work.deadline.left <= 0 and work.deadline.advanced:  # something advances, however short the time
@@ -92,7 +92,7 @@ class ReportMeasurement:
         return studies_of(found, [section.name for section in sections])
 
     def _drawn(self, work: Work, studies: list[Study], folders: list[str]) -> Report:
-        asked, opening = self.asked, self.of.opening
+        asked = self.asked
         work.partial = any(study.missing for study in studies)
         into = self.of.page if work.folder is None else work.folder
         inputs: dict[str, Any] = {
@@ -104,8 +104,7 @@ class ReportMeasurement:
             "figures": asked.figures,
             "partial": work.partial,
         }
-        made = Provenance.collect(seed=asked.seed, dtype=opening.dtype, device=opening.device)
-        found = Report(Record(Report.kind, inputs, {}, {}, made), studies, asked.lang)
+        found = Report(Record(Report.kind, inputs, {}, {}, studies[0].records[0].made), studies, asked.lang)
         if into is not None:
             found.drawn = found.report(into / PAGE, asked.lang)
         if asked.figures is not None:

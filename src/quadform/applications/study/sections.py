@@ -54,26 +54,25 @@ class Section:
         return plan
 
 
-def sections_of(targets: Targets, folder: Path) -> list[Section]:
+def sections_of(targets: Targets, folder: Path, seed: int = 0) -> list[Section]:
     """The sections of the one model that is studied, in the order they are measured."""
     (target,), asked = targets.each, targets.opening
     if target.model is not None:
-        return list(_of_model(target.model, asked, light=targets.light))
+        return list(_of_model(target.model, asked, seed, light=targets.light))
     run = folder / "run"
     trained, fresh = Once(asked.of_model(str(run))), Once(_fresh(asked))
-    training = DefaultTraining(run=str(run), seed=asked.seed, dtype=asked.dtype, device=asked.device)
+    training = DefaultTraining(run=str(run), seed=seed, dtype=asked.dtype, device=asked.device)
     found = [Section("training", "training the built-in default: Pre-LN, 2 layers, two-digit addition", training)]
-    for section in _of_model(fresh, asked):
+    for section in _of_model(fresh, asked, seed):
         measured = section if section.name == "why" else replace(section, model=trained)  # variants start alike
         found.append(measured if run.exists() else replace(measured, fresh=fresh))
-    exact = AttentionQuestion(seed=asked.seed, device=asked.device)
+    exact = AttentionQuestion(seed=seed, device=asked.device)
     return [*found, Section(EXACT, "the exact Hessian of one attention layer", exact)]
 
 
-def _of_model(model: Once, asked: ReportOpening, light: bool = False) -> Iterator[Section]:
+def _of_model(model: Once, asked: ReportOpening, seed: int, light: bool = False) -> Iterator[Section]:
     """Taking parts out (`why`) is for models of ours."""
     opened: Subject = model.outline() or model.light() if light else model.open()
-    seed = asked.seed
     if opened.run is not None:
         yield Section("training", "the log of the training run", TrainingLog(), model)
     yield Section("signal", "does the signal survive depth?", SignalQuestion(seed=seed), model)

@@ -34,12 +34,10 @@ class Once:
     """A model that is opened when it is first asked for, and never again."""
 
     def __init__(self, opening: Opening | Subject) -> None:
-        if isinstance(opening, Subject):
-            self.open: Callable[[], Any] = lambda: opening
-            self.light, self.outline = self.open, lambda: None
-        else:
-            self.open, self.light = functools.cache(opening.open), functools.cache(opening.light)
-            self.outline = functools.cache(opening.outline)
+        ways: list[Callable[[], Any]] = [lambda: opening, lambda: opening, lambda: None]
+        if isinstance(opening, Opening):
+            ways = [functools.cache(way) for way in (opening.open, opening.light, opening.outline)]
+        self.open, self.light, self.outline = ways
 
 
 @dataclass(frozen=True)
