@@ -33,7 +33,7 @@ def test_import_is_light() -> None:
 
 def test_configs_are_light() -> None:
     """Every config can be made without torch."""
-    code = "from quadform.applications import DoctorQuestion, ReportConfig, VerifyQuestion; VerifyQuestion()"
+    code = "from quadform.applications import DoctorQuestion, ReportQuestion, VerifyQuestion; VerifyQuestion()"
     assert loaded(code) == set()
 
 

@@ -7,6 +7,7 @@ __getattr__, __dir__, __all__ = attach(
     {
         "AttentionQuestion": ".attention.question",
         "DoctorQuestion": ".doctor.question",
+        "ReportQuestion": ".study.question",
         "Vary": ".attention.question",
         "VerifyQuestion": ".verify.question",
         "attention": ".attention:",

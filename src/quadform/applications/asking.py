@@ -65,9 +65,7 @@ class Door(Generic[A]):
     keeps the results, `resume` takes up an unfinished run there, `max_time` (`"10m"` or seconds) limits the time.
     """
 
-    def __init__(
-        self, question: type[Question | Task], opening: type[Probe] | None = Opening, name: str = ""
-    ) -> None:
+    def __init__(self, question: type[Question | Task], opening: type[Probe] | None = Opening, name: str = "") -> None:
         self.question, self.opening = question, opening
         self.__name__ = self.__qualname__ = name or question.verb
         self.__doc__ = _described(question, opening)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ...answers.answer import Answer, Grid
 from ...core.errors import FileError, QuadformError
 from ...core.record import Record
-from ..answers import Answer, Grid
 
 PAGE = "report.html"
 

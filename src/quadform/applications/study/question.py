@@ -36,10 +36,6 @@ class ReportQuestion(Question):
     lang: str = option("en", "Language of the report.", choices=("en", "ko"))
     seed: int = option(0, "Seed of everything that is drawn.")
 
-    def light(self, opening: Any) -> Targets:
-        found: Targets = opening.light()
-        return found
-
     def folder(self, opening: Any, out: str | None) -> str | None:
         """A study is kept in the folder it was begun in, a training run's beside the run; a page alone has no work."""
         found: str | None = opening.folder
