@@ -220,11 +220,11 @@ def test_bad_flags_are_told_in_one_line(flags: list[str], text: str, capsys: Any
 
 
 def test_no_products_left_is_said_and_leaves_with_three(tmp_path: Path, capsys: Any) -> None:
-    """Eigenvalues that did not converge are bounds; the line names the command that goes on."""
+    """Eigenvalues that did not converge are bounds; the line says how to go on."""
     flags = ["--top", "2", "--bottom", "0", "--products", "2", "--blocks", "none", "--tol", "1e-12"]
     assert main(["spectrum", TINY, *flags, "--out", str(tmp_path), "--quiet"]) == 3
     out = capsys.readouterr().out
-    assert "--resume --products" in out
+    assert "resume with products=4" in out
     assert ">= " in out
 
 

@@ -108,7 +108,7 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         ({"model": "new:pre-ln,dept=3"}, UnknownName, "depth"),
         ({"model": "new:pre-ln", "data": "ad"}, UnknownName, "`add`"),
         ({"model": "new:pre-ln,vocab=7", "data": "add"}, InputError, "vocab"),
-        ({"model": "gpt2-nowhere"}, FileError, "--allow-download"),
+        ({"model": "gpt2-nowhere"}, FileError, "allow_download"),
         ({"model": "no/such/folder"}, FileError, "no model at"),
         ({"model": "new:pre-ln", "device": "cuda:9"}, InputError, "device"),
     ],

@@ -113,7 +113,7 @@ def test_full_matrix_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     """What it needs, what is free, and the way without a matrix; before anything is allocated."""
     said = refused(["attention", "--dim", "5000"], capsys)
     assert said.startswith("The exact Hessian of 75,000,000 parameters with its eigenvalues needs 270 PB; ")
-    assert said.endswith("parameters fit here: lower `--dim`, or measure it matrix-free with `quadform spectrum`.")
+    assert said.endswith("parameters fit here: lower dim, or measure it matrix-free with `quadform spectrum`.")
     model = nn.Linear(3000, 3000, bias=False)
     x = torch.zeros(1, 3000)
     risk = Risk(model, lambda out, b: out.square().mean(), (x, x), quiet=True)
@@ -275,7 +275,7 @@ def test_not_converged(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "lambda_max >= " in said
     assert "after 3 products, residual " in said
-    assert "Reported as a lower bound; continue with `--resume --products 6`." in said
+    assert "Reported as a lower bound; resume with products=6." in said
     assert main([*words, "--products", "80", "--resume", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["ok"]
@@ -300,8 +300,8 @@ def test_pickles(tmp_path: Path, gpt2: Any, capsys: pytest.CaptureFixture[str]) 
     torch.save(transformers.GPT2LMHeadModel(config).state_dict(), tmp_path / "pytorch_model.bin")
     words = ["spectrum", str(tmp_path), "--length", "4", "--batch", "2", *QUICK]
     assert refused(words, capsys) == (
-        "`pytorch_model.bin` holds Python objects and could run code. Convert to safetensors, or `--trust-pickle` if"
-        " you made it."
+        "`pytorch_model.bin` holds Python objects and could run code. Convert to safetensors, or trust it"
+        " (trust_pickle) if you made it."
     )
     assert main([*words, "--trust-pickle"]) in (0, 3)
     said = refused(["spectrum", str(tmp_path / "pytorch_model.bin")], capsys)
@@ -311,8 +311,8 @@ def test_pickles(tmp_path: Path, gpt2: Any, capsys: pytest.CaptureFixture[str]) 
 def test_hub_id_without_network(capsys: pytest.CaptureFixture[str], gpt2: Any) -> None:
     """A hub id that is not in the cache: no network is used, and that is said."""
     assert refused(["spectrum", "quadform-nobody/nothing", *QUICK], capsys) == (
-        "`quadform-nobody/nothing` is not in the local cache and no network is used. Give a folder, or run once with"
-        " `--allow-download`."
+        "`quadform-nobody/nothing` is not in the local cache and no network is used. Give a folder, or allow the"
+        " download once (allow_download)."
     )
 
 

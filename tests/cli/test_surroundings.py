@@ -86,7 +86,7 @@ def test_the_model_is_not_written_over(verb: str, gpt: Path, capsys: pytest.Capt
 def test_more_tokens_than_positions(gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["spectrum", str(gpt), "--length", "9", "--quiet"]) == 2
     assert "cannot be run on 9 tokens" in (told := capsys.readouterr().err)
-    assert "It has 8 positions: give a smaller `--length`." in told
+    assert "It has 8 positions: give a smaller length." in told
 
 
 def test_a_file_of_the_model_is_not_the_model(gpt: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,7 +168,7 @@ def test_unconverged_is_a_bound() -> None:
     assert high.value <= 1
     assert low.value >= -1
     assert high.note.startswith("lambda_max 0.")
-    assert "Reported as a lower bound; continue with `--resume --products 20`." in high.note
+    assert "Reported as a lower bound; resume with products=20." in high.note
 
 
 @pytest.mark.parametrize(("rows", "within"), [(100, 1e-3), (20, 1.0)])

@@ -52,7 +52,7 @@ def run(config: TrainVerbConfig, folder: Path) -> tuple[Run, Record]:
     """Train into `folder`; what was measured, as a Record (kind "train"); process 0 leaves it in scores.json."""
     files = RunFolder(folder)
     if files.exists and not config.resume:
-        raise InputError(f"`{folder}` holds a run already. `--resume` goes on with it; another `--out` begins anew.")
+        raise InputError(f"`{folder}` holds a run already. Resume it, or choose another folder.")
     made = plan(config)
     done = made.train(out=folder, resume=config.resume, seconds=config.seconds)
     model = done.model

@@ -42,8 +42,8 @@ def from_hub(question: Opening, device: torch.device, dtype: torch.dtype) -> Ope
         if question.allow_download:
             raise FileError(f"`{question.model}` could not be downloaded: {_first_line(error)}") from error
         raise FileError(
-            f"`{question.model}` is not in the local cache and no network is used. Give a folder, or run once with"
-            " `--allow-download`."
+            f"`{question.model}` is not in the local cache and no network is used. Give a folder, or allow the"
+            " download once (allow_download)."
         ) from error
 
 
@@ -66,7 +66,7 @@ def from_folder(question: Opening, device: torch.device, dtype: torch.dtype) -> 
         if unknown > 0.05:
             notes.append(f"{100 * unknown:.0f} % of the probe's tokens are unknown to its tokenizer")
     elif question.data != "auto":
-        raise InputError(f"`{where}` has no tokenizer to read `{question.data}` with. Leave out `--data`.")
+        raise InputError(f"`{where}` has no tokenizer to read `{question.data}` with. Leave out data.")
     elif not hasattr(config, "vocab_size"):
         raise InputError(f"`{where}` ({type(model).__name__}) takes no tokens; use Python with batches of your own.")
     else:
@@ -143,7 +143,7 @@ def _try(model: nn.Module, batch: dict[str, Tensor], where: str, positions: int 
     except Exception as error:
         length = batch["input_ids"].shape[1]
         long = positions is not None and length > positions - 3  # some keep two positions for themselves
-        advice = f" It has {positions} positions: give a smaller `--length`." if long else ""
+        advice = f" It has {positions} positions: give a smaller length." if long else ""
         raise InputError(
             f"`{where}` ({type(model).__name__}) cannot be run on {length} tokens: {_first_line(error)}.{advice}"
         ) from error
@@ -172,8 +172,8 @@ def _safe(question: Opening) -> bool | None:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLES)
         if pickles:
             raise FileError(
-                f"`{pickles[0]}` holds Python objects and could run code. Convert to safetensors, or `--trust-pickle`"
-                " if you made it."
+                f"`{pickles[0]}` holds Python objects and could run code. Convert to safetensors, or trust it"
+                " (trust_pickle) if you made it."
             )
     return True
 

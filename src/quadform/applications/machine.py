@@ -29,14 +29,14 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"`--device {name}` is not a device. Use `cpu`, `cuda` or `cuda:0`.") from error
+        raise InputError(f"{name!r} is not a device. Use cpu, cuda or cuda:0.") from error
     if device.type == "cuda":
         count = torch.cuda.device_count()
         if not torch.cuda.is_available() or (device.index or 0) >= count:
             there = f"{count} CUDA device{'s' if count != 1 else ''}" if count else "no CUDA device"
-            raise InputError(f"`--device {name}`: torch sees {there} here. Use `--device cpu`; see `quadform doctor`.")
+            raise InputError(f"device={name}: torch sees {there} here. Use cpu; `quadform doctor` tells more.")
     elif device.type != "cpu":
-        raise InputError(f"`--device {name}`: float64 and eigenvalues need `cpu` or `cuda`.")
+        raise InputError(f"device={name}: float64 and eigenvalues need cpu or cuda.")
     return device
 
 
@@ -85,7 +85,7 @@ def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
         device,
         f"The exact Hessian of {parameters:,} parameters with its eigenvalues",
         f"At most {largest_hessian(device, dtype):,} parameters fit here:"
-        " lower `--dim`, or measure it matrix-free with `quadform spectrum`.",
+        " lower dim, or measure it matrix-free with `quadform spectrum`.",
     )
 
 

@@ -53,6 +53,8 @@ def rows_of(ids: list[int], question: Opening, length: int) -> list[Tensor]:
     """`batches` tensors (batch, length) of consecutive tokens; fewer sequences where the text is short."""
     rows = len(ids) // length
     if rows < 1:
-        raise InputError(f"the text has {len(ids)} tokens, one sequence has {length}. Give more text or `--length`.")
+        raise InputError(
+            f"the text has {len(ids)} tokens, one sequence has {length}. Give more text or a smaller length."
+        )
     table = torch.tensor(ids[: rows * length]).reshape(rows, length)[: question.batch * question.batches]
     return list(table.split(question.batch))

@@ -193,7 +193,7 @@ def ours(question: Opening, model: Transformer, data: Dataset) -> Subject:
 def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
     """`sceptr:tiny`, `smollm2`: a model of `quadform data fetch NAME` with its own probe."""
     if question.data != "auto":
-        raise InputError(f"`{question.model}` brings its own probe; leave out `--data {question.data}`.")
+        raise InputError(f"`{question.model}` brings its own probe; leave out data={question.data}.")
     from ..corpora.zoo import load
 
     name, _, variant = question.model.partition(":")
@@ -254,7 +254,7 @@ def _data(question: Opening, otherwise: str) -> Dataset:
     name, settings = parse_data(text)
     if name not in DATASETS and not is_corpus(name):
         raise UnknownName(
-            f"`--data {text}` is neither a data set nor a file.{did_you_mean(name, DATASETS)} See `quadform ls data`."
+            f"data={text} is neither a data set nor a file.{did_you_mean(name, DATASETS)} See `quadform ls data`."
         )
     if question.length is not None and name in DATASETS and "seq_len" in inspect.signature(DATASETS[name]).parameters:
         settings |= {"seq_len": question.length}

@@ -192,7 +192,7 @@ class ParallelText(_Opened):
             if not pairs:
                 raise InputError(
                     f"{self.name} has no pair in its {split} split: one group in {self.source.manifest['held']} is "
-                    f"held out for each of valid and test. Give more pairs, or build it again with a smaller `--held`."
+                    f"held out for each of valid and test. Give more pairs, or build it again with fewer held out."
                 )
             sides = [encode_all(self.tokenizer, [pair[side] for pair in pairs]) for side in (0, 1)]
             kept = [i for i in range(len(pairs)) if max(len(side[i]) for side in sides) <= self.longest]

@@ -287,7 +287,7 @@ class _Search:
                 words = "a lower" if side == "lower" else "an upper"
                 note = (
                     f"{name} {lam:.4g} after {self.products} products, residual {relative:.0e} > {self.tol:.0e}."
-                    f" Reported as {words} bound; continue with `--resume --products {2 * self.products}`."
+                    f" Reported as {words} bound; resume with products={2 * self.products}."
                 )
                 return Estimate(lam, r, "bound", self.products, False, note, "residual", side)
             note = f"relative residual {relative:.0e}; an eigenvalue lies within +- the residual"

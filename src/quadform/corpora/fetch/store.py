@@ -120,7 +120,9 @@ def fetch(name: str, *, out: str | Path | None = None, again: bool = False, prog
     try:
         archives.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileError(f"{base} cannot be written ({error.strerror}). Set QUADFORM_DATA, or give `--out`.") from error
+        raise FileError(
+            f"{base} cannot be written ({error.strerror}). Set QUADFORM_DATA, or choose another folder."
+        ) from error
     with alone(archives):
         if not again and (found := _verified(folder)) is not None:
             return found  # another process has fetched it meanwhile
