@@ -37,6 +37,7 @@ __getattr__, __dir__, __all__ = attach(
         "vary": ".applications.attention",
         "reproduce": ".experiments",
         "explore": ".explorer.notebook",
+        "solve": ".estimate",
         "spectrum": ".applications.spectrum",
         "probe": ".integrations.hf",
         "signal": ".applications.signal",

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from quadform.core import memory, operator
 from quadform.core.errors import InputError, TooLarge, UnknownName
 from quadform.core.matrix import kron
-from quadform.core.operator import Block, Dense, KroneckerSum, Operator, Product, Scaled, Sum
+from quadform.core.operator import Block, Dense, Operator, Product, Scaled, Sum
 from quadform.core.space import Space, View, heads
+from quadform.core.structured import KroneckerSum
 from quadform.testing import check_operator
 
 TOL = {"rtol": 1e-12, "atol": 1e-12}

@@ -35,3 +35,11 @@ def attach(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return sorted(names)
 
     return __getattr__, __dir__, sorted(names)
+
+
+def public(name: str) -> Any:
+    """A public name of the project, looked up when it is used: how a low room calls what a high one gives.
+
+    The table is that of `quadform/__init__.py`, so that no name is written twice and no room imports upwards.
+    """
+    return getattr(importlib.import_module("quadform"), name)

@@ -1,19 +1,21 @@
 """Operator: a linear map between named spaces, known by what it does to k vectors at once.
 
 A class here is abstract (`Operator`) or final (all others). A final one gives `apply`, and `adjoint` where it is not
-symmetric; the algebra, named off-diagonal blocks, the dense form and the scipy bridge are written once, below.
+symmetric; the algebra, named off-diagonal blocks, the dense form and the scipy bridge are written once, below, what
+concerns inverses in `inverting`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from .errors import InputError
+from .inverting import Invertible, eigh, inverted
 from .memory import guard_memory
 from .showing import first_rows, html_table
 from .space import Space, Vector
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 _SCRATCH = 2**25
 
 
-class Operator(ABC):
+class Operator(Invertible, ABC):
     """A linear map `codomain <- domain`. `symmetric` and `psd` are promises that `check_operator` tests."""
 
     def __init__(
@@ -227,6 +229,21 @@ class Dense(Operator):
     def dense(self, *, chunk: int = 256) -> Tensor:
         return self.matrix.clone()
 
+    def spectral(self, f: Callable[[Tensor], Tensor]) -> Operator | None:
+        if not self.symmetric:
+            return None
+        values, U = eigh(self.matrix, self.psd)
+        values = f(values)
+        matrix = (U * values) @ U.T
+        matrix = ((matrix + matrix.T) / 2).to(self.dtype)
+        return Dense(matrix, self.domain, symmetric=True, psd=bool((values >= 0).all()))
+
+    def exact_inverse(self, damping: float = 0.0) -> Operator | None:
+        if self.symmetric or self.domain.parts != self.codomain.parts:
+            return super().exact_inverse(damping)
+        matrix = self.matrix + damping * torch.eye(len(self.matrix), dtype=self.dtype, device=self.device)
+        return Dense(inverted(matrix), self.codomain, self.domain, symmetric=False)
+
 
 @final
 class Sum(Operator):
@@ -295,6 +312,15 @@ class Scaled(Operator):
     def columns(self, start: int, stop: int) -> Tensor:
         return self.factor * self.base.columns(start, stop)
 
+    def spectral(self, f: Callable[[Tensor], Tensor]) -> Operator | None:
+        return self.base.spectral(lambda x: f(self.factor * x))
+
+    def exact_inverse(self, damping: float = 0.0) -> Operator | None:
+        if self.factor == 0:
+            return super().exact_inverse(damping)
+        inverse = self.base.exact_inverse(damping / self.factor)
+        return None if inverse is None else Scaled(1 / self.factor, inverse)
+
 
 @final
 class Product(Operator):
@@ -350,48 +376,3 @@ class Block(Operator):
         step = max(1, _SCRATCH // max(*self.base.shape, 1))  # products see vectors of the base's length
         pieces = [Operator.columns(self, a, min(a + step, stop)) for a in range(start, stop, step)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
-
-
-@final
-class KroneckerSum(Operator):
-    """`sum_n A_n kron B_n`, acting on one matrix: `V -> sum_n A_n V B_n^T` (row-major vec).
-
-    `A` is `(N, p, q)`, `B` is `(N, r, s)`; the domain holds one `(q, s)` tensor, the codomain one `(p, r)` tensor.
-    Every token-wise Gauss-Newton block of attention has this form with rank-one `A_n`. Source: [ODS25, Thm 3.1].
-    """
-
-    def __init__(
-        self, A: Tensor, B: Tensor, domain: Space, codomain: Space | None = None, *, psd: bool = False
-    ) -> None:
-        codomain = domain if codomain is None else codomain
-        if A.dim() != 3 or B.dim() != 3 or A.shape[0] != B.shape[0] or A.dtype != B.dtype or A.device != B.device:
-            raise InputError(
-                "the factors of a Kronecker sum are (N, p, q) and (N, r, s) of one kind; got"
-                f" {A.dtype} {tuple(A.shape)} on {A.device} and {B.dtype} {tuple(B.shape)} on {B.device}."
-            )
-        want_in, want_out = (A.shape[2], B.shape[2]), (A.shape[1], B.shape[1])
-        if tuple(s for _, s in domain) != (want_in,) or tuple(s for _, s in codomain) != (want_out,):
-            raise InputError(
-                f"factors {tuple(A.shape)} and {tuple(B.shape)} map one tensor of shape {want_in} to one of shape"
-                f" {want_out}; got {domain} -> {codomain}."
-            )
-        symmetric = domain.parts == codomain.parts and bool(
-            torch.equal(A, A.transpose(1, 2)) and torch.equal(B, B.transpose(1, 2))
-        )
-        super().__init__(domain, codomain, dtype=A.dtype, device=A.device, symmetric=symmetric, psd=psd)
-        self.A = A
-        self.B = B
-
-    def apply(self, V: Vector) -> dict[str, Tensor]:
-        (name,), (out,) = self.domain.names, self.codomain.names
-        k, p, s = V[name].shape[0], self.A.shape[1], self.B.shape[2]
-        step = max(1, _SCRATCH // max(1, k * p * s))  # A_n V is (step, k, p, s)
-        total = V[name].new_zeros((k, p, self.B.shape[1]))
-        for A, B in zip(self.A.split(step), self.B.split(step), strict=True):
-            total += torch.einsum("npq,kqs,nrs->kpr", A, V[name], B)
-        return {out: total}
-
-    def adjoint(self) -> Operator:
-        if self.symmetric:
-            return self
-        return KroneckerSum(self.A.transpose(1, 2), self.B.transpose(1, 2), self.codomain, self.domain)

@@ -1,4 +1,4 @@
-"""Estimates of any operator from products with it: eigenpairs, spectral density, trace, diagonal, norms."""
+"""Estimates of any operator from products with it: eigenpairs, spectral density, trace, diagonal, norms, solves."""
 
 from ..core.lazy import attach
 
@@ -11,6 +11,12 @@ __getattr__, __dir__, __all__ = attach(
         "Density": ".spectral_density",
         "density": ".quadrature",
         "trace": ".traces",
+        "solve": ".solvers.driver",
+        "Solution": ".solvers.solution",
+        "Inverse": ".solvers.inverse",
+        "MatrixFunction": ".solvers.inverse",
+        "matrix_function": ".solvers.functions",
+        "FunctionValue": ".solvers.functions",
         "Diagonal": ".diagonals",
         "diagonal": ".diagonals",
         "BlockNorms": ".blocks",

@@ -3,5 +3,11 @@
 from ..core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"Finding": ".operators", "check_operator": ".operators", "check_design": ".designs"}
+    __name__,
+    {
+        "Finding": ".operators",
+        "check_inverse": ".operators",
+        "check_operator": ".operators",
+        "check_design": ".designs",
+    },
 )

@@ -153,6 +153,25 @@ def check_operator(A: Operator, *, seed: int = 0, k: int = 3, rtol: float | None
     return findings
 
 
+def check_inverse(
+    A: Operator, inverse: Operator, *, damping: float = 0.0, seed: int = 0, k: int = 3, rtol: float = 1e-6
+) -> list[Finding]:
+    """Test that `inverse` is (A + damping I)^-1 to `rtol` in both orders, and that it keeps the operators' contract."""
+    findings = check_operator(inverse, seed=seed, k=k, rtol=rtol)
+    V = A.domain.flatten(
+        A.domain.random(k, generator=stream(seed, "check_inverse", A.device), dtype=A.dtype, device=A.device)
+    )
+    for name, got in (
+        ("(A + damping I) A^-1 = I", A @ (W := inverse @ V) + damping * W),
+        ("A^-1 (A + damping I) = I", inverse @ (A @ V + damping * V)),
+    ):
+        error = _largest(got - V) / _largest(V)
+        findings.append(Finding(name, error, error <= rtol))
+    if not all(f.ok for f in findings):
+        raise _failure(inverse, findings)
+    return findings
+
+
 def _copied(V: Vector) -> dict[str, Tensor]:
     """The same vectors in memory of their own: a broken `apply` may write into its argument."""
     return {name: t.clone() for name, t in V.items()}
