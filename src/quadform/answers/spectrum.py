@@ -20,14 +20,13 @@ from ..core.errors import InputError, UnknownName
 from ..core.memory import in_words
 from ..core.progress import clock
 from ..core.record import Estimate, Provenance, Record
-from ..core.space import LABELS, layer_of, paper_name, part_of
+from ..core.space import WORDS, layer_of, paper_name, part_of
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number, percent, share_with_error, times
 from .point import Point, descent
 from .texts import Texts
 from .verdict import NOTHING, Limits, Said, Verdict, judged, say
 
-_WORDS = {paper: label for label, paper in reversed(LABELS.items())}
 #: Share of negative curvature.
 NEGATIVE = Limits(0.01, 0.25)
 #: Largest over smallest root mean square eigenvalue of the blocks.
@@ -335,7 +334,7 @@ class Spectrum(Answer):
 def _short(name: str) -> str:
     """`transformer.h.3.attn.W_Q[2]` -> `query[2]`."""
     part, bracket, head = part_of(name).partition("[")
-    return _WORDS.get(part, part) + bracket + head
+    return WORDS.get(part, part) + bracket + head
 
 
 def _said(name: str, e: Estimate) -> str:

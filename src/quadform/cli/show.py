@@ -12,7 +12,6 @@ from ..core.record import Estimate, Record, strict_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-LABELS = {"W_Q": "query", "W_K": "key", "W_V": "value", "W_QK": "query-key"}
 #: A tensor with at most this many entries is printed whole in `--json`.
 _SMALL = 4096
 

@@ -20,7 +20,9 @@ from torch import Tensor
 from .errors import InputError, UnknownName, closest
 
 #: Labels people use, and the paper's names for them. The only alias table of the project.
-LABELS = {"query": "W_Q", "key": "W_K", "value": "W_V", "out": "W_O", "output": "W_O"}
+LABELS = {"query": "W_Q", "query-key": "W_QK", "key": "W_K", "value": "W_V", "out": "W_O", "output": "W_O"}
+#: The paper's names, and the label for each.
+WORDS = {paper: label for label, paper in reversed(LABELS.items())}
 
 Vector = Mapping[str, Tensor]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.record import Estimate, Record
 from ..core.rng import stream
+from ..core.space import WORDS
 from ..report.figure import Figure, Rows
 from ..theory.attention import AttentionLayer
 from ..theory.growth import GrowthModel, SoftmaxAttention
@@ -159,8 +160,7 @@ CLAIMS = (
 
 def figure(record: Record) -> Figure:
     over, panels = Rows(), []
-    label = {"W_Q": "query", "W_K": "key", "W_V": "value"}
-    names = ["·".join(label[w] for w in b.split(",")) for b in BLOCKS]
+    names = ["·".join(WORDS[w] for w in b.split(",")) for b in BLOCKS]
     for part, title in (("outer", "powers in H_o"), ("functional", "powers in H_f")):
         cells = {
             (names[j], path): float(record.tensors[part][i, j])

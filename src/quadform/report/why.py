@@ -8,6 +8,7 @@ from typing import Any
 from ..answers.measured import data_words
 from ..answers.numbers import number, times
 from ..core.record import Estimate, Record
+from ..core.space import LABELS
 from .card import Card, card, grade
 from .figure import Figure, Rows, Table, decades, redraw
 from .page import Draw, OldPage
@@ -31,7 +32,7 @@ _RATIOS = {
     "negative_curvature": "why_negative_curvature",
     "H_f_share": "why_H_f_share",
 }
-_BLOCKS = {"query": "W_Q", "query-key": "W_QK", "key": "W_K", "value": "W_V"}
+_BLOCKS = {block: paper for block, paper in LABELS.items() if paper != "W_O"}
 
 
 def get(record: Record, variant: str, measure: str, step: int | None = None) -> Estimate | None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 
 from ...answers.answer import Answer, Grid
 from ...core.record import Estimate
+from ...core.space import WORDS
 from ...report.attention.verdict import autodiff_limits
 
 #: Entropy below which the attention is called one-hot.
 ONE_HOT = 0.01
-_LABELS = {"W_Q": "query", "W_K": "key", "W_V": "value", "W_QK": "query-key"}
 
 
 class AttentionAnswer(Answer):
@@ -84,7 +84,7 @@ class AttentionAnswer(Answer):
             yield f"gradient descent: steps above 2 / lambda_max = {ceiling:.3g} overshoot (a ceiling, no advice)"
 
     def _exponents(self) -> Grid:
-        labels, parts = [_LABELS[name] for name in self.names], ("outer", "functional")
+        labels, parts = [WORDS[name] for name in self.names], ("outer", "functional")
         columns = [f"{part} {label}" if i == 0 else label for part in parts for i, label in enumerate(labels)]
         rows = [
             (
@@ -116,7 +116,7 @@ class AttentionAnswer(Answer):
             if "growth_undecided" in t:  # one undecided query holds the curvature of queries up: decision 0802
                 state += f"; the least decided query spreads {_power(float(t['growth_undecided'][-1]))}"
             state += ")"
-        first, last = (_LABELS[self.names[i]] for i in (0, -1))
+        first, last = (WORDS[self.names[i]] for i in (0, -1))
         curvature = f"{first} curvature {_power(query)}, {last} curvature {_power(value)} (block norms)"
         return f"scale {float(t['scales'][-1]):g}: {state}: {curvature}"
 

@@ -22,6 +22,7 @@ from ...core.number import joint_kind
 from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Estimate, Provenance, Record
+from ...core.space import LABELS
 from ...core.work import Work
 from ...corpora.datasets import Dataset
 from ...curvature.operators import functional, gauss_newton, hessian
@@ -51,7 +52,7 @@ ENDS, PRECONDITIONED, PROBES, DEPTH, BLOCKS, FROBENIUS = 60, 40, 2, 15, 6, 12
 TYPICAL, VECTOR_WORK = 125, 0.4
 #: Vectors an estimator keeps on disk, about.
 KEPT = 40
-GROUPS = {"query": "*.attn.W_Q", "key": "*.attn.W_K", "query-key": "*.attn.W_QK", "value": "*.attn.W_V"}
+GROUPS = {label: f"*.attn.{LABELS[label]}" for label in ("query", "key", "query-key", "value")}
 
 
 class WhyMeasurement:
