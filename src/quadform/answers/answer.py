@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -88,7 +88,7 @@ class Answer(ABC):
         """The numbers, one row each."""
 
     @abstractmethod
-    def lines(self) -> Sequence[str]:
+    def lines(self) -> Iterable[str]:
         """The answer as the command line prints it."""
 
     @property

@@ -108,7 +108,7 @@ class Door(Generic[A]):
         batches: Any,
         loss: Any,
         fields: dict[str, Any],
-        opened: Callable[[Question, Probe], Any] = lambda question, opening: opening.open(),
+        opened: Callable[[Any, Probe], Any] = lambda question, opening: opening.open(),
         shared: Mapping[str, Any] | None = None,
     ) -> tuple[Question | Task, Subject | None]:
         from .subject import Subject

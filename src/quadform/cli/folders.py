@@ -1,4 +1,4 @@
-"""Run folders and threads: what the verbs share besides printing."""
+"""Run folders: what the verbs share besides printing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from pathlib import Path
 from ..applications.configs.shared import Output
 from ..core.errors import FileError, InputError
 from .processes import several
-
-#: Below this many parameters one thread is the fastest: the matrices are too small to share, and on a busy machine
-#: threads that wait for each other make the work ten times longer.
-_SHARED_FROM = 1000
-
 
 #: The words of the command that is being answered; `main` sets them.
 asked: list[str] = []
@@ -27,13 +22,6 @@ def resume_command() -> str:
 def report_command(folder: Path) -> str:
     """The command that draws what `folder` holds."""
     return shlex.join(["quadform", "report", str(folder)])
-
-
-def choose_threads(parameters: int) -> None:
-    import torch
-
-    if parameters < _SHARED_FROM:
-        torch.set_num_threads(1)
 
 
 def writable(output: Output) -> Path | None:

@@ -61,14 +61,6 @@ def seconds(value: float) -> str:
     return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-def power(value: float) -> str:
-    return f"{value:.0e}" if value else "0"
-
-
-def join(found: str, advice: str) -> str:
-    return f"{found}; {advice}" if advice else found
-
-
 def table(first: str) -> Table:
     from rich import box
     from rich.table import Table
@@ -78,11 +70,10 @@ def table(first: str) -> Table:
     return table
 
 
-def print_table(table: Table, header: bool = True) -> None:
+def print_table(table: Table) -> None:
     """On a terminal as wide as it is; in a file never cut, and without trailing blanks."""
     from rich.console import Console
 
-    table.show_header = header
     terminal = sys.stdout.isatty()
     console = Console(file=sys.stdout, width=None if terminal else 200, highlight=False, emoji=False, markup=False)
     with console.capture() as drawn:

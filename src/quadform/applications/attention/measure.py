@@ -137,7 +137,7 @@ class AttentionMeasurement:
         if at.attention != "softmax":
             return {"norms": norms}
         undecided = A.sort(-1).values[:, :-1].sum(-1).max()
-        found = {"growth_entropy": entropy(A), "growth_undecided": float(undecided)}
+        found: dict[str, Any] = {"growth_entropy": entropy(A), "growth_undecided": float(undecided)}
         if len(A) > 1:  # one token has one key: nothing spreads
             found["growth_moments"] = moment_norms(A, at.scale * at.X)
         return {"norms": norms, "attention": found}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ LIMITS = {
     "H_f: operator contract": 1e-10,
 }
 
-KINDS = (
+KINDS: tuple[dict[str, Any], ...] = (
     {"attention": "softmax"},
     {"attention": "softmax", "mask": "causal"},
     {"attention": "linear"},
@@ -80,7 +81,7 @@ def draw(asked: VerifyQuestion, index: int, device: torch.device) -> tuple[Probl
     """Layer number `index`: independent sizes from 1 to `largest`; the kinds of `KINDS` in turn."""
     generator = stream(asked.seed, f"verify/{index}")
     names = ("tokens", "dim", "d_k", "d_v")
-    sizes = {name: int(torch.randint(1, asked.largest + 1, (), generator=generator)) for name in names}
+    sizes: dict[str, Any] = {name: int(torch.randint(1, asked.largest + 1, (), generator=generator)) for name in names}
     temperature = 0.5 + float(torch.rand((), generator=generator))
     kind = KINDS[index % len(KINDS)]
     problem = toy_problem(**sizes, seed=asked.seed + index, device=device, temperature=temperature, **kind)
