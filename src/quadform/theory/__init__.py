@@ -24,6 +24,7 @@ __getattr__, __dir__, __all__ = attach(
         "linear_mlp_ranks": ".mlp",
         "DeepLinearTransformer": ".deep_linear",
         "ScalarTokenModel": ".scalar_token",
+        "kronecker_errors": ".kronecker",
         "GrowthModel": ".growth",
         "Moments": ".moments",
         "attention_moments": ".moments",
