@@ -39,6 +39,7 @@ __getattr__, __dir__, __all__ = attach(
         "explore": ".explorer.notebook",
         "solve": ".estimate",
         "spectrum": ".applications.spectrum",
+        "taylor": ".applications.taylor",
         "probe": ".integrations.hf",
         "signal": ".applications.signal",
         "study": ".applications.study",

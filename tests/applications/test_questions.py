@@ -39,6 +39,7 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
         qf.attention,
         {"tokens": 3, "dim": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
     ),
+    "taylor": (qf.taylor, {**PROBE, "along": ("grad", "update", "random"), "random": 1, "points": 5}),
     "verify": (qf.verify, {"shapes": 2, "largest": 2, "seed": 1}),
     "doctor": (qf.doctor, {"dtype": "float32", "seed": 1}),
     "compare": (qf.compare, {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "dim": 4, "heads": 2, "budget": 1}),

@@ -38,6 +38,7 @@ COMMANDS = {
         "compare",
     ],
     "lr": [MODEL, *PROBE, "--out", "lr"],
+    "taylor": [MODEL, *PROBE, "--along", "grad", "--points", "3", "--out", "taylor"],
     "verify": ["--shapes", "1", "--largest", "2"],
     "reproduce": ["growth-linear", "--out", "reproduce"],
     "train": [*PROBE, "--dim", "4", "--heads", "2", "--depth", "1", "--steps", "3", "--test", "2", "--out", "run"],
@@ -49,7 +50,19 @@ COMMANDS = {
     "report": ["attention", "lr"],
 }
 #: Plans: what `--dry-run --json` of the long verbs prints.
-PLANNED = ("attention", "verify", "spectrum", "signal", "why", "compare", "lr", "train", "reproduce", "report")
+PLANNED = (
+    "attention",
+    "verify",
+    "spectrum",
+    "signal",
+    "why",
+    "compare",
+    "lr",
+    "taylor",
+    "train",
+    "reproduce",
+    "report",
+)
 
 
 def strict(text: str) -> Any:

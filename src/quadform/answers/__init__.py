@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = attach(
         "Answer": ".answer",
         "Limits": ".verdict",
         "Spectrum": ".spectrum",
+        "Taylor": ".taylor",
         "Verdict": ".verdict",
     },
 )

@@ -55,6 +55,11 @@ VERBS = {
         "step_size.question:StepSizeQuestion",
         "step_size.question:StepSizeOpening",
     ),
+    "taylor": Verb(
+        "how far the quadratic model of the loss holds along directions that matter",
+        "taylor.question:TaylorQuestion",
+        "opening:Opening",
+    ),
     "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
     "reproduce": Verb(
         "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"

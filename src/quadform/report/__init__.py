@@ -28,6 +28,7 @@ __getattr__, __dir__, __all__ = attach(
         "heat_map": ".attention.heat",
         "jacobians": ".isometry",
         "spectrum": ".attention.figures",
+        "taylor_lines": ".taylor",
         "texts": ".texts:",
         "through_depth": ".depth",
         "write_report": ".html",

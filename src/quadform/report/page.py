@@ -54,6 +54,7 @@ class OldPage:
 PAGES = {
     "step-size": "step_size",
     "spectrum": "spectral",
+    "taylor": "taylor",
     "attention": "attention",
     "signal": "signal",
     "training": "training",

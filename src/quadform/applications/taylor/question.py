@@ -1,0 +1,54 @@
+"""The question of `quadform taylor` and `qf.taylor`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import InputError
+from ...core.question import option, words_of
+from ..opening import ModelQuestion
+
+#: Directions that need no other model: down the gradient, the sharpest and the lowest eigenvector, the optimizer's next
+#: update, random ones.
+DIRECTIONS = ("grad", "top", "bottom", "update", "random")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaylorQuestion(ModelQuestion):
+    """How far does the quadratic model of the loss hold?
+
+    Along a direction v the loss is compared with L + g.v r + v.Hv r^2 / 2. The radius is the first r at which the model
+    is wrong by 10 % of its own largest change: predicted from the third and fourth derivative, and measured.
+    """
+
+    verb = "taylor"
+    again = frozenset({"products"})
+
+    along: tuple[str, ...] = option(
+        ("grad", "top", "random"),
+        "Directions: grad, top, bottom, update (of the optimizer), random; or another checkpoint of the same model.",
+        parse=words_of,
+        metavar="LIST",
+        shown="(default: grad,top,random)",
+    )
+    random: int = option(4, "Random directions.", least=1)
+    share: float = option(0.1, "The model holds while it is wrong by less than this share.", above=0, below=1)
+    points: int = option(33, "Points of the curve that is drawn along each direction.", least=3)
+    products: int = option(60, "Most Hessian-vector products for an eigenvector.", least=1)
+    tol: float = option(1e-2, "Wanted relative residual of an eigenvector.", above=0)
+
+    def check(self) -> None:
+        if not self.along:
+            raise InputError("along=(): name at least one direction.")
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import TaylorMeasurement
+
+        return TaylorMeasurement(self, subject)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from ...answers.taylor import Taylor
+
+        return Taylor(record)
