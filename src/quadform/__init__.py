@@ -59,6 +59,7 @@ __getattr__, __dir__, __all__ = attach(
         "integrations": ".integrations:",
         "kernels": ".kernels:",
         "nn": ".nn:",
+        "optim": ".optim:",
         "preconditioners": ".preconditioners:",
         "propagation": ".propagation:",
         "report": ".report:",
