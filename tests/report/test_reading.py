@@ -6,6 +6,8 @@ import pytest
 
 from quadform.applications.attention import attention
 from quadform.report.attention.reading import Reading
+from quadform.report.attention.tables import measured
+from quadform.report.texts import EN
 
 
 @pytest.mark.parametrize("factor", ["qk", "single"])
@@ -17,3 +19,13 @@ def test_norm_of_the_whole_counts_each_off_diagonal_block_twice(factor: str) -> 
     H["total"] = H["outer"] + H["functional"]
     for part, matrix in H.items():
         assert read.whole_norm(part) == pytest.approx(float(matrix.norm()), rel=1e-12), part
+
+
+def test_settings_are_told_once_and_alone() -> None:
+    """The rows of settings are those of the layer; the question a record answers is not repeated as one of them."""
+    record = attention(tokens=3, dim=2, vary=None, progress=False).record
+    rows = [row for row in measured(record) if row.group == EN("group_setting")]
+    assert not any("{" in row.value for row in rows)
+    assert {row.label for row in rows} == {
+        EN(f"row_{name}") for name in ("layer", "shape", "mask", "precision", "seed", "scale", "temperature", "sink")
+    }

@@ -37,7 +37,7 @@ class Kept:
         value: Any = make() if size is None else None
         size = value.bytes if size is None else size
         held = sum(bytes for _, _, bytes in self._held.values())
-        have = self.free() + held + (0 if value is None else size)
+        have = self.room() + (0 if value is None else size)
         if held + size <= min(MAY_KEEP * have, have - size):
             value = make() if value is None else value
             self._held[i] = (state, value, size)
@@ -46,6 +46,10 @@ class Kept:
             fit = f"{len(self)} of {self.batches} batches"
             say(f"{self.what}: {fit} fit the memory ({in_words(size)} each); others are recomputed for each product.")
         return value
+
+    def room(self) -> float:
+        """Memory that is free, or would be if nothing were kept."""
+        return self.free() + sum(bytes for _, _, bytes in self._held.values())
 
     def clear(self) -> None:
         self._held.clear()

@@ -82,7 +82,8 @@ def functional(
 
     if split is None:
         _say_other_ways(risk)
-    A = _RiskOperator(risk, product, what="functional part", route=route, chunk=chunk, products=products, scalar=scalar)
+    options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
+    A = _RiskOperator(risk, product, what="functional part", scalar=scalar, **options)
     return _select(A, rows, cols)
 
 
@@ -113,8 +114,8 @@ def gauss_newton(
 
     if split is None:
         _say_other_ways(risk)
-    options: Any = {"route": route, "chunk": chunk, "products": products, "by_reverse": by_reverse}
-    A = _RiskOperator(risk, product, what="Gauss-Newton", **options)
+    options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
+    A = _RiskOperator(risk, product, what="Gauss-Newton", by_reverse=by_reverse, **options)
     return _select(A, rows, cols)
 
 
@@ -193,6 +194,7 @@ class _RiskOperator(Operator):
         products: int,
         scalar: Scalar | None = None,
         by_reverse: Product | None = None,
+        split: str | None = None,
         rows: Space | None = None,
         cols: Space | None = None,
     ) -> None:
@@ -201,7 +203,7 @@ class _RiskOperator(Operator):
         cols = risk.space if cols is None else cols
         super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
         self.risk = risk
-        kind = Kind(what, risk, rows.names, product, scalar, by_reverse)
+        kind = Kind(what, risk, rows.names, product, scalar, by_reverse, split)
         self.run = Products(kind, route, chunk=chunk, expected=products)
 
     @property
@@ -236,7 +238,7 @@ class _RiskOperator(Operator):
     def _between(self, rows: Space, cols: Space, route: Route) -> Operator:
         kind, run = self.run.kind, self.run
         options: Any = {"what": kind.what, "route": route, "chunk": run.chunk, "products": run.expected}
-        options |= {"scalar": kind.scalar, "by_reverse": kind.by_reverse}
+        options |= {"scalar": kind.scalar, "by_reverse": kind.by_reverse, "split": kind.split}
         return _RiskOperator(self.risk, kind.product, rows=rows, cols=cols, **options)
 
 

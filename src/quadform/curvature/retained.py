@@ -7,21 +7,32 @@ Reverse over reverse. Nothing is prepared beyond one gradient, and that one is n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.memory import in_words
 from ..core.space import Vector
 
 
-class Retained:
-    """`scalar` at `theta` with its gradient in `cols` and the graph of both; `bytes` is what the graph holds."""
+class TooLarge(torch.OutOfMemoryError):
+    """A graph would hold more than it may."""
 
-    def __init__(self, scalar: Callable[[Vector], Tensor], theta: Vector, cols: Sequence[str]) -> None:
+
+class Retained:
+    """`scalar` at `theta` with its gradient in `cols` and the graph of both; `bytes` is what the graph holds.
+
+    `TooLarge` as soon as that is more than `most`.
+    """
+
+    def __init__(
+        self, scalar: Callable[[Vector], Tensor], theta: Vector, cols: Sequence[str], most: float = math.inf
+    ) -> None:
         held: dict[int, int] = {}
-        with torch.enable_grad(), _counted(held):
+        with torch.enable_grad(), counted(held, most):
             self.theta = {n: t.detach().requires_grad_() for n, t in theta.items()}
             value = scalar(self.theta)
             self.depends = value.requires_grad
@@ -44,35 +55,44 @@ class Retained:
         return {n: torch.zeros_like(t) if h is None else h for n, t, h in zip(rows, at, image, strict=True)}
 
 
-def _counted(held: dict[int, int]) -> torch.autograd.graph.saved_tensors_hooks:
-    """A scope in which `held` learns what graphs keep: {storage: its bytes}.
+def counted(held: dict[int, int], most: float = math.inf) -> torch.autograd.graph.saved_tensors_hooks:
+    """A scope in which `held` learns what graphs keep: {storage: its bytes}; not more than `most`.
 
     A tensor is handed over detached. With its graph, an operator that saves its own result (softmax) would hold itself,
     by a reference that Python's collector cannot see, and nothing would ever be freed. Torch checks no versions of
     tensors that hooks keep, so writes in place are looked for here.
     """
 
+    left = [most]
+
     def pack(t: Tensor) -> tuple[Tensor, int]:
         if t.layout is torch.strided:  # sparse ones, data as a rule, have no storage
             storage = t.untyped_storage()
+            left[0] += held.get(storage._cdata, 0) - storage.nbytes()
             held[storage._cdata] = storage.nbytes()  # without numbers (meta) the address of all is 0
-        return t.detach(), _written(t)
+            if left[0] < 0:
+                raise TooLarge(f"the graph of the gradient takes more than {in_words(most)}")
+        return t.detach(), written(t)
 
     def unpack(kept: tuple[Tensor, int]) -> Tensor:
-        t, written = kept
-        if _written(t) != written:
-            raise InputError(
-                f"a tensor of shape {tuple(t.shape)} that the derivative needs was overwritten by an inplace operation."
-                " Nothing was measured. Write that step of the model without writing in place."
-            )
+        t, before = kept
+        if written(t) != before:
+            raise overwritten(t)
         return t
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _written(t: Tensor) -> int:
+def written(t: Tensor) -> int:
     """How often a tensor was written in place; those made in inference mode do not tell."""
     return 0 if t.is_inference() else t._version
+
+
+def overwritten(t: Tensor) -> InputError:
+    return InputError(
+        f"a tensor of shape {tuple(t.shape)} that the derivative needs was overwritten by an inplace operation."
+        " Nothing was measured. Write that step of the model without writing in place."
+    )
 
 
 def gradients(value: Tensor, at: Vector, weight: Tensor | None = None) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from ..core.forward import jvp
 from ..core.progress import say
 from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
-from ..kernels.calls import math_attention
+from ..kernels.calls import Attention, math_attention
 from .batches import batches_of
 from .choosing import of_function, of_module
 from .counting import shifts, terms
@@ -54,6 +54,9 @@ class Risk:
     `"math"` path (memory grows with tokens squared), by `kernels.attention` (`"fused"`, linear memory), or `"auto"`:
     fused on a GPU in float32 and bfloat16, math elsewhere.
 
+    `units` names, by a glob, the modules that are run again backwards where memory is short, or `route="units"` is
+    asked for. By default these are the repeated blocks of the model.
+
     A risk does not change. `notes` are remarks, printed with it.
     """
 
@@ -72,6 +75,7 @@ class Risk:
     fused: bool  # torch's attention is answered by `kernels.attention`, else by torch's math path
     writes: bool  # evaluations write into buffers
     shifted: bool  # the loss leaves out the first label of every row
+    units: dict[str, nn.Module]  # parts that can be run again backwards
     _runner: Runner
     _whole: Risk | None
 
@@ -86,6 +90,7 @@ class Risk:
         include_frozen: bool = False,
         train_mode: bool = False,
         attention: Literal["auto", "math", "fused"] = "auto",
+        units: str | None = None,
         quiet: bool = False,
     ) -> None:
         if data is None:
@@ -117,7 +122,7 @@ class Risk:
         self._set(
             model=model, loss=loss, train_mode=train_mode, count=count, batches=batches, writes=writes, params=at,
             coverage=chosen.coverage, space=Space.of(at, chosen.views), dtype=dtype, device=device, fused=fused,
-            _runner=runner, _whole=None,
+            units=self._units_of(model, units, train_mode), _runner=runner, _whole=None,
         )  # fmt: skip
         shifted = count is None and shifts(self)
         self._set(shifted=shifted)
@@ -129,6 +134,14 @@ class Risk:
         self._set(notes=(*chosen.notes, *precision_notes(dtype, device), *self._evaluated()))
         if not quiet:
             say(str(self))
+
+    @staticmethod
+    def _units_of(model: Any, named: str | None, train_mode: bool) -> dict[str, nn.Module]:
+        from .units import find
+
+        if not isinstance(model, nn.Module) or train_mode:  # random numbers would be others the second time
+            return {}
+        return find(model, named)
 
     def _set(self, **fields: Any) -> None:
         """Give fields their values; of use to those who make a risk alone, which is frozen afterwards."""
@@ -216,6 +229,11 @@ class Risk:
         held = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return {n: t.detach() for n, t in held.items() if n not in self.params}
 
+    @property
+    def room(self) -> float:
+        """Bytes this process may still allocate."""
+        return group_of(self.space).free_here(self.device)
+
     # --- split over processes ---------------------------------------------------------------------------------------
     @property
     def whole(self) -> Risk:
@@ -246,10 +264,16 @@ class Risk:
         after."""
         if torch.is_inference_mode_enabled():
             raise InputError("inside `torch.inference_mode()` nothing can be differentiated; use `torch.no_grad()`.")
-        attention = math_attention
-        if self.fused:
-            from ..kernels.sdpa import scaled_dot_product_attention as attention  # loads torch's compiler
-        return measured(self.model, device=self.device, train_mode=self.train_mode, attention=attention)
+        return measured(self.model, device=self.device, train_mode=self.train_mode, attention=self.attention)
+
+    @property
+    def attention(self) -> Attention:
+        """What answers torch's fused attention inside the measurement."""
+        if not self.fused:
+            return math_attention
+        from ..kernels.sdpa import scaled_dot_product_attention  # loads torch's compiler
+
+        return scaled_dot_product_attention
 
     def _evaluated(self) -> list[str]:
         """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product. A remark."""

@@ -5,6 +5,8 @@
 `traced`    two aten programs (`linear`): what no vector touches runs once and is kept, the rest runs for every vector.
 `compiled`  the second of them through torch's compiler: a minute or more at first, then fastest. On a GPU replayed from
             a CUDA graph for each batch; where torch may take TF32, large products are then in scaled float16.
+`units`     the repeated blocks of a model keep their inputs alone and are run again backwards (`units`): twice the time
+            of an eager product, at the memory of one block. Taken where the others do not fit the memory.
 `auto`      whichever is predicted to end first; the prediction is said in one line.
 """
 
@@ -22,17 +24,19 @@ from ..core.errors import InputError
 from ..core.progress import say
 from ..core.space import Vector
 from ..distributed.processes import group_of
+from .by_units import ByUnits
 from .kept import Kept
 from .prediction import fastest, in_time, measure
+from .retained import TooLarge
 from .strategies import ByForward, ByProgram, ByRetained, ByReverse, Kind, Route, Strategy, Unsuitable
 
 if TYPE_CHECKING:
     from .linear import Linearised
 
-ROUTES = ("eager", "traced", "compiled", "auto")
+ROUTES = ("eager", "traced", "compiled", "units", "auto")
 
 #: Programs of a route in the order in which they are tried, by whether they are compiled.
-_COMPILE: dict[Route, tuple[bool, ...]] = {"eager": (), "traced": (False,), "compiled": (True, False)}
+_COMPILE: dict[Route, tuple[bool, ...]] = {"traced": (False,), "compiled": (True, False)}
 #: Vectors that share one pass step by step. A program takes one: what they would share is kept anyway.
 CHUNK = 8
 
@@ -52,12 +56,20 @@ class Choice:
             raise InputError(f"{first.kind.what}: {_nothing_left(first.kind, error)}") from error
         instead = left[0].how
         if first.route != "eager":
-            instead = f"{'step by step' if left[0].route == 'eager' else instead} instead"
+            instead = f"{instead if left[0].route != 'eager' else 'step by step'} instead"
         return self._said(left, f"{first.kind.what}: {error}; {instead}.")
 
-    def narrower(self) -> Choice:
-        """The first with half as many vectors at once."""
+    def smaller(self, error: torch.OutOfMemoryError, alone: bool) -> Choice:
+        """What takes less memory than the first: half as many vectors at once, or units; the error where nothing does.
+
+        `alone`: it was one vector that did not fit.
+        """
         first, *rest = self.ways
+        if alone or isinstance(first, ByRetained):
+            if not any(isinstance(way, ByUnits) for way in rest):
+                raise error
+            reason = str(error) if isinstance(error, TooLarge) else "a product does not fit the memory"
+            return self.without(Unsuitable(reason, lambda way: not isinstance(way, ByUnits)))
         half = dataclasses.replace(first, together=max(1, first.together // 2))
         text = f"{first.together} vectors at once do not fit the memory; {half.together} at once."
         return self._said([half, *rest], f"{first.kind.what}: {text}")
@@ -82,21 +94,23 @@ def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     """The ways that the derivatives of the risk allow, those of the wanted route first."""
     risk = kind.risk
     why: list[str] = []
-    programs = [ByProgram(kind, compile=compile) for compile in _COMPILE[wanted]]
+    programs = [ByProgram(kind, compile=compile) for compile in _COMPILE.get(wanted, ())]
     if programs and risk.writes:
         why.append(f"{kind.what}: cannot be {wanted} (training mode writes into buffers); step by step instead.")
         programs = []
     forward = risk.soundness.forward
-    if not forward and (programs or kind.scalar is None):
+    if not forward and (programs or wanted == "units" or kind.scalar is None):
         why.append(
             f"{kind.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad` or an"
             " embedding leaves out its padding token; reverse passes alone (eager), which see what training sees."
         )
         programs = []
-    ways: list[Strategy] = [*programs]
+    units = [ByUnits(kind, chunk)] if forward and (risk.units or wanted == "units") else []
+    ways: list[Strategy] = [*programs, *(units if wanted == "units" else ())]
     ways += [ByRetained(kind, chunk)] if kind.scalar is not None else []
     ways += [ByForward(kind, k) for k in sorted({chunk, 1}, reverse=True)] if forward else []
     ways += [ByReverse(kind, chunk)] if kind.by_reverse is not None else []
+    ways += units if wanted != "units" else []
     for line in why:
         say(line)
     return Choice(tuple(ways), tuple(why))
@@ -160,10 +174,9 @@ class Products:
                     self.choice = self.choice.without(error)
                     self.kept.clear()
                     continue
-                except torch.OutOfMemoryError:
-                    if size == 1 or k == 1:
-                        raise
-                    self.choice = self.choice.narrower()
+                except torch.OutOfMemoryError as error:
+                    self.choice = self.choice.smaller(error, alone=min(size, k) == 1)
+                    self.kept.clear()
                     continue
                 start += size
         return {n: torch.cat([p[n] for p in parts]) for n in rows} if len(parts) > 1 else parts[0]
@@ -182,7 +195,7 @@ class Products:
         predicted = measure(self, v)
         route = fastest(predicted)
         others = ", ".join(f"{name} {in_time(t)}" for name, t in predicted.items() if name != route)
-        if predicted["eager"] >= 2:  # below that nobody waits
+        if predicted.get("eager", predicted[route]) >= 2:  # below that nobody waits
             took = in_time(predicted[route])
             say(f"{self.kind.what}: {route} route for {self.expected} products, about {took} ({others})")
         return route

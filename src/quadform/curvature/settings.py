@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,20 @@ def stock_settings(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_cache(model: Any) -> Iterator[None]:
+    """Hugging Face models keep no keys for tokens to come, of which a loss has none."""
+    with contextlib.ExitStack() as stack:
+        for config in _configs(model, "use_cache"):
+            stack.enter_context(_set(config, "use_cache", False))
+        yield
+
+
+def uncached(batch: Any) -> Any:
+    """A batch that asks for no such keys."""
+    return {**batch, "use_cache": False} if isinstance(batch, Mapping) and batch.get("use_cache") else batch
+
+
+@contextlib.contextmanager
 def traceable_experts(model: Any) -> Iterator[bool]:
     """Experts with a copy of the weights for each token, the one way that no value decides; whether there are any."""
     name = "_experts_implementation"
@@ -77,7 +91,7 @@ def _configs(model: Any, name: str) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _set(config: Any, name: str, value: str) -> Iterator[None]:
+def _set(config: Any, name: str, value: Any) -> Iterator[None]:
     before = getattr(config, name)
     setattr(config, name, value)
     try:

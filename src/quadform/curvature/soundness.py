@@ -24,11 +24,15 @@ from ..core.rng import stream
 from ..core.space import Vector
 from .retained import Retained, gradients
 from .risk import Risk
+from .settings import uncached
+from .units import NoUnit
 
 #: How much derivatives by two ways may differ, relative to their size; many models compute their loss in
 #: float32 whatever they are given, and TF32 products err by 1e-3.
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-2}
 ROUNDING_HALF = 0.2
+#: The most memory a product with a retained gradient takes, over what its graph holds (measured 1.8 to 2.6).
+PEAK = 2.5
 #: Where that is measured: what share of the weights is kept, and how far they are moved, relative to their size.
 _PLACES = ((1.0, 0.1), (1.0, 1.0), (0.1, 0.1), (0.01, 0.01))
 
@@ -54,11 +58,26 @@ def check(risk: Risk) -> Soundness:
             _require_gradient(risk, batch)
             _require_symmetric(risk, batch)
             twice = True
+        if not twice and risk.units:
+            with contextlib.suppress(NoUnit):
+                return _by_units(risk, uncached(batch))
         return Soundness(twice, _forward(risk, batch), _through(risk, batch))
 
 
+def _by_units(risk: Risk, batch: Any) -> Soundness:
+    """The same where no graph of the whole fits the memory."""
+    from .by_units import Evaluation
+
+    run = Evaluation(risk, risk.units)
+    forward = not differ(risk, partial(run.slopes, batch))
+    if forward and differ(risk, partial(run.symmetry, batch)):
+        raise _not_symmetric(*run.symmetry(batch, risk.params))
+    return Soundness(forward, forward)
+
+
 def _require_gradient(risk: Risk, batch: Any) -> None:
-    if not Retained(lambda p: risk.run(p, batch)[0], risk.params, tuple(risk.params)).depends:
+    most = risk.room / PEAK if risk.units else math.inf
+    if not Retained(lambda p: risk.run(p, batch)[0], risk.params, tuple(risk.params), most).depends:
         raise InputError(
             "the loss has no gradient: it does not see the parameters, or only through `.detach()` or"
             " `torch.no_grad()`. Nothing was measured."
@@ -67,18 +86,18 @@ def _require_gradient(risk: Risk, batch: Any) -> None:
 
 def _forward(risk: Risk, batch: Any) -> bool:
     try:
-        return not _differ(risk, partial(_slopes, risk, batch))
+        return not differ(risk, partial(_slopes, risk, batch))
     except Exception:  # whatever code of a model dislikes about tangents: said where they are wanted
         return True
 
 
 def _slopes(risk: Risk, batch: Any, near: dict[str, Tensor]) -> tuple[float, float]:
-    v = _direction(risk, "forward")
+    v = direction(risk, "forward")
     slope = jvp(lambda p: risk.run(p, batch)[0], (near,), (v,))[1]
     with torch.enable_grad():
         at = {n: t.requires_grad_() for n, t in near.items()}
         g = gradients(risk.run(at, batch)[0], at)
-    return float(slope.detach()) - _inner(g, v), length(g)
+    return float(slope.detach()) - inner(g, v), length(g)
 
 
 def _require_symmetric(risk: Risk, batch: Any) -> None:
@@ -86,25 +105,32 @@ def _require_symmetric(risk: Risk, batch: Any) -> None:
 
     A rule of torch can be (that of weight norm is, in 2.13), or one of the model's own.
     """
-    if _differ(risk, partial(_symmetry, risk, batch)):
-        gap, size = _symmetry(risk, batch, risk.params)
-        raise InputError(
-            f"the second backward pass through this model is not symmetric (by {100 * abs(gap) / (size or 1):.2g} %):"
-            " an operator has a wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that"
-            " operator (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
-        )
+    if differ(risk, partial(_symmetry, risk, batch)):
+        raise _not_symmetric(*_symmetry(risk, batch, risk.params))
+
+
+def _not_symmetric(gap: float, size: float) -> InputError:
+    return InputError(
+        f"the second backward pass through this model is not symmetric (by {100 * abs(gap) / (size or 1):.2g} %):"
+        " an operator has a wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that"
+        " operator (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
+    )
 
 
 def _symmetry(risk: Risk, batch: Any, near: Vector) -> tuple[float, float]:
-    """u^T H v - v^T H u of the pair, of three random vectors, in which it is largest."""
-    V = [_direction(risk, f"symmetry/{i}") for i in range(3)]
     H = Retained(lambda p: risk.run(p, batch)[0], near, risk.space.names)
-    HV = [H(v, risk.space.names) for v in V]
-    gaps = [_inner(V[i], HV[j]) - _inner(V[j], HV[i]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    return asymmetry(risk, lambda v: H(v, risk.space.names))
+
+
+def asymmetry(risk: Risk, H: Callable[[Vector], Vector]) -> tuple[float, float]:
+    """u^T H v - v^T H u of the pair, of three random vectors, in which it is largest; the largest |H v|."""
+    V = [direction(risk, f"symmetry/{i}") for i in range(3)]
+    HV = [H(v) for v in V]
+    gaps = [inner(V[i], HV[j]) - inner(V[j], HV[i]) for i, j in ((0, 1), (0, 2), (1, 2))]
     return max(gaps, key=abs), max(map(length, HV))
 
 
-def _differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, float]]) -> bool:
+def differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, float]]) -> bool:
     """Whether two numbers that should be one differ: `measured` gives the gap and the size of what they come from.
 
     Where nothing bends (a saturated softmax) both are rounding. What differs near the weights is therefore looked at
@@ -146,20 +172,20 @@ def _through(risk: Risk, batch: Any) -> bool:
 def _near(risk: Risk, place: tuple[float, float] = (1.0, 0.1), again: int = 0) -> dict[str, Tensor]:
     """A share of the weights, moved by a share of their size at random, and `again` by a thousand roundings more."""
     kept, moved = place
-    far, more = _direction(risk, "near"), _direction(risk, f"near/{again}")
+    far, more = direction(risk, "near"), direction(risk, f"near/{again}")
     by = 1e3 * torch.finfo(risk.dtype).eps if again else 0.0
     sizes = {n: t.norm() / max(t.numel(), 1) ** 0.5 for n, t in risk.params.items()}
     return {n: kept * t + moved * sizes[n] * (far[n] + by * more[n]) for n, t in risk.params.items()}
 
 
-def _direction(risk: Risk, name: str) -> dict[str, Tensor]:
+def direction(risk: Risk, name: str) -> dict[str, Tensor]:
     generator = stream(0, f"reverse/{name}", risk.device)
     return risk.space.random(dtype=risk.dtype, device=risk.device, generator=generator)
 
 
-def _inner(u: Vector, v: Vector) -> float:
+def inner(u: Vector, v: Vector) -> float:
     return math.fsum(float((u[n].double() * t.double()).sum()) for n, t in v.items())
 
 
 def length(vector: Vector) -> float:
-    return math.sqrt(_inner(vector, vector))
+    return math.sqrt(inner(vector, vector))

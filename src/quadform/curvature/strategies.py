@@ -5,6 +5,7 @@ them.
 `ByForward`   forward over reverse, several vectors at once
 `ByReverse`   reverse passes alone (`reverse`)
 `ByProgram`   two aten programs (`linear`), the second of them compiled or not
+`ByUnits`     the blocks of a model run again backwards (`by_units`)
 
 A way that does not suit a model raises `Unsuitable`; another one is taken then (`routes`).
 """
@@ -12,6 +13,7 @@ A way that does not suit a model raises `Unsuitable`; another one is taken then 
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,12 +34,12 @@ from .kept import Kept
 from .retained import Retained
 from .risk import Risk
 from .settings import traceable_experts
-from .soundness import ROUNDING, ROUNDING_HALF, length
+from .soundness import PEAK, ROUNDING, ROUNDING_HALF, length
 
 if TYPE_CHECKING:
     from .linear import Linearised
 
-Route = Literal["eager", "traced", "compiled", "auto"]
+Route = Literal["eager", "traced", "compiled", "units", "auto"]
 
 #: The product of one batch with one vector: (theta, batch, v, names of the rows) -> image.
 Product = Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]]
@@ -57,7 +59,7 @@ class Unsuitable(Exception):
 @dataclass(frozen=True)
 class Kind:
     """What is multiplied with, over the rows of a risk: by forward over reverse, as the Hessian of a scalar where it is
-    one, by reverse passes alone where there is such a way."""
+    one, by reverse passes alone where there is such a way. `split` names the module at which it is split."""
 
     what: str
     risk: Risk
@@ -65,6 +67,7 @@ class Kind:
     product: Product
     scalar: Scalar | None = None
     by_reverse: Product | None = None
+    split: str | None = None
 
     def stacked(self, theta: Vector, batch: Any, V: Vector) -> dict[str, Tensor]:
         """The products with a stack of vectors; a single one is not vmapped, which some models do not survive."""
@@ -148,8 +151,8 @@ class ByRetained(Strategy):
         risk, scalar, batch = self.kind.risk, self.kind.scalar, self.kind.risk.batches[i]
         assert scalar is not None
         primal = (risk.params | risk.constants(), tree_flatten(batch)[0])
-        cols = tuple(V)
-        graph = kept.at(i, primal, lambda: Retained(lambda p: scalar(p, batch), risk.params, cols))
+        cols, most = tuple(V), kept.room() / PEAK if risk.units else math.inf
+        graph = kept.at(i, primal, lambda: Retained(lambda p: scalar(p, batch), risk.params, cols, most))
         return Prepared(lambda V: self._each(lambda v: graph(v, self.kind.rows), V))
 
 

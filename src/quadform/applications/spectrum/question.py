@@ -44,8 +44,9 @@ class SpectrumQuestion(ModelQuestion):
     tol: float = option(1e-3, "Wanted relative residual of an eigenvalue.", above=0)
     route: str = option(
         "auto",
-        "How products run: step by step, traced, compiled; `auto` takes what is predicted to end first.",
-        choices=("auto", "eager", "traced", "compiled"),
+        "How products run: step by step, traced, compiled, block by block (`units`, least memory); `auto` takes what is"
+        " predicted to end first.",
+        choices=("auto", "eager", "traced", "compiled", "units"),
     )
 
     def check(self) -> None:

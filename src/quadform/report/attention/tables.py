@@ -18,6 +18,7 @@ from .verdict import autodiff_limits
 
 #: Inputs that have a row of their own or are no setting.
 _TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device")
+_TOLD += ("question", "partial")
 #: Round-off of a symmetric eigenvalue problem, relative to the largest number in it.
 ROUND_OFF = 1e-10
 

@@ -1,0 +1,174 @@
+"""Products through the units of a model: at the memory of one unit, and of the inputs of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from ..core.forward import alone
+from ..core.space import Vector
+from .kept import Kept
+from .risk import Risk
+from .settings import uncached, without_cache
+from .soundness import asymmetry, differ, direction, inner, length
+from .strategies import Prepared, Route, Strategy, Unsuitable
+from .units import NoUnit, Recomputed
+
+Scalar = Callable[[Vector], Tensor]
+
+
+@dataclass(frozen=True)
+class ByUnits(Strategy):
+    """Every unit keeps its input and is run again backwards; one vector after another."""
+
+    made: list[Evaluation] = field(default_factory=list)  # one, once its derivatives were looked at
+    fails: ClassVar[type[Exception]] = Exception
+
+    @property
+    def route(self) -> Route:
+        return "units"
+
+    @property
+    def how(self) -> str:
+        return f"by its {len(self.kind.risk.units)} units, which are run again backwards"
+
+    def cannot(self, vectors: int) -> str:
+        return "cannot be run by units"
+
+    def prepare(self, i: int, V: Vector, kept: Kept) -> Prepared:
+        risk, split = self.kind.risk, self.kind.split or ""
+        units = {n: m for n, m in risk.units.items() if not split.startswith(f"{n}.")}
+        if not units:
+            raise Unsuitable(f"{self.cannot(1)} ({_without(risk)})")
+        batch, scalar = uncached(risk.batches[i]), self.kind.scalar
+        if not self.made:
+            if differ(risk, partial(Evaluation(risk, units).slopes, batch)):
+                raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
+            self.made.append(Evaluation(risk, units, self.kind.rows))
+        (run,) = self.made
+        if scalar is None:
+            return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
+        return Prepared(lambda V: self._each(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+
+
+def _without(risk: Risk) -> str:
+    if risk.train_mode:
+        return "in training mode random numbers would be others the second time"
+    return "the model has no repeated blocks; name its parts in `Risk(..., units=)`"
+
+
+class Evaluation:
+    """Derivatives of a risk with some modules as units, over `rows` of its parameters."""
+
+    def __init__(self, risk: Risk, units: Mapping[str, nn.Module], rows: tuple[str, ...] | None = None) -> None:
+        self.risk, self.units = risk, units
+        self.rows = risk.space.names if rows is None else rows
+        assert isinstance(risk.model, nn.Module)
+        every = dict(risk.model.named_parameters())
+        self.frozen = {n: t.detach() for n, t in every.items() if n not in risk.params}
+        self.recording = False  # a reverse rule outside the units is of those that `units.reverse` tells of
+
+    def hessian(self, scalar: Scalar, at: Vector, v: Vector) -> dict[str, Tensor]:
+        """The product of the Hessian of a scalar with v."""
+        return self._recorded(lambda: self._hessian(scalar, at, v))
+
+    def _hessian(self, scalar: Scalar, at: Vector, v: Vector) -> dict[str, Tensor]:
+        sums: dict[str, Tensor] = {}
+        with alone, torch.enable_grad(), forward_ad.dual_level():
+            theta = _moving(at, v)
+            run = self._run(theta, lambda name, g: _add(sums, name, forward_ad.unpack_dual(g).tangent), second=True)
+            with run.scope(), without_cache(self.risk.model):
+                value = scalar({**self.frozen, **theta})
+            self._back(value, None, theta, run)
+            return self._whole(sums)
+
+    def gauss_newton(self, batch: Any, v: Vector, split: str | None) -> dict[str, Tensor]:
+        """J^T (d2l/dF2) J v: forwards with tangents, backwards without."""
+
+        def output(p: Vector) -> Tensor:
+            return self.risk.output(p, batch, split)
+
+        curve = partial(self._curved, batch, split)
+        return self._recorded(lambda: self.transposed(output, self.risk.params, v, curve)[0])
+
+    def _recorded(self, product: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        try:
+            return product()
+        except NotImplementedError:
+            if self.recording:
+                raise
+        self.recording = True
+        return product()
+
+    def transposed(
+        self, function: Callable[[Vector], Tensor], at: Vector, v: Vector, curve: Callable[[Tensor], Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """(J^T curve(J v), J v) of a function F of the parameters."""
+        sums: dict[str, Tensor] = {}
+        with alone, torch.enable_grad():
+            with forward_ad.dual_level():
+                theta = _moving(at, v)
+                run = self._run(theta, partial(_add, sums), second=False)
+                with run.scope(), without_cache(self.risk.model):
+                    F = function({**self.frozen, **theta})
+                tangent = forward_ad.unpack_dual(F).tangent
+                dF = torch.zeros_like(F).detach() if tangent is None else tangent.detach()
+                curved = curve(dF)
+            self._back(F, curved, theta, run)
+            return self._whole(sums), dF
+
+    def _curved(self, batch: Any, split: str | None, dF: Tensor) -> Tensor:
+        """(d2l/dF2) dF, as a derivative in a shift of F."""
+        shift = forward_ad.make_dual(torch.zeros_like(dF).requires_grad_(), dF)
+        with self._run({}, lambda name, g: None, second=True).scope(), without_cache(self.risk.model):
+            value = self.risk.run({**self.frozen, **self.risk.params}, batch, split, shift)[0]
+        (g,) = _gradients(value, [shift], None, self.recording)
+        curved = None if g is None else forward_ad.unpack_dual(g).tangent
+        return torch.zeros_like(dF) if curved is None else curved
+
+    def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
+        """The slope of the loss along a random vector, by forward less that by reverse derivatives; |gradient|."""
+        v = direction(self.risk, "forward")
+        g, slope = self.transposed(lambda p: self.risk.run(p, batch)[0], near, v, torch.ones_like)
+        return float(slope) - inner(g, v), length(g)
+
+    def symmetry(self, batch: Any, near: Vector) -> tuple[float, float]:
+        """How far the Hessian is from symmetric, and its size; see `asymmetry`."""
+        loss = lambda p: self.risk.run(p, batch)[0]  # noqa: E731
+        return asymmetry(self.risk, lambda v: self.hessian(loss, near, v))
+
+    def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
+        return Recomputed(self.units, self.risk.attention, theta, self.rows if theta else (), sink, second=second)
+
+    def _back(self, out: Tensor, cotangent: Tensor | None, theta: Vector, run: Recomputed) -> None:
+        found = _gradients(out, [*(theta[n] for n in self.rows), run.anchor], cotangent, self.recording)
+        for n, g in zip(self.rows, found[:-1], strict=True):
+            if g is not None:
+                run.sink(n, g)
+
+    def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        params = self.risk.params
+        return {n: found[n] if n in found else torch.zeros_like(params[n]) for n in self.rows}
+
+
+def _moving(at: Vector, v: Vector) -> dict[str, Tensor]:
+    """Leaves of a reverse pass at some weights, with v as their tangents."""
+    leaves = {n: t.detach().requires_grad_() for n, t in at.items()}
+    return {n: forward_ad.make_dual(t, v[n]) if n in v else t for n, t in leaves.items()}
+
+
+def _gradients(out: Tensor, at: list[Tensor], cotangent: Tensor | None, recording: bool) -> Sequence[Tensor | None]:
+    if not out.requires_grad:
+        return [None] * len(at)
+    return torch.autograd.grad(out, at, cotangent, create_graph=recording, retain_graph=False, allow_unused=True)
+
+
+def _add(sums: dict[str, Tensor], name: str, part: Tensor | None) -> None:
+    if part is not None:
+        sums[name] = sums[name] + part.detach() if name in sums else part.detach()

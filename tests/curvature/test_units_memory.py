@@ -1,0 +1,163 @@
+"""Memory of products by units: that of one block and of the inputs of all; it comes back."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.profiler import profile
+
+from quadform.curvature import Risk, functional, gauss_newton, hessian
+from quadform.distributed.processes import Group
+
+F64 = torch.float64
+BLOCKS = 12
+
+
+class Block(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
+        self.evaluations = 10**9  # so many are left
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.evaluations -= 1
+        if self.evaluations < 0:
+            raise KeyboardInterrupt
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x)))).softmax(-1)
+
+
+class Net(nn.Module):
+    def __init__(self, d: int = 16) -> None:
+        super().__init__()
+        self.blocks, self.leave = nn.ModuleList(Block(d) for _ in range(BLOCKS)), nn.Linear(d, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.leave(x)
+
+
+def cross_entropy(out: Tensor, batch: Any) -> Tensor:
+    return nn.functional.cross_entropy(out, batch[1])
+
+
+@pytest.fixture
+def problem() -> tuple[Net, tuple[Tensor, Tensor]]:
+    """Activations outweigh the weights: 1 MB a block against 20 kB."""
+    return Net().to(F64), (torch.randn(500, 16, dtype=F64), torch.randint(3, (500,)))
+
+
+def allocated(work: Callable[[], Any]) -> tuple[int, int]:
+    """(most bytes that torch's allocator had given out at a time during `work`, bytes it did not get back)."""
+    gc.collect()
+    with profile(profile_memory=True) as seen:
+        work()
+        gc.collect()
+    assert seen.kineto_results is not None
+    events = [e for e in seen.kineto_results.events() if e.name() == "[memory]"]
+    now, most = 0, 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most, now
+
+
+@pytest.mark.parametrize("make", [hessian, gauss_newton, functional])
+def test_memory_is_that_of_one_block(problem: Any, make: Any) -> None:
+    """A product of twelve blocks takes a small part of what the other eager products take, and gives it back."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    v = risk.space.random(dtype=F64)
+    assert risk.soundness.twice
+
+    def work(route: Any) -> None:
+        A = make(risk, route=route)
+        A @ v
+        assert A.route == route
+
+    whole, _ = allocated(lambda: work("eager"))
+    least, left = allocated(lambda: work("units"))
+    assert least < whole / (3 if make is gauss_newton else 5)
+    assert left == 0
+
+
+def test_memory_does_not_grow_with_the_inside_of_blocks(problem: Any) -> None:
+    """Twice as many blocks add their inputs with tangents, and weights, and nothing else."""
+    model, batch = problem
+    peaks = []
+    for blocks in (BLOCKS, BLOCKS // 2):
+        model.blocks = model.blocks[:blocks]
+        risk = Risk(model, cross_entropy, batch, quiet=True)
+        v, A = risk.space.random(dtype=F64), hessian(risk, route="units")
+        A @ v  # looks at derivatives first
+        peaks.append(allocated(lambda A=A, v=v: A @ v)[0])
+    inputs = 2 * batch[0].numel() * 8
+    weights = sum(p.numel() for p in model.blocks[0].parameters()) * 8
+    assert peaks[0] - peaks[1] <= BLOCKS // 2 * (inputs + 2 * weights)
+
+
+@pytest.mark.parametrize("after", [BLOCKS // 2, BLOCKS + 3])
+def test_memory_comes_back_after_an_interrupt_inside_a_unit(problem: Any, after: int) -> None:
+    """Forwards, and backwards where a unit is run again."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    v = risk.space.random(dtype=F64)
+    A = hessian(risk, route="units")
+    want = A @ v
+
+    def work() -> None:
+        shared = model.blocks[3]
+        shared.evaluations = 0 if after < BLOCKS else 1
+        with pytest.raises(KeyboardInterrupt):
+            A @ v
+        shared.evaluations = 10**9
+
+    allocated(work)  # torch keeps what an interrupted reverse pass has found until the next one
+    assert allocated(work)[1] == 0
+    for n, t in (A @ v).items():
+        assert torch.equal(t, want[n])
+
+
+@pytest.mark.parametrize("make", [hessian, functional])
+def test_units_are_taken_where_the_graph_does_not_fit(problem: Any, make: Any, monkeypatch: Any, capsys: Any) -> None:
+    """With little memory free no graph of the whole is made, neither for a product nor to check derivatives."""
+    model, batch = problem
+    fits = Risk(model, cross_entropy, batch, quiet=True)
+    v = fits.space.random(dtype=F64)
+    want, (whole, _) = make(fits) @ v, allocated(lambda: make(fits) @ v)
+    monkeypatch.setattr(Group, "free_here", lambda group, device: whole / 8)
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    most, _ = allocated(lambda: risk.soundness)
+    assert most < whole / 2
+    assert risk.soundness.twice
+    A = make(risk)
+    least, _ = allocated(lambda: A @ v)
+    assert least < whole / 2
+    assert A.route == "units"
+    (why,) = A.why
+    assert "the graph of the gradient takes more than" in why
+    assert why.endswith(f"; by its {BLOCKS} units, which are run again backwards.")
+    assert capsys.readouterr().err == why + "\n"
+    for n, t in (A @ v).items():
+        torch.testing.assert_close(t, want[n])
+
+
+def test_programs_that_do_not_fit_give_way_to_units(problem: Any, monkeypatch: Any) -> None:
+    from quadform.curvature.strategies import ByProgram
+
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ByProgram, "_made", full)
+    A = gauss_newton(risk, route="traced")
+    A @ risk.space.random(dtype=F64)
+    assert A.route == "units"
+    assert "a product does not fit the memory" in A.why[0]
