@@ -26,6 +26,8 @@ COMMANDS = {
     "why": [MODEL, *PROBE, "--remove", "norm", "--steps", "0,2"],
     "compare": ["--designs", "pre-ln,sas-p", "--depths", "1", "--dim", "4", "--heads", "2", "--budget", "1s"],
     "signal": ["pre-ln", "no-skip", "--depths", "2", "--dim", "8", "--heads", "2", "--tokens", "4", "--networks", "6"],
+    "attention": ["--tokens", "6", "--dim", "6", "--vary", "scale=0.01:1:60"],
+    "verify": ["--shapes", "40", "--largest", "4"],
     "report": [MODEL, *PROBE, "--batches", "1"],
 }
 #: Forks a child a run. A line of stdin is (words, seconds or null); a child that outlives its seconds is killed. The
@@ -37,7 +39,8 @@ torch.set_num_threads(1)
 import quadform.applications.why.measure, quadform.applications.compare.measure
 import quadform.applications.spectrum.call, quadform.applications.spectrum.measure
 import quadform.applications.signal.measure, quadform.applications.step_size.measure, quadform.report
-import quadform.applications.study.measure
+import quadform.applications.study.measure, quadform.applications.attention.measure
+import quadform.applications.verify.measure
 from quadform.cli import main
 from quadform.estimate import resume
 resume.SAVE_EVERY = 0.0
@@ -103,7 +106,11 @@ def numbers(folder: Path) -> dict[str, Estimate]:
     for path in sorted(folder.rglob("record.json")):
         if "state" not in path.parts and "unfinished" not in path.parts:
             scalars = Record.load(path).scalars
-            found |= {f"{path.parent.relative_to(folder)} {n}": e for n, e in scalars.items() if "speed" not in n}
+            found |= {
+                f"{path.parent.relative_to(folder)} {n}": e
+                for n, e in scalars.items()
+                if not n.endswith(("speed", "seconds"))
+            }
     return found
 
 
