@@ -54,6 +54,20 @@ def test_a_folder_becomes_a_spectrum_without_a_network(folder: Path, no_network:
     assert s.blocks("h.0", "query", "value").value > 0
 
 
+def test_loading_loads_and_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No probe is made, no weights are hashed, the model is not run."""
+
+    def never(*args: Any, **options: Any) -> None:
+        raise AssertionError("more than loading")
+
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", never)
+    monkeypatch.setattr("quadform.corpora.running.library_files", never)
+    monkeypatch.setattr("quadform.applications.subject.tensors_hash", never)
+    model, tok = hf.load(folder, dtype="float64")
+    assert next(model.parameters()).dtype == torch.float64
+    assert tok("the loss")["input_ids"] == [2, 3]
+
+
 def test_probe_hides_what_is_filled_up(folder: Path) -> None:
     """Rows are cut at `length`; padding has mask 0 and label -100, and does not change the loss."""
     model, tok = hf.load(folder, dtype="float64")

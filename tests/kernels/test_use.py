@@ -152,7 +152,7 @@ def test_sdpa_refuses_dropout():
 def test_hugging_face_model(family, padded):
     """attn_implementation="quadform": loss and Hessian product of the eager twin; T5 adds learned positions."""
     transformers = pytest.importorskip("transformers")
-    from quadform.kernels import register_hf
+    from quadform.integrations import register_hf
 
     sizes = {"d_model": 8, "d_kv": 4, "d_ff": 5, "num_layers": 1, "num_heads": 2, "vocab_size": 11}
     if family == "GPT2LMHeadModel":

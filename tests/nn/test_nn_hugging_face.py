@@ -9,7 +9,8 @@ transformers = pytest.importorskip("transformers")
 
 from quadform.core.errors import InputError  # noqa: E402
 from quadform.core.spec import count_parameters  # noqa: E402
-from quadform.nn import Search, Transformer, from_hf, generate  # noqa: E402
+from quadform.integrations import from_hf  # noqa: E402
+from quadform.nn import Search, Transformer, generate  # noqa: E402
 
 VOCAB, TOKENS = 23, 7
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}

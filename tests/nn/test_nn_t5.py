@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from quadform.core.errors import InputError
 from quadform.core.spec import BlockSpec, ModelConfig, count_parameters, design
-from quadform.nn import Search, Transformer, from_hf, generate
+from quadform.integrations import from_hf
+from quadform.nn import Search, Transformer, generate
 from quadform.nn.relative import bucket_numbers
 from quadform.propagation.profile import predict
 from quadform.testing import check_design

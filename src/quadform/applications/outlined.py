@@ -10,11 +10,11 @@ import torch
 from ..core.errors import QuadformError
 from ..curvature.outline import Outline
 from ..curvature.risk import Risk
-from .hugging_face import outline_of_folder
+from ..integrations import reading as hf
 from .lighter import LARGE, parameters_stored
 from .machine import DTYPES, device_of
 from .opening import Opening
-from .probes import whole_tensors
+from .probes import length_of, text_of, whole_tensors
 from .room import NOTE
 from .subject import TRAINED, Subject, new_subject
 
@@ -63,5 +63,16 @@ def _described(opening: Opening) -> Outlined | None:
         batches = [{"input_ids": ids, "labels": ids}] * opening.batches
         found = None if model is None else Outlined(opening.model, model, batches, source)
     elif parameters_stored(opening.model) >= LARGE:
-        found = Outlined(opening.model, *outline_of_folder(opening, dtype), source)
+        found = Outlined(opening.model, *_of_folder(opening, dtype), source)
     return found if found is not None and found.parameters >= LARGE else None
+
+
+def _of_folder(opening: Opening, dtype: torch.dtype) -> tuple[torch.nn.Module, list[Any]]:
+    """The model of a Hugging Face folder, and batches of the shape it would have."""
+    if opening.data != "auto":
+        text_of(opening)  # what cannot be read is told now
+    model: Any = hf.read_outline(opening.model, dtype, allow_download=opening.allow_download)
+    ids = torch.zeros((opening.batch, length_of(opening, model.config)), dtype=torch.long, device="meta")
+    batch = hf.labelled(model, ids, None, opening.seed)
+    del batch["attention_mask"]  # it hides nothing
+    return model, [batch] * opening.batches

@@ -15,6 +15,9 @@ from ..corpora.text_files import TextFile, read_text_file
 from ..curvature.risk import Risk
 from .opening import Opening
 
+#: Tokens of a sequence where neither the question nor the model says.
+DEFAULT_LENGTH = 128
+
 
 def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
     """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers."""
@@ -47,6 +50,11 @@ def text_of(question: Opening) -> TextFile:
     from ..corpora.running import library_files
 
     return TextFile(tuple(text for _, text in itertools.islice(library_files(), 50)), LIBRARY)
+
+
+def length_of(question: Opening, config: Any) -> int:
+    """Tokens of a sequence for a model of transformers."""
+    return question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
 
 
 def rows_of(ids: list[int], question: Opening, length: int) -> list[Tensor]:

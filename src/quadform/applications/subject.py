@@ -18,23 +18,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..answers.measured import OWN
+from ..answers.measured import OWN, RANDOM
 from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
+from ..core.rng import stream
 from ..corpora.datasets import DATASETS, Dataset, dataset
 from ..corpora.fetch.catalogue import CATALOGUE
 from ..corpora.opened import is_corpus
 from ..corpora.text_files import text_file
 from ..curvature.batches import batches_of
 from ..curvature.risk import Risk
+from ..integrations import reading as hf
+from ..integrations.trainer_files import TrainerFiles, trainer_files
 from ..nn.transformer import Transformer
 from ..train.folder import is_run
 from ..train.runs import Run, open_run
-from .hugging_face import PICKLES, from_folder, from_hub
 from .machine import DTYPES, device_of, guard_probe, widened
 from .opening import Opening
-from .probes import rows_of, text_of, whole_tensors
-from .trainer_files import TrainerFiles, trainer_files
+from .probes import length_of, rows_of, text_of, whole_tensors
 
 #: Data of a new model that names none.
 DEFAULT_DATA = "add"
@@ -159,10 +160,11 @@ def open_subject(question: Opening) -> Subject:
         subject = _ours(question, question.model, model.to(dtype), None, None)
         subject.notes += widened(stored, dtype)
     elif (path / "config.json").exists():
-        subject = Subject(question.model, *from_folder(question, device, dtype), trainer=trainer_files(path))
+        subject = _hugging_face(question, device, dtype)
+        subject.trainer = trainer_files(path)
     elif question.model.partition(":")[0] in TRAINED and not path.exists():
         subject = _trained(question, device, dtype)
-    elif path.suffix in PICKLES and path.exists():
+    elif path.suffix in hf.PICKLES and path.exists():
         raise FileError(
             f"`{question.model}` holds Python objects and could run code, and no description of its model. Convert it"
             " to a Hugging Face folder or a quadform model (safetensors), or use Python with the module you made."
@@ -175,7 +177,7 @@ def open_subject(question: Opening) -> Subject:
             " (`model.json`), nor a Hugging Face folder (`config.json`)."
         )
     else:
-        subject = Subject(question.model, *from_hub(question, device, dtype))
+        subject = _hugging_face(question, device, dtype)
     return _described(question, subject)
 
 
@@ -206,6 +208,53 @@ def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Sub
     source = {"kind": "fetched", "architecture": type(found.model).__name__, "data": OWN}
     notes = [found.note] if found.note else []
     return Subject(question.model, found.model.to(device).eval(), batches, source, loss=found.loss, notes=notes)
+
+
+# --- models of Hugging Face -------------------------------------------------------------------------------------------
+def _hugging_face(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
+    """A folder or hub id with its probe: a text through its tokenizer, or random tokens."""
+    where, allowed, trusted = question.model, question.allow_download, question.trust_pickle
+    config, _ = hf.described(where, allow_download=allowed)
+    notes, length = widened(config.dtype, dtype), length_of(question, config)
+    model = hf.read_model(where, dtype, device, allow_download=allowed, trust_pickle=trusted)
+    tokenizer = hf.read_tokenizer(where, allow_download=allowed)
+    if tokenizer is not None:
+        text = text_of(question)
+        with hf.quiet():
+            ids = tokenizer(text.text, add_special_tokens=False)["input_ids"]
+        rows, described = rows_of(ids, question, length), text.described
+        unknown = float((torch.cat(rows) == tokenizer.unk_token_id).double().mean()) if tokenizer.unk_token else 0.0
+        if unknown > 0.05:
+            notes.append(f"{100 * unknown:.0f} % of the probe's tokens are unknown to its tokenizer")
+    elif question.data != "auto":
+        raise InputError(f"`{where}` has no tokenizer to read `{question.data}` with. Leave out data.")
+    elif not hasattr(config, "vocab_size"):
+        raise InputError(f"`{where}` ({type(model).__name__}) takes no tokens; use Python with batches of your own.")
+    else:
+        shape = (question.batches * question.batch, length)
+        drawn = torch.randint(config.vocab_size, shape, generator=stream(question.seed, "probe"))
+        rows, described = list(drawn.split(question.batch)), RANDOM
+        notes.append("this folder has no tokenizer: the probe is random tokens")
+    batches = [hf.labelled(model, ids.to(device), tokenizer, question.seed) for ids in rows]
+    if config.is_encoder_decoder and "labels" in batches[0]:
+        notes.append("encoder-decoder: its target is its own input")
+    _try(model, batches[0], where, getattr(config, "max_position_embeddings", None))
+    source = {"kind": "hugging-face", "architecture": type(model).__name__, "data": described, "length": length}
+    return Subject(where, model, batches, source, notes)
+
+
+def _try(model: nn.Module, batch: dict[str, Tensor], where: str, positions: int | None) -> None:
+    """One batch forward: what the model cannot take is told before anything is measured."""
+    try:
+        with torch.no_grad(), hf.quiet():
+            model(**batch)
+    except Exception as error:
+        length = batch["input_ids"].shape[1]
+        long = positions is not None and length > positions - 3  # some keep two positions for themselves
+        advice = f" It has {positions} positions: give a smaller length." if long else ""
+        raise InputError(
+            f"`{where}` ({type(model).__name__}) cannot be run on {length} tokens: {hf.first_line(error)}.{advice}"
+        ) from error
 
 
 # --- our own models -------------------------------------------------------------------------------------------------

@@ -2,4 +2,11 @@
 
 from ..core.lazy import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, {"hf": ".hf:"})
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "from_hf": ".weights",
+        "hf": ".hf:",
+        "register_hf": ".attention",
+    },
+)

@@ -15,13 +15,12 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ..applications.hugging_face import tokenizer_of
-from ..applications.opening import Opening
-from ..applications.subject import open_subject
-from ..core.errors import FileError, InputError, needing
+from ..core.errors import FileError, InputError
 from ..core.space import LABELS
 from ..curvature.settings import measured
 from ..curvature.views import attention_views
+from .attention import register_hf
+from .reading import read_model, read_tokenizer
 
 #: The label that losses leave out.
 IGNORED = -100
@@ -41,14 +40,8 @@ def load(
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise FileError(f"`{folder}` is no Hugging Face folder: it has no config.json. Give a local folder.")
-    question = Opening(model=str(path), dtype=dtype, device=device, batch=1, length=2, trust_pickle=trust_pickle)
-    return open_subject(question).model, _tokenizer(path)
-
-
-def _tokenizer(path: Path) -> Any:
-    with needing("Reading Hugging Face models"):
-        import transformers
-    return tokenizer_of(transformers, str(path), local=True)
+    model = read_model(str(path), getattr(torch, dtype), device, trust_pickle=trust_pickle)
+    return model, read_tokenizer(str(path))
 
 
 @overload
@@ -140,8 +133,6 @@ def second_order(model: nn.Module) -> Iterator[nn.Module]:
 
     `Risk` and everything on top of it does this by itself where it helps; this is for derivatives of your own.
     """
-    from ..kernels.hf import register_hf
-
     name = register_hf()
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]

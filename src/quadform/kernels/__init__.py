@@ -12,7 +12,6 @@ __getattr__, __dir__, __all__ = attach(
         "blockwise_hvp": ".blocks",
         "program": ".programs",
         "second_order_sdpa": ".sdpa",
-        "register_hf": ".hf",
         "Choice": ".choice",
         "last_choice": ".choice",
         "using": ".choice",

@@ -8,7 +8,6 @@ __getattr__, __dir__, __all__ = attach(
         "Transformer": ".transformer",
         "Block": ".block",
         "Attention": ".attention",
-        "from_hf": ".hugging_face",
         "from_torch": ".adapt",
         "Hypothesis": ".decode",
         "Search": ".decode",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ...core.errors import InputError, QuadformError
 from ...curvature.risk import Risk
+from ...integrations.trainer_files import TrainerFiles
 from ..subject import Subject, tensors_hash
-from ..trainer_files import TrainerFiles
 from .question import StepSizeQuestion
 from .rules import Stepper, read_optimizer, stepper_by_name
 from .start import first_model

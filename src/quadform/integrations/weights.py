@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from quadform.core.errors import InputError
 from quadform.core.spec import BlockSpec, Gain, ModelConfig
-
-from .transformer import Transformer
+from quadform.nn.transformer import Transformer
 
 ACTIVATIONS = {"gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "gelu": "gelu", "relu": "relu"}
 #: Settings that change no logits of a model in evaluation, in any family.

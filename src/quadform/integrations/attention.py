@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from quadform.core.errors import InputError, needing
-
-from .rules import attention
+from quadform.kernels.rules import attention
 
 NAME = "quadform"
 
