@@ -36,6 +36,7 @@ __getattr__, __dir__, __all__ = attach(
         "toy": ".applications.attention",
         "vary": ".applications.attention",
         "reproduce": ".experiments",
+        "ls": ".cli.calls",
         "explore": ".explorer.notebook",
         "solve": ".estimate",
         "spectrum": ".applications.spectrum",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from quadform.applications.asking import Door
 from quadform.applications.compare.measure import CompareMeasurement
 from quadform.applications.opening import Probe
 from quadform.cli import main
+from quadform.cli.listing import LsTask
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.question import Fields, Task, options
 from quadform.core.record import Record
 from quadform.core.work import Work
+from quadform.corpora.question import DataTask
 from quadform.experiments import ReproduceTask
 from quadform.explorer.question import ExploreTask
 from quadform.explorer.serving import Served
@@ -115,6 +118,39 @@ def test_every_field_of_a_task_is_read(task: Task, tmp_path: Path) -> None:
         found.signals.close()
         found.place.listening.close()
     assert seen == set(options(type(task)))
+
+
+def tasks_of(verb: str, folder: Path) -> list[Task]:
+    """Tasks of a verb that read all its fields together."""
+    (folder / "own.txt").write_text("a text of my own")
+    if verb == "ls":
+        return [LsTask(), LsTask(what="runs", where=str(folder))]
+    return [
+        DataTask(action="build", names=(str(folder / "own.txt"),), out=str(folder / "built")),
+        DataTask(action="fetch", names=("moby",), out=str(folder)),
+    ]
+
+
+@pytest.mark.parametrize("verb", ["ls", "data"])
+def test_every_field_of_several_tasks_is_read(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields that belong to one list or action each."""
+    monkeypatch.setattr("quadform.corpora.fetch.store.fetch", lambda name, **how: None)
+    read = set()
+    for task in tasks_of(verb, tmp_path):
+        asked, seen = recording(task)
+        with Work(progress=False) as work:
+            asked.run(work)
+        read |= seen
+    assert read == set(options(type(task)))
+
+
+def test_lists_are_the_same_by_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    """`qf.ls("designs", depth=2)` has the rows of `quadform ls designs --depth 2`; its text shows them all."""
+    here = qf.ls("designs", depth=2)
+    assert main(["ls", "designs", "--depth", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == here.plain() | {"ok": True}
+    assert all(row[0] in str(here) for row in here.rows)
+    assert "what='designs'" in str(qf.ls.__signature__)
 
 
 def test_reproduce_gives_the_same_record_by_both_ways(tmp_path: Path) -> None:

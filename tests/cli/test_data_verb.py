@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quadform.cli import main
-from quadform.cli.verbs.ls import formula, mixing
+from quadform.cli.listing import formula, mixing
 from quadform.core import progress
 from quadform.core.designs import DESIGNS, design
 from quadform.core.parameters import count_parameters
@@ -53,7 +53,7 @@ def test_list_as_json(capsys):
         (["data", "build", "x.tsv"], "where to?"),
         (["data", "get"], "is not one of `list`, `fetch`, `build`"),
         (["ls", "desings"], "Did you mean `designs`?"),
-        (["ls", "designs", "--depth", "0"], "`--depth 0`: give at least 1."),
+        (["ls", "designs", "--depth", "0"], "depth=0: give at least 1."),
     ],
 )
 def test_refusals_say_what_to_do(words, said, capsys):

@@ -113,6 +113,9 @@ class Door(Generic[A]):
     ) -> tuple[Question | Task, Subject | None]:
         from .subject import Subject
 
+        first = getattr(self.question, "first", "")
+        if first and model is not None:
+            model, fields = None, {first: model} | fields
         if self.opening is None and not (model is batches is loss is None):
             raise InputError(f"{self.__name__}() takes its fields by name: {', '.join(options(self.question))}.")
         named = None if self.opening is None else self.opening.naming(model)
@@ -152,9 +155,10 @@ def _signature(question: type[Question | Task], opening: type[Probe] | None) -> 
     own = [p for p in own if p.name in question.takes or p.name not in Question.takes]
     defaults = {f.name: f.default for f in question.__dataclass_fields__.values()}
     names = [n for n in options(question) if n not in {p.name for p in own}]
-    return inspect.Signature(
-        own + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=defaults[n]) for n in names]
-    )
+    by_name, by_place = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    first = getattr(question, "first", "")
+    shown = [inspect.Parameter(n, by_place if n == first else by_name, default=defaults[n]) for n in names]
+    return inspect.Signature(sorted(own + shown, key=lambda p: p.kind))
 
 
 def _described(question: type[Question | Task], opening: type[Probe] | None) -> str:

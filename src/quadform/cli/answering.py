@@ -8,13 +8,13 @@ from typing import Any
 
 from ..applications.configs.shared import LongWork, Output
 from ..core.progress import say
-from ..core.question import Task
+from ..core.question import Listing, Task
 from ..core.work import Work
 from ..report.page import PAGES
 from .earlier import result_folder
 from .flags import Command
 from .folders import report_command, resume_command, writable
-from .show import print_json, print_plan, record_json
+from .show import print_json, print_listing, print_plan, record_json
 
 
 def answer(command: Command) -> int:
@@ -57,6 +57,8 @@ def _do(task: Task, limits: LongWork, output: Output) -> int:
         found = task.run(work)
     if output.json:
         print_json(found.plain() | {"ok": found.ok} | ({"saved": str(folder)} if folder else {}))
+    elif isinstance(found, Listing):
+        print_listing(found)
     else:
         print(found)
     found.stay()

@@ -84,7 +84,7 @@ def call_of(verb: str, parts: Sequence[type]) -> type:
         hints = typing.get_type_hints(part)
         defaults = {f.name: f.default for f in dataclasses.fields(part)}
         for name, known in options(part).items():
-            if known.command_line and name not in found and name not in left_out:
+            if known.command_line and name not in found and (part is parts[0] or name not in left_out):
                 found[name] = _flag(name, hints[name], defaults[name], known)
     return dataclasses.make_dataclass(verb, list(found.values()), frozen=True, kw_only=True)
 

@@ -66,8 +66,8 @@ VERBS = {
     ),
     "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),
     "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
-    "data": Verb("real corpora and trained models: licence and size first", "data:DataConfig"),
-    "ls": Verb("what designs, data, experiments and runs there are", "ls:LsConfig"),
+    "data": Verb("real corpora and trained models: licence and size first", ".corpora.question:DataTask"),
+    "ls": Verb("what designs, data, experiments and runs there are", ".cli.listing:LsTask"),
     "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
     "doctor": Verb("will it run here, and how large may I go?", "doctor.question:DoctorQuestion"),
 }

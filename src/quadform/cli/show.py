@@ -10,7 +10,7 @@ from ..applications.configs.shared import Output
 from ..core.record import Estimate, Record, strict_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from ..core.question import Listing
 
 #: A tensor with at most this many entries is printed whole in `--json`.
 _SMALL = 4096
@@ -61,21 +61,20 @@ def seconds(value: float) -> str:
     return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-def table(first: str) -> Table:
+def print_listing(listing: Listing) -> None:
+    """On a terminal as wide as it is; in a file never cut, and without trailing blanks."""
     from rich import box
+    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column(first)
-    return table
-
-
-def print_table(table: Table) -> None:
-    """On a terminal as wide as it is; in a file never cut, and without trailing blanks."""
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    console = Console(file=sys.stdout, width=None if terminal else 200, highlight=False, emoji=False, markup=False)
+    for name in listing.columns:
+        table.add_column(name, justify="right" if name in ("parameters", "download") else "left")
+    for row in listing.rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 200
+    console = Console(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
     with console.capture() as drawn:
         console.print(table)
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+    print(listing.below)

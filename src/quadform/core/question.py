@@ -152,6 +152,8 @@ class Task(Fields, ABC):
 
     verb: ClassVar[str]
     takes: ClassVar[frozenset[str]] = Question.takes
+    #: The field that the first argument of its function is.
+    first: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, work: Work) -> Done:
@@ -178,6 +180,25 @@ class Done(ABC):
     def stay(self) -> None:
         """What goes on once its verb has told the answer."""
         return None
+
+
+@dataclass(frozen=True)
+class Listing(Done):
+    """What there is: a table with a title, and what is said below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    below: str
+
+    def plain(self) -> dict[str, Any]:
+        return {self.title: [dict(zip(self.columns, row, strict=True)) for row in self.rows]}
+
+    def __str__(self) -> str:
+        whole = (self.columns, *self.rows)
+        widths = [max(len(row[i]) for row in whole) for i in range(len(self.columns))]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in whole]
+        return "\n".join([*lines, self.below])
 
 
 def options(question: type) -> dict[str, Option]:

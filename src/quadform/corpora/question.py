@@ -1,21 +1,28 @@
-"""The question of `quadform data`."""
+"""What `quadform data` is asked. Torch-free."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...core.errors import InputError
-from ...core.question import Fields, option
+from quadform.core.errors import InputError
+from quadform.core.question import Done, Task, option
+
+if TYPE_CHECKING:
+    from quadform.core.work import Work
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig(Fields):
+class DataTask(Task):
     """Real corpora and trained models: what there is (list), getting it (fetch), own text as a data set (build).
 
     Licence and size are told before anything is fetched. Things are kept in the folder QUADFORM_DATA (a folder of the
     user's cache where that is not set), or in `--out`, with checksums that are verified at every use. Nothing is
     installed and nothing fetched is executed.
     """
+
+    verb = "data"
+    takes = frozenset()
 
     action: str = option(
         "list",
@@ -33,6 +40,8 @@ class DataConfig(Fields):
     )
     pieces: int = option(0, "build: size of the sub-word vocabulary a model of this text uses by default (0: bytes).")
 
+    out: str | None = option(None, "The folder to look in, to fetch to, or to build.", metavar="DIR")
+
     def check(self) -> None:
         if self.action == "list" and self.names:
             raise InputError(f"`quadform data list` takes no names. To get it: `quadform data fetch {self.names[0]}`.")
@@ -42,3 +51,13 @@ class DataConfig(Fields):
             )
         if self.action == "build" and not self.names:
             raise InputError("build from which files? `quadform data build my.tsv --out my-data`.")
+        if self.action == "build" and self.out is None:
+            raise InputError("where to? Name the folder: `quadform data build FILE ... --out DIR`.")
+
+    def folder(self, out: str | None) -> None:
+        """None: `out` is no folder of results."""
+
+    def run(self, work: Work) -> Done:
+        from .done import build, fetch, listed
+
+        return {"list": listed, "fetch": fetch, "build": build}[self.action](self, work)

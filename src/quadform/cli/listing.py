@@ -1,50 +1,69 @@
-"""`quadform ls`: what there is. One function a list; each gives the columns, the rows, and a line to say below."""
+"""`quadform ls` and `qf.ls`: what there is. One function a list. Torch-free until a list is made."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ...applications.configs.ls import LsConfig
-from ...applications.configs.shared import Output
-from ...core.spec import BlockSpec, Gain, Mixing
-from ..show import print_json, print_table, table
-from .data import state
+from ..core.errors import InputError
+from ..core.question import Listing, Task, option
 
-List = tuple[Sequence[str], Sequence[Sequence[str]], str]
+if TYPE_CHECKING:
+    from ..core.spec import BlockSpec, Gain, Mixing
+    from ..core.work import Work
+
+#: Blocks a design is described with, one by one, to be listed.
+DEEPEST = 10_000
 
 
-def answer(config: LsConfig, output: Output) -> int:
-    columns, rows, below = LISTS[config.what](config)
-    if output.json:
-        print_json({config.what: [dict(zip(columns, row, strict=True)) for row in rows]})
-        return 0
-    found = table(columns[0])
-    for name in columns[1:]:
-        found.add_column(name, justify="right" if name == "parameters" else "left")
-    for row in rows:
-        found.add_row(*row)
-    print_table(found)
-    print(below)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class LsTask(Task):
+    """What there is: block designs with their formulas, data sets, experiments, and your runs with their verdicts."""
+
+    verb = "ls"
+    takes = frozenset()
+    first = "what"
+
+    what: str = option(
+        "designs",
+        "designs, data, experiments or runs.",
+        positional=True,
+        choices=("designs", "data", "experiments", "runs"),
+    )
+    where: str = option("runs", "runs: the folder to look in.", positional=True, metavar="[DIR]")
+    depth: int = option(6, "designs: blocks of the model whose parameters are counted.", least=1)
+    dim: int = option(64, "designs: its width.", least=1)
+    heads: int = option(4, "designs: its heads.", least=1)
+    vocab: int = option(256, "designs: its vocabulary.", least=1)
+
+    def check(self) -> None:
+        if self.what != "runs" and self.where != "runs":
+            raise InputError(f"{self.where!r} is not understood: the list of {self.what} takes no folder.")
+        if self.depth > DEEPEST:
+            raise InputError(f"depth={self.depth}: the list describes up to {DEEPEST:,} blocks.")
+
+    def run(self, work: Work) -> Listing:
+        return LISTS[self.what](self)
 
 
 # --- designs ----------------------------------------------------------------------------------------------------------
-def designs(config: LsConfig) -> List:
-    from ...core.designs import DESIGNS, design
-    from ...core.parameters import count_parameters
+def designs(asked: LsTask) -> Listing:
+    from ..core.designs import DESIGNS, design
+    from ..core.parameters import count_parameters
 
     rows = []
     for name, chosen in DESIGNS.items():
-        shape = design(name, depth=config.depth, dim=config.dim, heads=config.heads, vocab=config.vocab)
+        shape = design(name, depth=asked.depth, dim=asked.dim, heads=asked.heads, vocab=asked.vocab)
         rows.append((name, chosen.title, formula(shape.blocks[-1]), f"{count_parameters(shape):,}"))
     below = (
-        f"parameters of a decoder with {config.depth} blocks of width {config.dim}, {config.heads} heads and"
-        f" {config.vocab} tokens. The formula is that of the last block; N is its norm, A the attention matrix, C the"
+        f"parameters of a decoder with {asked.depth} blocks of width {asked.dim}, {asked.heads} heads and"
+        f" {asked.vocab} tokens. The formula is that of the last block; N is its norm, A the attention matrix, C the"
         " uniform one, B and D a fixed bias and row scale."
         " Learned: alpha, beta, gamma (one a head), s (skip), b (branch)."
     )
-    return ("design", "what it is", "one block", "parameters"), rows, below
+    return Listing("designs", ("design", "what it is", "one block", "parameters"), tuple(rows), below)
 
 
 def formula(block: BlockSpec) -> str:
@@ -91,9 +110,10 @@ def _times(letter: str, gain: Gain, name: str) -> str:
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
-def data(config: LsConfig) -> List:
-    from ...corpora.datasets import DATASETS
-    from ...corpora.fetch import CATALOGUE
+def data(asked: LsTask) -> Listing:
+    from ..corpora.datasets import DATASETS
+    from ..corpora.done import state
+    from ..corpora.fetch import CATALOGUE
 
     rows = []
     for name, make in DATASETS.items():
@@ -108,12 +128,12 @@ def data(config: LsConfig) -> List:
             kind = "encoder-decoder" if item.kind == "pairs" else "decoder"
             rows.append((name, item.title, kind, "fetched" if state(name) == "yes" else "to fetch"))
     below = "`--data NAME`, with settings `--data add:digits=3`; what is to fetch: `quadform data fetch NAME`"
-    return ("data", "what it is", "for a", "state"), rows, below
+    return Listing("data", ("data", "what it is", "for a", "state"), tuple(rows), below)
 
 
 # --- experiments ------------------------------------------------------------------------------------------------------
-def experiments(config: LsConfig) -> List:
-    from ...experiments.catalog import CATALOG, experiment, recorded
+def experiments(asked: LsTask) -> Listing:
+    from ..experiments.catalog import CATALOG, experiment, recorded
 
     rows = []
     for name in CATALOG:
@@ -126,19 +146,19 @@ def experiments(config: LsConfig) -> List:
         rows.append((name, found.title, found.source, cost, verdict))
     columns = ("experiment", "what it shows", "source", "cost", "last verdict")
     below = "`quadform reproduce NAME` makes it again; of the last record: cost (processor time; GPU: clock), verdict"
-    return columns, rows, below
+    return Listing("experiments", columns, tuple(rows), below)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
-def runs(config: LsConfig) -> List:
-    from ..runs import runs as find
+def runs(asked: LsTask) -> Listing:
+    from .runs import runs as find
 
-    rows = [dataclasses.astuple(row) for row in find(config.folder)]
-    below = f"{len(rows)} runs in {config.folder}; `quadform report RUN` draws one, several side by side"
-    return ("run", "kind", "model", "made", "verdict"), rows, below
+    rows = [dataclasses.astuple(row) for row in find(asked.where)]
+    below = f"{len(rows)} runs in {asked.where}; `quadform report RUN` draws one, several side by side"
+    return Listing("runs", ("run", "kind", "model", "made", "verdict"), tuple(rows), below)
 
 
-LISTS: dict[str, Callable[[LsConfig], List]] = {
+LISTS: dict[str, Callable[[LsTask], Listing]] = {
     "designs": designs,
     "data": data,
     "experiments": experiments,
