@@ -9,12 +9,13 @@ import math
 import pytest
 import torch
 
+from quadform.answers import compare as answered
+from quadform.answers.compare import COLUMNS, LONG, Compare
 from quadform.applications.compare import measure
-from quadform.applications.compare.answer import COLUMNS, Compare
 from quadform.applications.compare.call import compare
 from quadform.applications.compare.measure import BESIDE, CompareMeasurement
-from quadform.applications.compare.question import CompareQuestion
-from quadform.applications.compare.words import size, verdict
+from quadform.applications.compare.question import SORTS, CompareQuestion
+from quadform.applications.compare.sizes import size
 from quadform.applications.short_run import ShortRun
 from quadform.applications.step_size import ceiling
 from quadform.applications.step_size.ceiling import SEEN, seen_first
@@ -28,9 +29,6 @@ from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
 from quadform.propagation.collapse import participation_ratio, token_cosine
-from quadform.report import compare as page
-from quadform.report.compare import LONG
-from quadform.report.texts import EN
 from quadform.train import Schedule
 
 
@@ -206,54 +204,64 @@ def raced(steps: int, **losses: tuple[float, float]) -> Compare:
 def test_a_winner_is_named_beyond_its_error_alone():
     """The lowest loss wins where every other lies two standard errors of the difference above it."""
     near, far = {"a": (1.0, 0.1), "b": (1.2, 0.1)}, {"a": (1.0, 0.1), "b": (1.3, 0.1)}
-    assert (
-        verdict(raced(LONG, **near))[0] == "no winner: within two standard errors of the lowest loss, a x 1 (1): b x 1"
-    )
-    assert verdict(raced(LONG, **far))[0].startswith("lowest loss in equal time")
-    assert verdict(raced(LONG, **far))[0].endswith("a x 1 (1)")
-    assert "no design collapses" in verdict(raced(LONG, **far))[-1]
-    for losses, shown in ((near, "no winner"), (far, "a × 1")):
-        record = raced(LONG, **losses).record
-        record.scalars["a/1/cosine"] = Estimate(0.1)
-        assert page.cards(record, EN)[0].value == shown
+    tie, won = (raced(LONG, **losses).verdicts()[0] for losses in (near, far))
+    assert (tie.status, tie.sentence()) == ("yellow", "No winner: b × 1 within two standard errors of a × 1 (1).")
+    assert (won.status, won.value) == ("green", "a × 1")
+    assert won.sentence().startswith("Lowest loss in equal time")
+    assert won.sentence().endswith("a × 1 (1).")
 
 
 def test_a_short_race_has_no_winner():
     """After 1 to 10 steps nothing is ranked, however far apart the losses are; it is said why and what to do."""
     far = {"a": (1.0, 0.001), "b": (9.0, 0.001)}
     for steps in (1, 10, LONG - 1):
-        told = verdict(raced(steps, **far))[0]
-        assert told.startswith(f"no winner: the shortest training had {steps} steps")
-        assert "larger budget" in told
-        assert f"{steps} steps" in page.summary(raced(steps, **far).record, EN)
-    assert "nothing to compare" in verdict(raced(5, a=(1.0, 0.1)))[0]
+        told = raced(steps, **far).verdicts()[0]
+        assert told.status == "yellow"
+        assert told.sentence().startswith(f"No winner: the shortest training had {steps} steps")
+        assert "larger budget" in told.sentence()
+    assert "nothing to compare" in raced(5, a=(1.0, 0.1)).said("en")
 
 
 def test_the_first_step_and_the_peak_are_held_against_the_ceiling_apart():
     """Warm-up begins below the peak: a ceiling between the two is above the first rate."""
     first = 1e-3 * Schedule().factor(0, 400)
-    cells = {
-        n: {"loss": (1, 0), "steps": (400, 0), "lr_ceiling": (v, 0)}
-        for n, v in (("a", 0.9 * first), ("b", 1.1 * first), ("c", 1.1e-3))
-    }
-    told = " | ".join(verdict(fake(**cells)))
-    assert "first step is above the ceiling at initialisation of: a x 1 |" in told
-    assert "the peak rate 0.001, which warm-up reaches later, is above the ceiling at initialisation of: b x 1" in told
+    a, b, c = (
+        {"loss": (1, 0), "first_lr": (first, 0), "lr_ceiling": (v, 0)} for v in (0.9 * first, 1.1 * first, 1.1e-3)
+    )
+    told = {v.name: v for v in fake(a=a, b=b, c=c).verdicts()}["rates"]
+    assert told.status == "red"
+    assert "first step is above the ceiling at initialisation: a × 1." in told.sentence()
+    told = {v.name: v for v in fake(b=b, c=c).verdicts()}["rates"]
+    assert told.status == "yellow"
+    assert "The peak rate 0.001, which warm-up reaches later, is above the ceiling" in told.sentence()
+    assert told.sentence().endswith("b × 1.")
+    assert {v.name: v for v in fake(c=c).verdicts()}["rates"].status == "green"
+    noisy = c | {"lr_ceiling": (0.8e-3, 0.3e-3)}  # the peak is above it by less than its error
+    assert {v.name: v for v in fake(c=noisy).verdicts()}["rates"].status == "undecided"
+
+
+def test_the_rate_of_the_first_step_is_recorded(found):
+    """That of the schedule the models are trained with."""
+    steps = int(found.get("pre-ln", 1, "steps").value)
+    assert found.get("pre-ln", 1, "first_lr").value == pytest.approx(found.lr * Schedule().factor(0, steps))
 
 
 def test_collapse_lost_gradients_and_low_ceilings_are_named_by_their_limits():
-    told = " | ".join(
-        verdict(
-            fake(
-                a={"loss": (1, 0), "cosine": (0.995, 0), "gradient": (1, 0), "lr_ceiling": (1e-2, 0)},
-                b={"loss": (1, 0), "cosine": (0.98, 0), "gradient": (1e-3, 0), "lr_ceiling": (1e-4, 0)},
-            )
-        )
+    bad = fake(
+        a={"loss": (1, 0), "cosine": (0.995, 0), "gradient": (1, 0), "lr_ceiling": (1e-2, 0)},
+        b={"loss": (1, 0), "cosine": (0.98, 0), "gradient": (1e-3, 0), "lr_ceiling": (1e-4, 0)},
     )
-    assert "(cosine above 0.99): a x 1" in told
-    assert "more than 100x between input and last block: b x 1" in told
-    assert "above the ceiling at initialisation of: b x 1" in told
-    assert "no design collapses" not in told
+    told = {v.name: v for v in bad.verdicts()}
+    assert (told["collapse"].status, told["lost"].status) == ("red", "red")
+    assert "(cosine above 0.99): a × 1." in told["collapse"].sentence()
+    assert "more than 100 times between input and last block: b × 1." in told["lost"].sentence()
+    assert told["rates"].sentence().endswith("above the ceiling at initialisation: b × 1.")
+    fine = fake(a={"loss": (1, 0), "cosine": (0.2, 0), "gradient": (1, 0)})
+    assert "No design collapses" in fine.said("en")
+
+
+def test_the_orders_are_those_of_the_question():
+    assert answered.SORTS == SORTS
 
 
 # --- stopping, files, the verb --------------------------------------------------------------------------------------
@@ -309,7 +317,7 @@ def test_the_verb(capsys, tmp_path):
     flags += ["--data", "add:digits=1", "--budget", "1s"]
     assert main(["compare", *flags, "--out", str(tmp_path / "c"), "--quiet"]) == 0
     out = capsys.readouterr().out
-    assert "lowest loss in equal time" in out or "no winner" in out
+    assert "Lowest loss in equal time" in out or "No winner" in out
     assert "Adam has seen no gradient" in out, "sas starts with W_Q = 0"
     again = Compare.load(tmp_path / "c")
     assert json.loads(again.json())["kind"] == "compare"

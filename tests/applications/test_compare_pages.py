@@ -7,8 +7,11 @@ import math
 import pytest
 import torch
 
+from quadform.answers.compare import LONG, Compare
+from quadform.answers.step_size import StepSize, Trial
+from quadform.answers.why import Why
 from quadform.core.record import Estimate, Provenance, Record
-from quadform.report import compare, step_size, why, write_report
+from quadform.report import compare, write_report
 from quadform.report.page import drawn, page_of
 from quadform.report.texts import EN, KO
 
@@ -56,10 +59,10 @@ def ablation(ratio: float = 40.0, norm: float = 30.0) -> Record:
     return record("why", inputs, scalars)
 
 
-def contest(cosine: float = 0.5, loss: float = 1.0) -> Record:
+def contest(cosine: float | Estimate = 0.5, loss: float = 1.0) -> Record:
     inputs = {"cells": [["pre-ln", 2], ["no-skip", 2]], "about": "data", "lr": 1e-3}
     scalars = {"pre-ln/2/loss": loss, "no-skip/2/loss": 2.0, "pre-ln/2/cosine": 0.2, "no-skip/2/cosine": cosine}
-    scalars |= {"pre-ln/2/steps": Estimate(compare.LONG), "no-skip/2/steps": Estimate(compare.LONG)}
+    scalars |= {"pre-ln/2/steps": Estimate(LONG), "no-skip/2/steps": Estimate(LONG)}
     ranks = {"pre-ln/2/rank": torch.tensor([5.0, 4.0, 3.0]), "no-skip/2/rank": torch.tensor([5.0, 2.0, 1.0])}
     return record("compare", inputs, scalars, ranks)
 
@@ -90,37 +93,55 @@ def test_one_report_of_all_three(tmp_path):
 
 
 def test_the_card_of_the_ceiling_follows_its_rule():
-    """Green: tried as theory says and your rate below; amber: not tried; red: above it, or theory contradicted."""
-    assert step_size.status(rate()) == "green"
-    assert step_size.status(rate(measured=())) == "yellow"
-    assert step_size.status(rate(lr=0.02)) == "red"
-    assert step_size.status(rate(measured=(0.9, 1.4, 3.0))) == "red"
-    assert step_size.status(rate(ceiling=math.inf)) == "red"
-    assert "above it" in step_size.summary(rate(lr=0.02), EN)
+    """Green: tried as theory says and your rate below; yellow: not tried; red: above it, or theory contradicted."""
+    assert status(rate()) == "green"
+    assert status(rate(measured=())) == "yellow"
+    assert status(rate(lr=0.02)) == "red"
+    assert status(rate(measured=(0.9, 1.4, 3.0))) == "red"
+    assert status(rate(ceiling=math.inf)) == "red"
+    assert "above it (2 times the ceiling)" in page_of(rate()).summary(rate(lr=0.02), EN)
+    assert status(rate(lr=0.0101)) == "undecided"  # the ceiling has an error of 2 %
+
+
+def status(record: Record) -> str:
+    return StepSize(record).verdicts()[0].status
+
+
+def test_the_trial_is_a_check_and_the_rate_is_not():
+    """A rate above the ceiling is red and the answer stays ok; a trial against theory makes it not ok."""
+    assert StepSize(rate(lr=0.02)).ok
+    assert not StepSize(rate(measured=(0.9, 1.4, 3.0))).ok
+    told = StepSize(rate()).verdicts()[1]
+    assert told.check
+    assert "at 2x it grows 3x per step" in told.sentence()
+    against = StepSize(rate(measured=(0.9, 1.4, 3.0))).verdicts()[1]
+    assert "at 1x a step multiplies a perturbation by 1.4" in against.sentence()
+    assert "1배" in against.sentence("ko")
 
 
 def test_words_of_a_trial():
-    assert [step_size.word(f) for f in (0.99, 0.996, 1.004, 1.01)] == ["shrinks", "holds", "holds", "grows"]
-    assert [step_size.word(f, 0.02) for f in (0.97, 0.99, 1.01, 1.03)] == ["shrinks", "holds", "holds", "grows"]
+    assert [Trial(1.0, f, f, ()).word for f in (0.99, 0.996, 1.004, 1.01)] == ["shrinks", "holds", "holds", "grows"]
+    assert [Trial(1.0, f, f, (), 0.02).word for f in (0.97, 0.99, 1.01, 1.03)] == ["shrinks", "holds", "holds", "grows"]
     coarse = rate(measured=(0.9, 0.98, 3.0))
-    assert step_size.agrees(coarse) is False
+    assert [t.as_expected for t in StepSize(coarse).trials] == [True, False, True]
     coarse.tensors["verify/tolerance"] = torch.tensor([0.005, 0.03, 0.005], dtype=torch.float64)
-    assert step_size.agrees(coarse) is True
+    assert all(t.as_expected for t in StepSize(coarse).trials)
 
 
 def test_the_card_of_the_blocks_follows_its_limits():
     """3 and 10, either way round."""
-    found = {r: why.cards(ablation(ratio=r), EN)[0].status for r in (2.0, 5.0, 40.0, 0.5, 0.05)}
+    found = {r: Why(ablation(ratio=r)).verdicts()[0].status for r in (2.0, 5.0, 40.0, 0.5, 0.05)}
     assert found == {2.0: "green", 5.0: "yellow", 40.0: "red", 0.5: "green", 0.05: "red"}
-    assert "Taking out norm" in why.summary(ablation(), EN)
-    assert "No part changes" in why.summary(ablation(norm=1.5), EN)
+    assert "Taking out norm" in Why(ablation()).said("en")
+    assert "No part changes" in Why(ablation(norm=1.5)).said("en")
 
 
 def test_the_card_of_a_comparison_follows_its_limits():
-    found = {c: compare.cards(contest(cosine=c), EN)[0].status for c in (0.5, 0.95, 0.999)}
+    found = {c: Compare(contest(cosine=Estimate(c))).verdicts()[1].status for c in (0.5, 0.95, 0.999)}
     assert found == {0.5: "green", 0.95: "yellow", 0.999: "red"}
-    assert "no-skip × 2" in compare.summary(contest(cosine=0.999), EN)
-    assert compare.cards(contest(), EN)[0].value == "pre-ln × 2"
+    assert Compare(contest(cosine=Estimate(0.985, 0.01, "estimate"))).verdicts()[1].status == "undecided"
+    assert "no-skip × 2" in Compare(contest(cosine=Estimate(0.999))).said("en")
+    assert Compare(contest()).verdicts()[0].value == "pre-ln × 2"
 
 
 def test_a_figure_without_data_is_absent():

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from quadform.applications.trainer_files import trainer_files
 
 import quadform as qf
+from quadform.answers.texts import EN, KO
 from quadform.applications.opening import Opening
 from quadform.applications.step_size import StepSize, lr
 from quadform.applications.step_size.rules import read_optimizer
 from quadform.applications.step_size.state import rates_of_run
 from quadform.applications.subject import open_subject
-from quadform.applications.trainer_files import trainer_files
 from quadform.cli.main import main
 from quadform.core.errors import InputError
 from quadform.corpora import dataset
 from quadform.nn import Transformer
-from quadform.report import step_size
-from quadform.report.texts import EN, KO
 from quadform.train import Schedule, TrainConfig, train
 from quadform.train.runs import open_run
 
@@ -75,29 +74,23 @@ def test_the_sentence_is_about_the_rate_in_force(folder, tmp_path, capsys):
     found = StepSize.load(tmp_path / "lr")
     given = found.record.inputs
     assert given["lr"] < found.ceiling < given["peak_lr"]  # the case that was told wrongly
-    line = next(x for x in said.splitlines() if x.startswith("learning rate in force at step 20"))
-    assert line.endswith("below it")
-    assert f"{given['lr'] / found.ceiling:.2g} of the ceiling" in line
-    peak = next(x for x in said.splitlines() if "peak" in x)
-    assert ": 2;" in peak
-    assert "not measured" in peak
-    assert "above the ceiling" not in said
+    line = next(x for x in said.splitlines() if "learning rate in force at this step" in x)
+    assert f"is below it ({given['lr'] / found.ceiling:.2g} times the ceiling)" in line
+    assert "The schedule peaks at 2, at another step; the ceiling of that step was not measured." in line
+    assert "above it" not in said
     for texts in (EN, KO):
-        assert texts("rate_head_peak", peak="2") in step_size.summary(found.record, texts)
-    assert "in force" in step_size.summary(found.record, EN)
-    assert step_size.status(found.record) == "yellow"  # not tried, and not red
+        assert texts("rate_peak", peak="2") in found.said(texts.lang)
+    assert found.verdicts()[0].status == "yellow"  # not tried, and not red
 
 
 def test_a_rate_of_your_own_is_held_against_the_ceiling(folder, tmp_path, capsys):
     """`--lr`: your own number, said to be yours; no peak is named beside it."""
     assert main(["lr", str(folder), *WORDS, "--lr", "1e6", "--out", str(tmp_path / "lr")]) == 0
     said = capsys.readouterr().out
-    assert "your learning rate 1e+06" in said
-    assert "above the ceiling" in said
+    assert "red: The largest stable learning rate" in said
+    assert "Your learning rate 1e+06 is above it" in said
     assert "peak" not in said
-    record = StepSize.load(tmp_path / "lr").record
-    assert step_size.status(record) == "red"
-    assert "Your learning rate" in step_size.summary(record, EN)
+    assert StepSize.load(tmp_path / "lr").verdicts()[0].status == "red"
 
 
 def test_an_optimizer_object_has_its_own_rate_and_peak(data):
@@ -115,7 +108,7 @@ def test_an_optimizer_object_has_its_own_rate_and_peak(data):
     assert (found.lr, found.peak) == (pytest.approx(0.3 * 0.55), 0.3)
     answer = lr(model, batches, optimizer=optimizer, verify=0, progress=False)
     assert answer.record.inputs["lr"] == pytest.approx(0.165)
-    assert any(line.startswith("learning rate in force: 0.165") for line in answer.lines())
+    assert any("learning rate in force at this step, 0.165, is" in line for line in answer.lines())
 
 
 def test_a_record_that_does_not_say_which_rate_it_holds_is_not_judged(folder, tmp_path, capsys):
@@ -123,8 +116,8 @@ def test_a_record_that_does_not_say_which_rate_it_holds_is_not_judged(folder, tm
     assert main(["lr", str(folder), *WORDS, "--lr", "1e6", "--out", str(tmp_path / "lr")]) == 0
     found = StepSize.load(tmp_path / "lr")
     del found.record.inputs["lr_is"]
-    assert not any("learning rate" in line for line in found.lines())
-    assert step_size.status(found.record) == "yellow"
+    assert not any("Your learning rate" in line or "in force" in line for line in found.lines())
+    assert found.verdicts()[0].status == "yellow"
 
 
 # --- checkpoints of a Hugging Face trainer ----------------------------------------------------------------------------
@@ -169,8 +162,8 @@ def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "P from optimizer.pt at step 4" in said
     assert "step 4, float32" in said
-    assert "learning rate in force at step 4: 0.00667" in said
-    assert "peak rate of the schedule: 0.02" in said
+    assert "learning rate in force at this step, 6.67e-03, is" in said
+    assert "The schedule peaks at 0.02" in said
     subject = open_subject(Opening(model=str(tmp_path / "c"), batch=4, length=8))
     own = lr(model.eval(), subject.batches, optimizer=optimizer, verify=0, progress=False)
     assert found.ceiling == pytest.approx(own.ceiling, rel=1e-3)

@@ -41,7 +41,6 @@ from quadform.applications.step_size.trial import (
     trial_gradients,
     try_out,
 )
-from quadform.applications.step_size.words import failed, lines
 from quadform.applications.subject import weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import InputError, UnknownName
@@ -351,11 +350,12 @@ def test_the_tolerance_is_what_the_error_of_lambda_makes_of_theory(rule, error):
 def test_a_failed_check_says_which_one_why_and_what_to_do(data, batches):
     """The trial that disagrees and the eigenvalue that did not converge are named; else nothing is said."""
     found = lr(make(data), batches, None, optimizer="sgd", verify=4, progress=False)
-    assert list(failed(found)) == []
+    assert found.ok
+    assert not any(line.startswith("red") for line in found.lines())
     found.record.tensors["verify/measured"][1] = 1.3
-    [told] = failed(found)
-    assert "1x the ceiling" in told
-    assert "multiplies the perturbation by 1.3, theory says 1 +-" in told
+    [told] = [line for line in found.lines() if "contradicts the ceiling" in line]
+    assert told.startswith("red: ")
+    assert "at 1x a step multiplies a perturbation by 1.3, predicted is 1 ±" in told
     assert "float64" in told
     assert not found.ok
     cut = lr(make(data), batches, None, optimizer="sgd", products=2, tol=1e-12, verify=0, progress=False)
@@ -450,7 +450,7 @@ def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
     said = capsys.readouterr().out
     record = Record.load(tmp_path / "lr")
     first = record.scalars["first_ceiling"]
-    assert f"Ceiling at step 0 was {first.value:.2e}" in said
+    assert f"The ceiling at step 0 was {first.value:.2e}" in said
     fresh = Transformer(open_run(tmp_path / "run").model.config, seed=0)
     probe = list(itertools.islice(dataset("add", digits=1).batches("valid", 8, 0), 4))
     optimizer = torch.optim.AdamW(fresh.parameters(), betas=open_run(tmp_path / "run").config.betas, weight_decay=0.0)
@@ -460,7 +460,7 @@ def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
     assert main(ask) == 0
     said = capsys.readouterr().out
     assert "The ceiling at step 0 cannot be known: the run began with the weights of another." in said
-    assert "Ceiling at step 0 was" not in said
+    assert "The ceiling at step 0 was" not in said
 
 
 def trained_as_drawn(folder, seed, **options):
@@ -500,7 +500,7 @@ def test_step_0_of_a_model_of_another_seed_is_not_told(tmp_path, capsys):
     trained_as_drawn(tmp_path / "run", 7)
     assert main(["lr", str(tmp_path / "run"), "--verify", "0", "--quiet"]) == 0
     said = capsys.readouterr().out
-    assert "Ceiling at step 0 was" not in said
+    assert "The ceiling at step 0 was" not in said
     assert "The ceiling at step 0 cannot be known: the run's first loss was" in said
 
 
@@ -672,15 +672,20 @@ def test_saved_and_loaded_it_says_the_same(data, batches, tmp_path):
 
 
 def test_the_words_follow_their_limits(data, batches):
-    """Above, below and well below the ceiling are the three places a learning rate can have."""
+    """Above and below the ceiling, and between them, within its error, undecided."""
     found = lr(make(data), batches, None, optimizer="sgd", verify=0, progress=False)
-    told = {}
-    for share in (2.0, 0.7, 0.1):
+    inside = 1 - 0.5 * found.estimate.reach / found.ceiling
+    places = {}
+    for share in (2.0, inside, 0.1):
         found.record.inputs.update(lr=share * found.ceiling, lr_is="yours")
-        told[share] = next(line for line in lines(found) if line.startswith("your learning rate"))
-    assert told[2.0].endswith("above the ceiling")
-    assert told[0.7].endswith(": below it")
-    assert told[0.1].endswith("well below it")
+        rate = found.verdicts()[0]
+        places[share] = (rate.status, rate.sentence())
+    assert places[2.0][0] == "red"
+    assert "is above it (2 times the ceiling)" in places[2.0][1]
+    assert places[inside][0] == "undecided"
+    assert "too close to tell" in places[inside][1]
+    assert places[0.1][0] == "yellow"  # not tested
+    assert "is below it (0.1 times the ceiling)" in places[0.1][1]
 
 
 @pytest.mark.parametrize(
@@ -703,7 +708,7 @@ def test_the_verb(capsys, tmp_path):
     """The command line prints table, trial and limits; the saved record is the answer."""
     assert main(["lr", *TINY, "--verify", "4", "--out", str(tmp_path / "r"), "--quiet"]) == 0
     out = capsys.readouterr().out
-    for words in ("model left untouched", "<- yours", "tried on a copy", "A ceiling, not a recommendation", "saved"):
+    for words in ("model left untouched", "<- yours", "Tested on a copy", "not a recommendation", "saved"):
         assert words in out
     assert StepSize.load(tmp_path / "r").ok
 
@@ -729,7 +734,7 @@ def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
     assert main(["lr", str(tmp_path / "run"), *words]) == 0
     first = capsys.readouterr().out
     assert "P from the optimizer state at step 5" in first
-    assert "learning rate in force at step 5: 0.0002" in first  # the last of five, decayed from 0.001
+    assert "learning rate in force at this step, 2.00e-04, is" in first  # the last of five, decayed from 0.001
     assert (
         main(
             ["lr", str(tmp_path / "run" / "model"), *words, "--state", str(tmp_path / "run"), "--data", "add:digits=1"]

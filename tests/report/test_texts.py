@@ -13,7 +13,7 @@ from quadform.report.texts import EN, KO, language
 
 #: Words that stay as they are in every language: names from code, formats, proper names.
 KEPT = {"H", "H_o", "H_f", "W_Q", "W_K", "λ_max", "λ_min", "SGD", "K", "FAC", "CSV", "SVG", "Python", "JSON", "MB"}
-KEPT |= {"M1", "M2", "M3", "float64", "base64", "quadform", "K-FAC", "_max", "_min", "resume"}
+KEPT |= {"M1", "M2", "M3", "float64", "base64", "quadform", "K-FAC", "_max", "_min", "resume", "Adam", "AdamW"}
 
 
 def places(sentence: str) -> list[str]:
@@ -74,7 +74,20 @@ def test_every_sentence_is_used() -> None:
         "button",
         "training",
     )
-    built += ("signal", "level", "stage", "point", "spectral", "verdict")
+    built += (
+        "signal",
+        "level",
+        "stage",
+        "point",
+        "spectral",
+        "verdict",
+        "rate",
+        "trial",
+        "why",
+        "warmup",
+        "adam",
+        "compare",
+    )
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:
         assert f'"{key}"' in sources or key.startswith(begins), key

@@ -7,8 +7,9 @@ import re
 import pytest
 import torch
 
+from quadform.answers.why import Why
 from quadform.core.record import Estimate, Provenance, Record
-from quadform.report import spectral, training, why
+from quadform.report import spectral, training
 from quadform.report.html import render
 from quadform.report.texts import EN, KO
 
@@ -50,7 +51,7 @@ def test_each_sentence_says_what_it_is_about(texts) -> None:
     assert "500" in told[0][1]
     for name in ("layers.0." + texts.parameter("W_V"), "layers.1.mlp"):
         assert name in told[0][1]
-    assert told[1][1] == why.summary(fresh(), texts)
+    assert told[1][1] == Why(fresh()).said(texts.lang)
 
 
 def test_one_record_has_a_plain_sentence() -> None:

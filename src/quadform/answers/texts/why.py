@@ -6,26 +6,60 @@ SENTENCES = {
         "가장 가파른 곡률을 가장 크게 바꾸는 부분: {part} ({factor}배).",
     ),
     "why_head_quiet": (
-        "No part changes the sharpest curvature by more than {limit} times.",
-        "어느 부분도 가장 가파른 곡률을 {limit}배 넘게 바꾸지 않습니다.",
+        "No part changes the sharpest curvature by {limit} times or more, beyond its error.",
+        "어느 부분도 가장 가파른 곡률을 오차를 넘어 {limit}배 이상 바꾸지 않습니다.",
     ),
     "why_flatter": (
-        "Step {step}: query blocks are {ratio} times flatter than value blocks; one step size fits neither.",
-        "학습 {step} 단계: 쿼리 블록은 밸류 블록보다 {ratio}배 평평해 한 걸음 크기가 둘 다에 맞지 않습니다.",
+        "Step {step}: query blocks are {ratio} times flatter than value blocks, so one step size fits neither: use"
+        " an optimizer that scales each weight (Adam).",
+        "학습 {step}단계: 쿼리 블록은 밸류 블록보다 {ratio}배 평평해 한 보폭이 둘 다에 맞지 않습니다. 가중치마다"
+        " 보폭을 맞추는 최적화기(Adam)를 쓰십시오.",
     ),
     "why_sharper": (
-        "Step {step}: value blocks are {ratio} times flatter than query blocks; one step size fits neither.",
-        "학습 {step} 단계: 밸류 블록은 쿼리 블록보다 {ratio}배 평평해 한 걸음 크기가 둘 다에 맞지 않습니다.",
+        "Step {step}: value blocks are {ratio} times flatter than query blocks, so one step size fits neither: use"
+        " an optimizer that scales each weight (Adam).",
+        "학습 {step}단계: 밸류 블록은 쿼리 블록보다 {ratio}배 평평해 한 보폭이 둘 다에 맞지 않습니다. 가중치마다"
+        " 보폭을 맞추는 최적화기(Adam)를 쓰십시오.",
     ),
     "why_alike": (
-        "Step {step}: query and value blocks differ by less than {limit} times; one step size can fit both.",
-        "학습 {step} 단계: 쿼리 블록과 밸류 블록의 차이는 {limit}배 미만, 한 보폭이 둘 다에 맞을 수 있습니다.",
+        "Step {step}: query and value blocks differ by less than {limit} times, so one step size can fit both.",
+        "학습 {step}단계: 쿼리 블록과 밸류 블록의 차이는 {limit}배 미만, 한 보폭이 둘 다에 맞을 수 있습니다.",
     ),
-    "why_unsure": (
-        "Step {step}: query and value blocks differ {ratio} times, within two standard errors; whether one step size"
-        " fits both cannot be said.",
-        "학습 {step} 단계: 쿼리 블록과 밸류 블록의 차이는 {ratio}배지만 표준 오차의 두 배 안이라 한 보폭이 둘 다에"
-        " 맞는지 말할 수 없습니다.",
+    "why_differ": (
+        "Step {step}: query and value blocks differ {ratio} times.",
+        "학습 {step}단계: 쿼리 블록과 밸류 블록의 차이는 {ratio}배입니다.",
+    ),
+    "adam_unknown": (
+        "This model has no query and value blocks to compare.",
+        "이 모델에는 비교할 쿼리 블록과 밸류 블록이 없습니다.",
+    ),
+    "warmup_course": (
+        "The AdamW ceiling goes from {a} at step {first} to {b} at step {last}.",
+        "AdamW의 학습률 상한: {first}단계 {a}, {last}단계 {b}.",
+    ),
+    "warmup_rises": (
+        "It starts {factor} times lower, so warm up.",
+        "처음에 {factor}배 낮으므로 워밍업을 쓰십시오.",
+    ),
+    "warmup_falls": (
+        "It falls {factor} times, so decay the learning rate rather than warm up.",
+        "{factor}배 낮아지므로 워밍업보다 학습률 감쇠를 쓰십시오.",
+    ),
+    "warmup_steady": (
+        "It changes less than {limit} times: no reason for warm-up.",
+        "변화가 {limit}배 미만이므로 워밍업할 까닭이 없습니다.",
+    ),
+    "warmup_open": ("It changes {factor} times.", "{factor}배 바뀝니다."),
+    "warmup_unknown": (
+        "The AdamW ceiling is not known at two steps, so nothing can be said about warm-up.",
+        "두 단계의 AdamW 상한을 알 수 없어 워밍업에 대해 말할 수 없습니다.",
+    ),
+    "card_warmup_title": ("AdamW ceiling, last step over first", "AdamW 상한의 변화 (마지막 단계 / 첫 단계)"),
+    "card_warmup_green": ("steady", "일정함"),
+    "card_warmup_yellow": ("schedule it", "스케줄 필요"),
+    "card_warmup_rule": (
+        "Green within a factor {limit0} of 1, yellow beyond it.",
+        "1에서 {limit0}배 안이면 초록, 벗어나면 노랑.",
     ),
     "card_why_title": ("Value blocks against query blocks", "밸류 블록과 쿼리 블록"),
     "card_why_green": ("alike", "비슷함"),

@@ -3,5 +3,5 @@
 from ...core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
-    __name__, {"Compare": ".answer", "CompareQuestion": ".question", "compare": ".call"}
+    __name__, {"Compare": "...answers.compare", "CompareQuestion": ".question", "compare": ".call"}
 )

@@ -8,6 +8,6 @@ from ..asking import Door
 from .question import CompareQuestion
 
 if TYPE_CHECKING:
-    from .answer import Compare
+    from ...answers.compare import Compare
 
 compare: Door[Compare] = Door(CompareQuestion, None)

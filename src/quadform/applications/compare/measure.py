@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...answers.compare import Compare, CompareDraft
 from ...answers.measured import data_words
 from ...core.errors import InputError
 from ...core.progress import Progress, Report, clock, say
 from ...core.question import Plan
-from ...core.record import Estimate, Provenance, Record
+from ...core.record import Estimate, Provenance
 from ...core.work import Deadline, Work
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
@@ -36,8 +37,7 @@ from ..machine import DTYPES, busy_seconds, device_of, guard_design, guard_probe
 from ..short_run import ShortRun
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, seen_first
 from ..threads import fitting_threads
-from . import words
-from .answer import Compare
+from . import sizes
 from .question import CompareQuestion
 
 #: Most products for lambda_max of H and of P^-1 H; what both take as a rule at this residual.
@@ -170,7 +170,7 @@ class CompareMeasurement:
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> Compare:
         """Every model measured and trained, or as many as budget and time allow, marked partial."""
-        asked, found = self.asked, _Found()
+        asked, found = self.asked, CompareDraft()
         with self.threads(), work.in_time():
             kept = "plan" in work
             plan = work.piece("plan", lambda: self.timed(work.progress))
@@ -181,32 +181,30 @@ class CompareMeasurement:
             self._measure(work, plan, found)
         shape = " x ".join(map(str, next(iter(self.probe.values())).shape))
         data = self.data.to_dict()
-        inputs = {
-            "cells": [list(cell) for cell in self.cells],
-            "dim": asked.dim,
-            "heads": asked.heads,
-            "batch": asked.batch,
-            "lr": asked.lr,
-            "tol": TOL,
-            "seed": asked.seed,
-            "data": data,
-            "dtype": asked.dtype,
-            "notes": found.notes,
-            "partial": work.partial,
-            "sort": asked.sort,
-            "about": f"{data_words({'data': data})}, batches of {shape} tokens, AdamW at {asked.lr:g}",
-            "budget": asked.budget,
-        }
-        made = Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device)
-        return Compare(Record(Compare.kind, inputs, found.scalars, found.tensors, made))
+        return found.answer(
+            Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device),
+            cells=[list(cell) for cell in self.cells],
+            dim=asked.dim,
+            heads=asked.heads,
+            batch=asked.batch,
+            lr=asked.lr,
+            tol=TOL,
+            seed=asked.seed,
+            data=data,
+            dtype=asked.dtype,
+            partial=work.partial,
+            sort=asked.sort,
+            about=f"{data_words({'data': data})}, batches of {shape} tokens, AdamW at {asked.lr:g}",
+            budget=asked.budget,
+        )
 
-    def _measure(self, work: Work, plan: dict[str, Any], found: _Found) -> None:
+    def _measure(self, work: Work, plan: dict[str, Any], found: CompareDraft) -> None:
         total = sum(TYPICAL + count for count in plan["steps"].values())
         with work.bar(total, "compare: products and steps"):
             for cell in self.cells:
                 key = f"{cell[0]}/{cell[1]}"
                 if key in plan["broken"]:
-                    found.notes.append([*cell, plan["broken"][key]])
+                    found.note(cell, plan["broken"][key])
                     continue
                 for part, units in ((self.health, TYPICAL), (self.training, plan["steps"][key])):
                     name = f"{part.__name__}/{key}"
@@ -234,7 +232,7 @@ class CompareMeasurement:
         size = KEPT * sum(p.numel() * p.element_size() for p in model.parameters())
         state = work.state(f"{design}-{depth}-health", size)
         risk = Risk(model, None, self.probe, quiet=True)
-        scalars = words.size(model, self.probe)
+        scalars = sizes.size(model, self.probe)
         profiler = Profiler(find_stacks(model, lambda: model.loss(self.probe)))
         profiler.forward(model, lambda: model.loss(self.probe))
         profiler.backward(model, lambda: model.loss(self.probe))
@@ -253,6 +251,7 @@ class CompareMeasurement:
         top = eigenpairs(H, top=1, max_products=PRODUCTS, tol=TOL, **kept("H")).top[0]
         scalars["lambda_max"] = top
         train = self.config(plan["steps"][f"{design}/{depth}"])
+        scalars["first_lr"] = Estimate(train.lr * train.schedule.factor(0, train.steps), note="of the first step")
         stepper = ShortRun(model, None, train, None).stepper()
         stepper = seen_first(stepper, model, self.data.batches("train", train.batch_size, train.seed))
         found, note = adamw_ceiling(H, risk, stepper, PRODUCTS, tol=TOL, **kept("P")), ""
@@ -298,19 +297,3 @@ class CompareMeasurement:
         trainings, measured = (sum(f"{part}/{key}" in work for key in plan["steps"]) for part in ("training", "health"))
         count = len(plan["steps"])
         return (left - plan["measuring"] * (count - measured) / count) / (count - trainings)
-
-
-class _Found:
-    """What has been measured so far."""
-
-    def __init__(self) -> None:
-        self.scalars: dict[str, Estimate] = {}
-        self.tensors: dict[str, Tensor] = {}
-        self.notes: list[list[Any]] = []
-
-    def take(self, cell: tuple[str, int], part: dict[str, Any]) -> None:
-        key = f"{cell[0]}/{cell[1]}"
-        self.scalars |= {f"{key}/{m}": e for m, e in part["scalars"].items()}
-        curves = part["curves"].items()
-        self.tensors |= {f"{key}/{label}": torch.tensor(values, dtype=torch.float64) for label, values in curves}
-        self.notes += [[*cell, part["note"]]] if part["note"] else []

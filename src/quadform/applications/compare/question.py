@@ -104,6 +104,6 @@ class CompareQuestion(Question):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from .answer import Compare
+        from ...answers.compare import Compare
 
         return Compare(record)

@@ -5,7 +5,7 @@ from ...core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "StepSize": ".answer",
+        "StepSize": "...answers.step_size",
         "StepSizeOpening": ".question",
         "StepSizeQuestion": ".question",
         "lr": ".call",

@@ -8,6 +8,6 @@ from ..asking import Door
 from .question import StepSizeOpening, StepSizeQuestion
 
 if TYPE_CHECKING:
-    from .answer import StepSize
+    from ...answers.step_size import StepSize
 
 lr: Door[StepSize] = Door(StepSizeQuestion, StepSizeOpening)

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...answers.step_size import FLOOR
 from ...core.number import Estimate, Side
 from ...core.operator import Operator
 from ...core.progress import Report
@@ -21,7 +22,7 @@ from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
 from ..machine import vector_seconds
-from .rules import FLOOR, Stepper, floor_share
+from .rules import Stepper, floor_share
 
 
 def ceiling_of(factor: float, lam: Estimate) -> Estimate:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...answers.step_size import FLOOR, StepSize, StepSizeDraft, packed
 from ...core.errors import CheckFailed
 from ...core.operator import Operator
 from ...core.progress import clock
 from ...core.question import Plan
-from ...core.record import Estimate, Provenance, Record
+from ...core.record import Estimate, Provenance
 from ...core.space import Vector
 from ...core.work import TimeUp, Work
 from ...curvature.operators import hessian
@@ -29,11 +30,10 @@ from ..probes import probe_of
 from ..room import Room, note_of
 from ..subject import Subject
 from ..threads import fitting_threads
-from .answer import KIND, StepSize
 from .ceiling import ceiling_of, seconds_of_product
 from .chosen import at_step_0, opened
 from .question import StepSizeQuestion
-from .rules import FLOOR, Rule, Stepper, floor_share, sgd
+from .rules import Rule, Stepper, floor_share, sgd
 from .trial import Pair, double_copy, trial_gradients, try_out
 
 #: The momentum of the row for SGD with momentum, where the optimiser has none of its own.
@@ -98,28 +98,26 @@ class StepSizeMeasurement:
         total = TYPICAL * self.searches + trial_gradients(asked.verify)
         with fitting_threads(risk), work.bar(total, "lr: products"):
             pieces = _Pieces(asked, risk, stepper, work)
-            lam, scalars = pieces.ceilings()
-            tensors: dict[str, Tensor] = {}
+            lam, found = pieces.ceilings()
             with work.in_time():
-                pieces.rest(lam, self.first, scalars, tensors)
+                pieces.rest(lam, self.first, found)
         if self.subject.changed:
             raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
-        inputs = {
-            "source": dict(self.subject.source),
-            "rule": stepper.rule.name,
-            "formula": _formula(stepper),
-            "rows": [[k, r.name, _formula(stepper) if k == "yours" else r.formula] for k, r in _rows(stepper)],
-            "P": stepper.source,
-            "decay": stepper.decay,
-            "coverage": risk.coverage,
-            "notes": list(risk.notes),
+        return found.answer(
+            Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device),
+            source=dict(self.subject.source),
+            rule=stepper.rule.name,
+            formula=_formula(stepper),
+            rows=[[k, r.name, _formula(stepper) if k == "yours" else r.formula] for k, r in _rows(stepper)],
+            P=stepper.source,
+            decay=stepper.decay,
+            coverage=risk.coverage,
+            notes=list(risk.notes),
             **probe_of(risk.whole.batches),
             **_rates(stepper, asked.lr),
-            "partial": work.partial,
-        }
-        inputs |= {"no_step_0": self.unknown} if self.unknown else {}
-        made = Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device)
-        return StepSize(Record(KIND, inputs, scalars, tensors, made))
+            partial=work.partial,
+            **({"no_step_0": self.unknown} if self.unknown else {}),
+        )
 
 
 def _seconds_of_gradient(risk: Risk) -> float:
@@ -232,26 +230,20 @@ class _Pieces:
             self.pairs[name] = eigenpairs(A, max_products=self.asked.products, **self._options(name))
         return _first_row(self.pairs[name].vectors)
 
-    def ceilings(self) -> tuple[Estimate, dict[str, Estimate]]:
+    def ceilings(self) -> tuple[Estimate, StepSizeDraft]:
         """lambda_max of the optimiser's operator, and what the answer has however short the time is."""
         stepper, adaptive = self.stepper, self.stepper.rule.adaptive
         plain = self.largest(self.H, "H", "H")
         lam = plain if is_plain(stepper) else self.largest(self.A, "yours", "P^-1 H" if adaptive else "H + D")
         slope = math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
-        scalars = {
-            "loss": Estimate(float(self.risk.value().detach())),
-            "gradient_norm": Estimate(slope),
-            "lambda_max": plain,
-            "lambda_max_P": lam,
-        }
+        found = StepSizeDraft()
+        found.take_point(float(self.risk.value().detach()), slope)
+        found.take_curvature(plain, lam)
         for key, row in _rows(stepper):
-            scalars[f"ceiling/{key}"] = ceiling_of(row.factor, lam if key == "yours" else plain)
+            found.take_ceiling(key, ceiling_of(row.factor, lam if key == "yours" else plain))
         shares = self.shares()
-        share = shares["pull"] / lam.value if lam.value > 0 else 0.0
-        scalars["decay_share"] = Estimate(share, note="of lambda_max, to first order")
-        if adaptive:
-            scalars["floor_share"] = Estimate(shares["floor"], note="of the top direction, where P is near eps")
-        return lam, scalars
+        found.take_shares(shares["pull"] / lam.value if lam.value > 0 else 0.0, shares["floor"] if adaptive else None)
+        return lam, found
 
     def shares(self) -> dict[str, float]:
         """How much of lambda_max is weight decay, and how much of its direction lies where Adam has seen nothing."""
@@ -264,19 +256,18 @@ class _Pieces:
             self.work.keep("shares", {"pull": pull, "floor": floor})
         return {"pull": pull, "floor": floor}
 
-    def rest(self, lam: Estimate, first: Risk | None, scalars: dict[str, Estimate], tensors: dict[str, Tensor]) -> None:
+    def rest(self, lam: Estimate, first: Risk | None, found: StepSizeDraft) -> None:
         """The ceilings on single batches and at step 0, and the trial: what the time allows after the ceiling."""
         if self.work.partial:
             return
         if len(self.risk.whole.batches) > 1:
-            tensors["ceilings"] = torch.tensor(self.single(), dtype=torch.float64)
+            found.take_batches(self.single())
         if first is not None:
-            found = self.at_first(first)
-            scalars |= {"first_ceiling": found} if found is not None else {}
+            found.take_first(self.at_first(first))
         verify = self.asked.verify
         if verify and 0 < lam.value < math.inf:
             tried = self.work.piece("verify", lambda: self.tried(verify, lam.value), trial_gradients(verify))
-            tensors |= {f"verify/{n}": t for n, t in tried.items()}
+            found.take_trials(tried)
 
     def single(self) -> list[float]:
         """The ceiling on each probe batch alone, P and the start from the whole probe."""
@@ -313,17 +304,7 @@ class _Pieces:
         """The trial on a copy. One that is cut begins anew, so its gradients are no advance."""
         pair = Pair(double_copy(self.risk), self.stepper, self.A.S, self.top)
         spend = functools.partial(self.work.spend, advanced=False)
-        trials = try_out(pair, self.stepper.rule.factor / lam, lam, verify, spend)
-        length = max(len(t.losses) for t in trials)
-        found = {
-            "fractions": [t.fraction for t in trials],
-            "measured": [t.measured for t in trials],
-            "predicted": [t.predicted for t in trials],
-            "losses": [[*t.losses, *[math.nan] * (length - len(t.losses))] for t in trials],
-            "tolerance": [t.tolerance for t in trials],
-            "fine": [float(t.as_expected) for t in trials],
-        }
-        return {n: torch.tensor(values, dtype=torch.float64) for n, values in found.items()}
+        return packed(try_out(pair, self.stepper.rule.factor / lam, lam, verify, spend))
 
 
 def _formula(stepper: Stepper) -> str:

@@ -76,6 +76,6 @@ class StepSizeQuestion(ModelQuestion):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from .answer import StepSize
+        from ...answers.step_size import StepSize
 
         return StepSize(record)

@@ -33,9 +33,6 @@ from ...core.space import Vector
 
 #: Entries of P within this factor of eps have seen no gradient: what Adam divides by there is about to change.
 AT_FLOOR = 2.0
-#: A top direction with more than this share in such entries says nothing about later steps. Where a tensor at zero has
-#: no gradient but couples to one that has (W_Q = 0 and W_K), half of the direction lies on each.
-FLOOR = 0.25
 
 
 @dataclass(frozen=True)

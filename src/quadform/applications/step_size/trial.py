@@ -14,18 +14,16 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...answers.step_size import HOLDS, Trial
 from ...core.errors import QuadformError
 from ...core.space import Vector
 from ...curvature.risk import Risk
 from ...distributed.processes import group_of
-from ...report.step_size import HOLDS, Word
-from ...report.step_size import word as trial_word
 from .rules import Rule, Stepper
 
 #: Fractions of the ceiling that are tried.
@@ -40,41 +38,6 @@ _APART = 2.0
 _MET = 1e-6
 #: A loss this many times above where it began is given up.
 _DIVERGED = 1e3
-
-#: What theory says of each fraction.
-EXPECTED: dict[float, Word] = {0.5: "shrinks", 1.0: "holds", 2.0: "grows"}
-
-
-#: Growth above the ceiling may differ from theory by this share of it, and its tolerance.
-GROWTH = 0.1
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One learning rate tried: by how much a step multiplies the pair's distance, measured and predicted.
-
-    `tolerance` is how far from theory it may lie: `HOLDS`, and what the resolution of the pair's gradients makes
-    of it. `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
-    """
-
-    fraction: float
-    measured: float
-    predicted: float
-    losses: tuple[float, ...]
-    tolerance: float = HOLDS
-
-    @property
-    def word(self) -> Word:
-        if not math.isfinite(self.measured):
-            return "grows"
-        return trial_word(self.measured, self.tolerance)
-
-    @property
-    def as_expected(self) -> bool:
-        if self.word != EXPECTED.get(self.fraction, self.word):
-            return False
-        off = abs(self.measured - self.predicted)
-        return self.word != "grows" or not math.isfinite(off) or off <= GROWTH * self.predicted + self.tolerance
 
 
 def double_copy(risk: Risk) -> Risk:

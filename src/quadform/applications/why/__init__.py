@@ -2,4 +2,4 @@
 
 from ...core.lazy import attach
 
-__getattr__, __dir__, __all__ = attach(__name__, {"Why": ".answer", "WhyQuestion": ".question", "why": ".call"})
+__getattr__, __dir__, __all__ = attach(__name__, {"Why": "...answers.why", "WhyQuestion": ".question", "why": ".call"})

@@ -8,6 +8,6 @@ from ..asking import Door
 from .question import WhyQuestion
 
 if TYPE_CHECKING:
-    from .answer import Why
+    from ...answers.why import Why
 
 why: Door[Why] = Door(WhyQuestion)

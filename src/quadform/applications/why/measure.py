@@ -1,7 +1,7 @@
 """Measuring what softmax, norm, skip and the product W_Q W_K^T each do to curvature.
 
 Before/after pairs on the same data and seed: one part at a time is taken out of a model, the weights stay. What is said
-about them is in `words`.
+about them is in `answers.why`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ...answers.why import Why, WhyDraft
 from ...core.errors import InputError
 from ...core.number import joint_kind
 from ...core.progress import clock
 from ...core.question import Plan
-from ...core.record import Estimate, Provenance, Record
+from ...core.record import Estimate, Provenance
 from ...core.space import LABELS
 from ...core.work import Work
 from ...corpora.datasets import Dataset
@@ -40,7 +41,6 @@ from ..short_run import ShortRun
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
 from ..subject import Subject
 from ..threads import fitting_threads
-from .answer import Why
 from .other_models import removable, without
 from .question import WhyQuestion
 
@@ -98,32 +98,28 @@ class WhyMeasurement:
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> Why:
         """Every variant at every step, or as many as the time allows, marked partial."""
-        asked, model, scalars = self.asked, self.model, dict[str, Estimate]()
-        notes: list[list[Any]] = []
+        asked, model, measured = self.asked, self.model, WhyDraft()
         total = len(self.variants) * (len(asked.steps) * TYPICAL + asked.steps[-1])
         with fitting_threads(self._risk()), work.bar(total, "why: products and steps"), work.in_time():
             for variant in self.variants:
                 for step, found in self._moments(variant, work):
-                    scalars |= {f"{variant}/{step}/{m}": e for m, e in found["scalars"].items()}
-                    notes += [[variant, step, found["note"]]] if found["note"] else []
+                    measured.take(variant, step, found["scalars"], found["note"])
         first, shape = next(model.parameters()), next(iter(self.probe[0].values())).shape
         probe = f"probe {len(self.probe)} x {shape[0]} sequences"
-        inputs = {
-            "name": self.subject.name,
-            "variants": list(self.variants),
-            "steps": list(asked.steps),
-            "source": dict(self.subject.source),
-            "lr": asked.lr,
-            "seed": asked.seed,
-            "probe": "; ".join([probe, *self.subject.notes]),
-            "weights": self.subject.source["weights"],
+        return measured.answer(
+            Provenance.collect(seed=asked.seed, dtype=first.dtype, device=first.device),
+            name=self.subject.name,
+            variants=list(self.variants),
+            steps=list(asked.steps),
+            source=dict(self.subject.source),
+            lr=asked.lr,
+            seed=asked.seed,
+            probe="; ".join([probe, *self.subject.notes]),
+            weights=self.subject.source["weights"],
             **self.left,
-            "notes": notes,
-            "partial": work.partial,
-            "parameters": sum(p.numel() for p in model.parameters()),
-        }
-        made = Provenance.collect(seed=asked.seed, dtype=first.dtype, device=first.device)
-        return Why(Record(Why.kind, inputs, scalars, {}, made))
+            partial=work.partial,
+            parameters=sum(p.numel() for p in model.parameters()),
+        )
 
     def _moments(self, variant: str, work: Work) -> Iterator[tuple[int, dict[str, Any]]]:
         """What is measured of one variant at each step; it is trained from one to the next."""

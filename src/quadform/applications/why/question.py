@@ -58,6 +58,6 @@ class WhyQuestion(Question):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from .answer import Why
+        from ...answers.why import Why
 
         return Why(record)

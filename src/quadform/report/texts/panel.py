@@ -3,12 +3,13 @@
 EN = {
     "data_row": "data",
     "record_rate": "Learning-rate ceiling of {name}, {rule}",
-    "rate_title": "How large a step this loss bears",
+    "rate_title": "The largest stable learning rate",
     "rate_reading": "Each bar ends at the largest learning rate at which steps along the sharpest direction do not"
-    " grow. The dark stretch is the range over single probe batches, the dashed line the rate in force at this"
+    " grow. The dark stretch is the range over single batches, the dashed line the rate in force at this"
     " step, or your own: it should stand left of the end of your bar."
-    " Marks show what was tried on a copy: triangle down shrinks, disc holds, triangle up grows.",
-    "rate_not": "A ceiling is no recommendation. It belongs to this probe at this step with the preconditioner"
+    " Marks show the test on a copy: triangle down, a perturbation decays; disc, it keeps its size; triangle up, it"
+    " grows.",
+    "rate_not": "A ceiling is not a recommendation. It belongs to this probe at this step with the preconditioner"
     " frozen; batch noise and later sharpening lower it, and above it networks often move to flatter ground instead"
     " of diverging.",
     "rate_caption": "Logarithmic axis. Yours is the filled bar.",
@@ -19,10 +20,10 @@ EN = {
     "rate_ceiling": "ceiling",
     "rate_rule": "rule",
     "rate_first": "ceiling before the first step",
-    "rate_tried": "tried at {fraction}×",
-    "rate_shrinks": "shrinks",
-    "rate_holds": "holds",
-    "rate_grows": "grows {factor}× a step",
+    "rate_tried": "perturbation at {fraction}× the ceiling",
+    "rate_shrinks": "decays",
+    "rate_holds": "keeps its size",
+    "rate_grows": "grows {factor}× per step",
     "rate_probe": "probe",
     "rate_model": "model",
     "rate_lambda": "largest eigenvalue of H",
@@ -36,9 +37,9 @@ EN = {
     " still be worth having.",
     "why_axis": "over the whole model",
     "why_blocks_title": "Query, key and value blocks of each variant",
-    "why_blocks_reading": "The longer a bar, the sharper the loss along those weights. Bars of equal length: one"
-    " step size fits all. Far apart: it does not, and an optimizer with a step size of its own for each weight is"
-    " wanted.",
+    "why_blocks_reading": "The further right a point, the sharper the loss along those weights; lines are two standard"
+    " errors. Points close together: one step size fits all. Far apart: it does not, and an optimizer"
+    " that scales each weight is wanted.",
     "why_blocks_not": "A sharp block is not an important block; and a block with more weights has a larger norm.",
     "why_variant": "variant",
     "why_step": "step",
@@ -71,12 +72,12 @@ EN = {
 KO = {
     "data_row": "데이터",
     "record_rate": "{name}의 학습률 상한, {rule}",
-    "rate_title": "이 손실이 견디는 걸음의 크기",
-    "rate_reading": "막대의 끝은 가장 가파른 방향의 걸음이 커지지 않는 가장 큰 학습률입니다. 진한 부분은 탐침 배치"
-    " 하나씩의 범위, 점선은 이 단계의 학습률(또는 입력한 값)이며 자신의 막대 안쪽에 있어야 합니다."
-    " 표시는 복사본에서 시험한 결과입니다:"
-    " 아래 세모는 줄어듦, 원은 유지, 위 세모는 커짐.",
-    "rate_not": "상한은 권장값이 아닙니다. 이 탐침, 이 단계, 고정된 전처리에만 해당하며 배치 잡음과 이후의 가파름이"
+    "rate_title": "안정한 학습률의 상한",
+    "rate_reading": "막대의 끝은 가장 가파른 방향의 걸음이 커지지 않는 가장 큰 학습률입니다. 진한 부분은 배치마다의"
+    " 범위, 점선은 이 단계의 학습률(또는 입력한 값)이며 자신의 막대 안쪽에 있어야 합니다."
+    " 표시는 복사본에서 작은 섭동으로 시험한 결과입니다:"
+    " 아래 세모는 줄어듦, 원은 그대로, 위 세모는 커짐.",
+    "rate_not": "상한은 권장값이 아닙니다. 이 탐침, 이 단계, 고정된 전처리에만 해당하며 배치 잡음과 이후의 곡률 증가가"
     " 상한을 낮춥니다. 상한을 넘으면 발산하기보다 더 평평한 곳으로 옮겨 가는 일이 많습니다.",
     "rate_caption": "로그 축. 색을 채운 막대가 자신의 최적화기입니다.",
     "rate_axis": "학습률",
@@ -86,14 +87,14 @@ KO = {
     "rate_ceiling": "상한",
     "rate_rule": "규칙",
     "rate_first": "첫 단계 전의 상한",
-    "rate_tried": "{fraction}배에서 시험",
+    "rate_tried": "상한의 {fraction}배에서 섭동",
     "rate_shrinks": "줄어듦",
-    "rate_holds": "유지",
+    "rate_holds": "그대로",
     "rate_grows": "한 걸음에 {factor}배 커짐",
     "rate_probe": "탐침",
     "rate_model": "모델",
-    "rate_lambda": "헤세 행렬의 가장 큰 고유값",
-    "rate_lambda_P": "전처리한 헤세 행렬의 가장 큰 고유값",
+    "rate_lambda": "헤시안의 가장 큰 고유값",
+    "rate_lambda_P": "전처리한 헤시안의 가장 큰 고유값",
     "rate_loss": "손실",
     "record_why": "각 부분이 하는 일: {name}",
     "why_title": "한 번에 한 부분씩 뺀 결과",
@@ -103,19 +104,19 @@ KO = {
     " 있습니다.",
     "why_axis": "전체 모델에 대한 비",
     "why_blocks_title": "변형마다의 쿼리, 키, 밸류 블록",
-    "why_blocks_reading": "막대가 길수록 그 가중치 방향의 손실이 가파릅니다. 길이가 같으면 한 걸음 크기로 충분하고,"
-    " 크게 다르면 가중치마다 걸음 크기가 다른 최적화기가 필요합니다.",
+    "why_blocks_reading": "점이 오른쪽에 있을수록 그 가중치 방향의 손실이 가파르고, 선은 표준 오차의 두 배입니다."
+    " 점들이 가까우면 한 보폭으로 충분하고, 멀리 떨어져 있으면 가중치마다 보폭을 맞추는 최적화기가 필요합니다.",
     "why_blocks_not": "가파른 블록이 중요한 블록은 아니며, 가중치가 많은 블록은 노름도 큽니다.",
     "why_variant": "변형",
     "why_step": "단계",
-    "why_caption": "학습 {step} 단계. 회색: {limit}배 미만.",
-    "why_blocks_caption": "학습 {step} 단계.",
+    "why_caption": "학습 {step}단계. 회색: {limit}배 미만.",
+    "why_blocks_caption": "학습 {step}단계.",
     "why_blocks_head": "밸류 노름 대 쿼리 노름: 전체 모델 {whole}, {part}: {other}.",
     "why_full": "전체 모델",
     "why_lambda_max": "가장 큰 고유값",
     "why_ratio": "밸류 : 쿼리",
     "why_ceiling_sgd": "단순 하강의 상한",
-    "why_ceiling_adamw": "새로 시작한 적응 최적화기의 상한",
+    "why_ceiling_adamw": "새로 시작한 AdamW의 상한",
     "why_negative_curvature": "음의 곡률 비율",
     "why_H_f_share": "함수 부분의 비율",
     "record_compare": "나란히 놓은 모델 {count}개",
@@ -128,8 +129,8 @@ KO = {
     "compare_caption": "가는 선: 검증 손실 표준 오차의 두 배.",
     "compare_rank_caption": "참여 비율, 배치 하나의 문장 평균.",
     "compare_loss": "검증 손실",
-    "compare_rank": "계수 (참여 비율)",
-    "compare_rank_title": "깊이에 따른 토큰의 계수",
+    "compare_rank": "랭크 (참여 비율)",
+    "compare_rank_title": "깊이에 따른 토큰의 랭크",
     "compare_design": "설계",
     "compare_depth": "블록 수",
 }

@@ -1,0 +1,389 @@
+"""The answer of `quadform lr` and `qf.lr`: a ceiling from curvature with its evidence, the table, the trials.
+
+Record "step-size": scalars `loss`, `gradient_norm`, `lambda_max`, `lambda_max_P`, `ceiling/yours` and those of the rows
+`inputs["rows"]`, `decay_share`, for Adam `floor_share`, of a training run `first_ceiling`; tensors `ceilings` (one for
+each probe batch) and `verify/fractions, measured, predicted, tolerance, losses` (the trial on a copy).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InputError
+from ..core.record import Estimate, Provenance
+from .answer import Answer, Draft, Grid
+from .texts import Texts
+from .verdict import NOTHING, Limits, Said, Status, Verdict, say
+from .why import CHANGED
+
+Word = Literal["shrinks", "holds", "grows"]
+#: A step multiplies a perturbation by less than 1 - HOLDS: shrinks; by more than 1 + HOLDS: grows; else it holds.
+HOLDS = 0.005
+#: What theory says at these fractions of the ceiling.
+EXPECTED: dict[float, Word] = {0.5: "shrinks", 1.0: "holds", 2.0: "grows"}
+#: Growth above the ceiling may differ from theory by this share of it, and its tolerance.
+GROWTH = 0.1
+#: The learning rate over the ceiling.
+STABLE = Limits(1.0, 1.0)
+#: Where more of the top direction than this lies in entries with P near eps, Adam has seen nothing there yet.
+FLOOR = 0.25
+#: Weight decay is told where it makes at least this share of lambda_max.
+DECAY_TOLD = 0.001
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One learning rate tried: by how much a step multiplies the pair's distance, measured and predicted.
+
+    `tolerance` is how far from theory it may lie: `HOLDS`, and what the resolution of the pair's gradients makes
+    of it. `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
+    """
+
+    fraction: float
+    measured: float
+    predicted: float
+    losses: tuple[float, ...]
+    tolerance: float = HOLDS
+
+    @property
+    def word(self) -> Word:
+        """What a step makes of a perturbation."""
+        if self.measured < 1 - self.tolerance:
+            return "shrinks"
+        return "holds" if self.measured <= 1 + self.tolerance else "grows"
+
+    @property
+    def as_expected(self) -> bool:
+        if self.word != EXPECTED.get(self.fraction, self.word):
+            return False
+        off = abs(self.measured - self.predicted)
+        return self.word != "grows" or not math.isfinite(off) or off <= GROWTH * self.predicted + self.tolerance
+
+    def said(self, texts: Texts) -> str:
+        """`at 2x the ceiling a perturbation grows 5.5x per step`."""
+        return texts(f"trial_{self.word}", fraction=f"{self.fraction:g}", factor=f"{self.measured:.2g}")
+
+    def last_loss(self, steps: int) -> str:
+        """The last loss of the plain run; `diverges` where it was given up."""
+        last = self.losses[-1]
+        return f"{last:.4g}" if len(self.losses) - 1 == steps and math.isfinite(last) else "diverges"
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """The ceiling of one optimizer; `own` is the one that was asked about."""
+
+    name: str
+    formula: str
+    estimate: Estimate
+    own: bool
+
+
+class StepSize(Answer):
+    """The ceiling of one optimizer at one point of one loss. `ceiling` is a number, `estimate` it with its error."""
+
+    kind = "step-size"
+
+    # --- numbers ----------------------------------------------------------------------------------------------------
+    @property
+    def estimate(self) -> Estimate:
+        return self.record.scalars["ceiling/yours"]
+
+    @property
+    def ceiling(self) -> float:
+        return self.estimate.value
+
+    @property
+    def rule(self) -> str:
+        """`38 / lambda_max(P^-1 H)`."""
+        return str(self.record.inputs["formula"])
+
+    @property
+    def optimizer(self) -> str:
+        """`AdamW, b1 0.9`."""
+        return str(self.record.inputs["rule"])
+
+    @property
+    def P(self) -> str:
+        """Where the preconditioner comes from, in words."""
+        return str(self.record.inputs["P"])
+
+    @property
+    def coverage(self) -> str:
+        return str(self.record.inputs["coverage"])
+
+    @property
+    def loss(self) -> Estimate:
+        return self.record.scalars["loss"]
+
+    @property
+    def lambda_max(self) -> Estimate:
+        """Of H."""
+        return self.record.scalars["lambda_max"]
+
+    @property
+    def lambda_max_P(self) -> Estimate:
+        """Of the operator of the optimizer, P^-1 H for Adam."""
+        return self.record.scalars["lambda_max_P"]
+
+    @property
+    def ceilings(self) -> tuple[Ceiling, ...]:
+        """Those of SGD, SGD with momentum and the optimizer asked about."""
+        s = self.record.scalars
+        return tuple(
+            Ceiling(n, rule, s[f"ceiling/{key}"], key == "yours") for key, n, rule in self.record.inputs["rows"]
+        )
+
+    @property
+    def first_ceiling(self) -> Estimate | None:
+        """The ceiling before the first step of a training run."""
+        return self.record.scalars.get("first_ceiling")
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The smallest and largest ceiling on single probe batches; None for one batch."""
+        each = self.record.tensors.get("ceilings")
+        return None if each is None or len(each) < 2 else (float(each.min()), float(each.max()))
+
+    @property
+    def probe_shape(self) -> tuple[int, ...]:
+        """Batches, and the shape of each."""
+        return (int(self.record.inputs["batches"]), *self.record.inputs["probe"])
+
+    @property
+    def lr(self) -> float | None:
+        """The rate that is held against the ceiling; None where there is none, or it is not known whose it is."""
+        return self.record.inputs.get("lr") if "lr_is" in self.record.inputs else None
+
+    @property
+    def lr_is_yours(self) -> bool:
+        """Whether the rate was given with the question; else it is the one in force at this step."""
+        return self.record.inputs.get("lr_is") == "yours"
+
+    @property
+    def peak_lr(self) -> float | None:
+        """The largest rate of the schedule, where it is another one."""
+        return self.record.inputs.get("peak_lr")
+
+    @property
+    def share(self) -> Estimate | None:
+        """The rate over the ceiling, with the error of the ceiling."""
+        e, rate = self.estimate, self.lr
+        if not rate or not math.isfinite(e.value):
+            return None
+        value = rate / e.value
+        error = None if e.error is None else value * e.error / e.value
+        side = {None: None, "upper": "lower", "lower": "upper"}[e.side]
+        return Estimate(value, error, e.kind, error_kind=e.error_kind, side=side)  # type: ignore[arg-type]  # a literal
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """What the trial on a copy found; empty without one."""
+        t = self.record.tensors
+        if "verify/fractions" not in t:
+            return ()
+        measured = t["verify/measured"]
+        unknown = torch.full_like(measured, math.nan)
+        predicted = t.get("verify/predicted", unknown).tolist()
+        losses = t.get("verify/losses", unknown[:, None]).tolist()
+        allowed = t.get("verify/tolerance", torch.full_like(measured, HOLDS)).tolist()
+        rows = zip(t["verify/fractions"].tolist(), measured.tolist(), predicted, losses, allowed, strict=True)
+        return tuple(Trial(f, m, p, tuple(x for x in each if not math.isnan(x)), a) for f, m, p, each, a in rows)
+
+    def suggest(self, fraction: float = 0.2) -> float:
+        """That fraction of the ceiling. A ceiling is no recommendation; the fraction is your judgement."""
+        if not 0 < fraction <= 1:
+            raise InputError(f"a suggestion is a fraction of the ceiling between 0 and 1; got {fraction}.")
+        return fraction * self.ceiling
+
+    # --- verdicts ---------------------------------------------------------------------------------------------------
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The learning rate against the ceiling, and whether the trial on a copy went as theory says."""
+        e = self.estimate
+        rate = Verdict("rate", self._status(), rate_text(e.value), e, self._judgement(), STABLE)
+        if not self.trials:
+            return (rate,)
+        worst = max(self.trials, key=lambda t: (not t.as_expected, t.fraction == 1.0))
+        measured = Estimate(worst.measured, worst.tolerance, "estimate", error_kind="residual")
+        status: Status = "green" if worst.as_expected else "red"
+        value = f"{worst.measured:.3g} × ({worst.fraction:g}x)"
+        return rate, Verdict("trial", status, value, measured, self._tested(worst), check=True)
+
+    def _status(self) -> Status:
+        e, share = self.estimate, self.share
+        if not math.isfinite(e.value) or not all(t.as_expected for t in self.trials):
+            return "red"
+        found = "green" if share is None else STABLE.grade(share)
+        return found if found != "green" else "green" if self.trials and e.converged else "yellow"
+
+    def _judgement(self) -> Said:
+        if not math.isfinite(self.ceiling):
+            return say("rate_none") if self.estimate.converged else say("rate_none_yet")
+        told = {"rule": self.optimizer, "ceiling": rate_text(self.ceiling)}
+        said = say("rate_ceiling_one", **told)
+        if self.interval is not None:
+            low, high = map(rate_text, self.interval)
+            said = say("rate_ceiling_range", low=low, high=high, **told)
+        if self.share is not None and self.lr:
+            place = {"green": "below", "red": "above"}.get(STABLE.grade(self.share), "near")
+            whose = "yours" if self.lr_is_yours else "now"
+            said += say(f"rate_{whose}_{place}", rate=rate_text(self.lr), share=f"{self.share.value:.2g}", **told)
+        return said + (say("rate_peak", peak=rate_text(self.peak_lr)) if self.peak_lr else NOTHING)
+
+    def _tested(self, worst: Trial) -> Said:
+        if worst.as_expected:
+            return say("trial_agrees", told=lambda texts: ", ".join(t.said(texts) for t in self.trials))
+        return say(
+            "trial_disagrees",
+            fraction=f"{worst.fraction:g}",
+            measured=f"{worst.measured:.4g}",
+            predicted=f"{worst.predicted:.4g}",
+            tolerance=f"{worst.tolerance:.1g}",
+        )
+
+    # --- showing ----------------------------------------------------------------------------------------------------
+    def table(self) -> Grid:
+        """One row for each optimizer: ceiling, rule, yours or not."""
+        rows = [(c.name, c.estimate.value, c.formula, c.estimate.kind, "<- yours" * c.own) for c in self.ceilings]
+        return Grid(("optimizer", "ceiling", "rule", "tag", ""), tuple(rows))
+
+    def lines(self) -> Sequence[str]:
+        return [*self._measured(), *self._table(), *self._beside(), *self.verdict_lines(), *self._cautions()]
+
+    def _measured(self) -> Iterator[str]:
+        yield f"{self.probe}, loss {self.loss.value:.4g}; model left untouched"
+        yield f"data: {self.data()}"
+        yield "; ".join([self.coverage, *self.notes])
+        adaptive = "P^-1 H" in self.rule
+        width = 19 if adaptive else 14
+        yield f"{'lambda_max(H)':{width}} {_number(self.lambda_max.value):<9} {how(self.lambda_max)}"
+        if adaptive:
+            e = self.lambda_max_P
+            yield f"{'lambda_max(P^-1 H)':{width}} {_number(e.value):<9} {how(e)}; {self.P}"
+
+    def _table(self) -> Iterator[str]:
+        rows = [(c.name, _shown(c.estimate), c.formula, "<- yours" * c.own) for c in self.ceilings]
+        wide, middle, long = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:3])
+        middle = max(middle, 9)
+        yield f"  {'optimizer':{wide}}  {'ceiling':{middle}}  rule"
+        for name, shown, rule, own in rows:
+            yield f"  {name:{wide}}  {shown:{middle}}  {rule:{long}}  {own}".rstrip()
+
+    def _beside(self) -> Iterator[str]:
+        if self.interval is not None:
+            low, high = self.interval
+            yield f"per-batch ceiling: {low:.2e} to {high:.2e} ({self.probe_shape[0]} batches)"
+        if decay := self.record.inputs.get("decay"):
+            e = self.record.scalars["decay_share"].value
+            lowers = f"lowers the ceiling by {100 * e:.2g} %"
+            yield f"weight decay {decay:g} {lowers if e >= DECAY_TOLD else 'changes the ceiling by less than 0.1 %'}"
+        if self.trials:
+            steps = max(len(t.losses) for t in self.trials) - 1
+            ends = " | ".join(f"{t.fraction:g}x {t.last_loss(steps)}" for t in self.trials)
+            start = self.trials[0].losses[0]
+            yield f"loss after {steps} steps at each rate (observed, not predicted): {start:.4g} -> {ends}"
+
+    def _cautions(self) -> Iterator[str]:
+        for name, e in self.record.scalars.items():
+            if not e.converged:
+                yield f"red: {name} did not converge in {e.matvecs} products and is only a bound. Allow more products."
+        if not math.isfinite(self.ceiling):
+            return
+        floor = self.record.scalars.get("floor_share")
+        if floor is not None and floor.value > FLOOR:
+            yield (
+                f"{100 * floor.value:.0f} % of the sharpest direction lies where Adam has seen no gradient yet"
+                " (P = eps), so this ceiling is about to change: train a few steps and measure again."
+            )
+        yield "The ceiling is not a recommendation: batch noise and later sharpening lower it." + self._first()
+        if unknown := self.record.inputs.get("no_step_0"):
+            yield f"The ceiling at step 0 cannot be known: {unknown}."
+
+    def _first(self) -> str:
+        """The ceiling before the first step beside that of now: a reason for warm-up, or none."""
+        e, now = self.first_ceiling, self.ceiling
+        if e is None or not math.isfinite(e.value):
+            return ""
+        said = f" The ceiling at step 0 was {e.value:.2e}"
+        if now > CHANGED * e.value:
+            return f"{said}: it has risen since, so warm up."
+        return f"{said}: no reason to warm up." if now * CHANGED > e.value else f"{said}: it has fallen since."
+
+
+def rate_text(value: float) -> str:
+    """A learning rate as it is typed: `2.24e-03`, `0.0165`."""
+    return f"{value:.3g}" if not 0 < abs(value) < 0.01 else f"{value:.2e}"
+
+
+def how(e: Estimate) -> str:
+    """`estimate, residual 1e-04, 18 products`."""
+    if e.kind == "exact":
+        return f"exact, {e.matvecs} products"
+    relative = (e.error or 0.0) / abs(e.value) if e.value else 0.0
+    side = "" if e.converged else ", NOT converged: a lower bound"
+    return f"{e.kind}, residual {relative:.0e}, {e.matvecs} products{side}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def _shown(e: Estimate) -> str:
+    """A ceiling; `at most` where lambda_max is a lower bound."""
+    if not math.isfinite(e.value):
+        return "none" if e.converged else "none yet"
+    return f"{e.value:.2e}" if e.converged else f"at most {e.value:.2e}"
+
+
+class StepSizeDraft(Draft):
+    """A ceiling while it is measured."""
+
+    def take_point(self, loss: float, slope: float) -> None:
+        self.scalars |= {"loss": Estimate(loss), "gradient_norm": Estimate(slope)}
+
+    def take_curvature(self, plain: Estimate, own: Estimate) -> None:
+        """lambda_max of H and of the operator of the optimizer."""
+        self.scalars |= {"lambda_max": plain, "lambda_max_P": own}
+
+    def take_ceiling(self, key: str, e: Estimate) -> None:
+        self.scalars[f"ceiling/{key}"] = e
+
+    def take_shares(self, decay: float, floor: float | None) -> None:
+        """How much of lambda_max is weight decay; of Adam, how much of the direction lies where P is near eps."""
+        self.scalars["decay_share"] = Estimate(decay, note="of lambda_max, to first order")
+        if floor is not None:
+            self.scalars["floor_share"] = Estimate(floor, note="of the top direction, where P is near eps")
+
+    def take_batches(self, ceilings: Sequence[float]) -> None:
+        """The ceiling on each batch of the probe alone."""
+        self.tensors["ceilings"] = torch.tensor(ceilings, dtype=torch.float64)
+
+    def take_first(self, e: Estimate | None) -> None:
+        """The ceiling at step 0."""
+        self.scalars |= {} if e is None else {"first_ceiling": e}
+
+    def take_trials(self, packed: dict[str, Tensor]) -> None:
+        self.tensors |= {f"verify/{name}": t for name, t in packed.items()}
+
+    def answer(self, made: Provenance, **inputs: Any) -> StepSize:
+        return StepSize(self.record(StepSize.kind, inputs, made))
+
+
+def packed(trials: Sequence[Trial]) -> dict[str, Tensor]:
+    """Trials as tensors; runs that ended early are filled up with NaN."""
+    length = max(len(t.losses) for t in trials)
+    found = {
+        "fractions": [t.fraction for t in trials],
+        "measured": [t.measured for t in trials],
+        "predicted": [t.predicted for t in trials],
+        "losses": [[*t.losses, *[math.nan] * (length - len(t.losses))] for t in trials],
+        "tolerance": [t.tolerance for t in trials],
+        "fine": [float(t.as_expected) for t in trials],
+    }
+    return {n: torch.tensor(values, dtype=torch.float64) for n, values in found.items()}
