@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import IGNORED, targets
-from .runners import own_loss
+from .calling import own_loss
 
 if TYPE_CHECKING:
     from .risk import Risk

@@ -25,11 +25,12 @@ from ..core.space import Space, Vector
 from ..distributed.processes import Group, group_of
 from ..kernels.calls import Attention, math_attention
 from .batches import batches_of
+from .calling import Loss, bare
 from .choosing import of_function, of_module
 from .counting import shifts, terms
 from .refusals import first_not_finite, precision_notes, refuse_unusable
 from .retained import gradients
-from .runners import FunctionRunner, Loss, ModuleRunner, Runner
+from .runners import FunctionRunner, ModuleRunner, Runner
 from .settings import measured
 
 if TYPE_CHECKING:
@@ -97,9 +98,7 @@ class Risk:
             raise InputError("a risk needs data: one batch, or an iterable of batches.")
         if attention not in ("auto", "math", "fused"):
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            model = model.module
-        model = getattr(model, "_orig_mod", model)  # torch.compile'd: its parts can be differentiated once only
+        model = bare(model)
         batches = batches_of(data)
         runner: Runner
         if isinstance(model, nn.Module):

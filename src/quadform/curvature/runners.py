@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,9 +12,8 @@ from torch.func import functional_call
 
 from ..core.errors import InputError, closest
 from ..core.space import Vector
+from .calling import Loss, loss_on, own_loss
 from .output import AtModule, Place, find, head_of
-
-Loss = Callable[[Any, Any], Tensor]
 
 
 class Runner(ABC):
@@ -38,47 +35,15 @@ class FunctionRunner(Runner):
         return self.loss(F if shift is None else F + shift, batch), F
 
 
-def own_loss(model: nn.Module) -> Callable[..., Tensor] | None:
-    """The method `model.loss`; None where it has none, or an attribute that is no method (`self.loss = F.mse_loss`)."""
-    own = getattr(model, "loss", None)
-    return own if inspect.ismethod(own) else None
-
-
-def _takes_keywords(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a mapping is passed as keywords; else the model takes the mapping itself, as its one argument."""
-    takes = inspect.signature(model.forward)
-    try:
-        takes.bind(**batch)
-    except TypeError as error:
-        with contextlib.suppress(TypeError):
-            takes.bind(batch)
-            if not set(takes.parameters) & set(batch):
-                return False
-        raise InputError(
-            f"the batch has the keys {', '.join(map(repr, batch))}, but {type(model).__name__}.forward takes {takes}:"
-            f" {error}. Name the entries as the arguments are named, or let forward take the mapping itself."
-        ) from None
-    return True
-
-
 class _Call(nn.Module):
     """A module whose forward is `loss of model on batch`, so that one functional call serves all kinds of model."""
 
     def __init__(self, model: nn.Module, loss: Loss | None) -> None:
         super().__init__()
         self.model, self.loss = model, loss
-        self.own_loss = own_loss(model) if loss is None else None
 
     def forward(self, batch: Any) -> Tensor:
-        if self.own_loss is not None:
-            return self.own_loss(batch)
-        if isinstance(batch, Mapping) and _takes_keywords(self.model, batch):
-            out = self.model(**batch)
-        else:
-            out = self.model(batch[0] if isinstance(batch, tuple | list) else batch)
-        if self.loss is not None:
-            return self.loss(out, batch)
-        value = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+        value = loss_on(self.model, batch, self.loss)
         if value is None:
             raise InputError(
                 "The model returned no loss. Pass `labels` in the batch or `loss=` (a function of output and batch);"
@@ -108,7 +73,7 @@ class ModuleRunner(Runner):
         return self._output
 
     def _find(self, batch: Any) -> Place:
-        if self.call.own_loss is not None:
+        if self.call.loss is None and own_loss(self.model) is not None:
             return AtModule(head_of(self.model) or self.model)
 
         def run(params: Mapping[str, Tensor]) -> Any:

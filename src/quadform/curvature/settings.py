@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from ..kernels.calls import Attention, AttentionBy
 
@@ -23,12 +24,17 @@ _TWICE = {
 
 @contextlib.contextmanager
 def measured(
-    model: Any, *, device: torch.device | None = None, train_mode: bool = False, attention: Attention | None = None
-) -> Iterator[AttentionBy | None]:
+    model: Any,
+    *,
+    device: torch.device | None = None,
+    train_mode: bool = False,
+    attention: Attention = functional.scaled_dot_product_attention,
+) -> Iterator[AttentionBy]:
     """A scope for evaluations that leaves a model as it was: evaluation mode unless `train_mode`, experts and attention
     that can be differentiated twice, the caller's autocast and random state left outside.
 
-    `attention` answers torch's fused attention inside, in this thread. `device` is that of a model without parameters.
+    `attention` answers torch's fused attention inside, in this thread; torch takes no fused step of whole layers, which
+    would call no modules and no hooks. `device` is that of a model without parameters.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [(m, m.training) for m in modules]
@@ -41,7 +47,7 @@ def measured(
         try:
             if modules and not train_mode:
                 model.eval()
-            yield None if attention is None else stack.enter_context(AttentionBy(attention))
+            yield stack.enter_context(AttentionBy(attention))
         finally:
             for module, mode in modes:
                 module.training = mode

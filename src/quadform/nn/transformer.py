@@ -273,6 +273,11 @@ class Transformer(nn.Module):
         weight = torch.ones_like(X[..., :1]) if mask is None else mask[..., None].to(X.dtype)
         return linear((X * weight).sum(1) / weight.sum(1).clamp_min(1), self.W_C, self.b_C)
 
+    def forward_batch(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """`forward` on a batch of `loss`: all its tokens, or the target without its end."""
+        tokens = batch["target"][:, :-1] if self.config.kind == "encoder-decoder" else batch["tokens"]
+        return self(tokens, batch.get("mask"), **{k: batch[k] for k in ("source", "source_mask") if k in batch})
+
     def loss(self, batch: Mapping[str, Tensor], *, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
         """Cross-entropy of a batch, a mapping with
 

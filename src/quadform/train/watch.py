@@ -58,8 +58,7 @@ def token_cosines(model: Transformer, batch: Batch) -> dict[str, Estimate]:
     training = model.training
     model.eval()
     try:
-        sides = {k: batch[k] for k in ("source", "source_mask") if k in batch}
-        model(tokens, batch.get("mask"), **sides)
+        model.forward_batch(batch)
     finally:
         model.train(training)
         for handle in handles:

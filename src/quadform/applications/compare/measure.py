@@ -29,12 +29,12 @@ from ...curvature.operators import hessian
 from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
-from ...propagation.observe import find_stacks
-from ...propagation.profiler import Profiler
 from ...train.config import TrainConfig
 from ...train.score import evaluate
 from ..machine import DTYPES, busy_seconds, device_of, guard_design, guard_probe, vectors_in_words
 from ..short_run import ShortRun
+from ..signal.observe import find_stacks
+from ..signal.profiler import Profiler
 from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, seen_first
 from ..threads import fitting_threads
 from . import sizes

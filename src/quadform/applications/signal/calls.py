@@ -9,12 +9,11 @@ from torch import Tensor, nn
 
 from ...core.errors import InputError
 from ...core.rng import stream
+from ...curvature.calling import Loss, called, loss_on
 from ...nn.transformer import Transformer
-from ...propagation.observe import Stack
-from ...propagation.profiler import Masks, Profiler
+from .observe import Stack
+from .profiler import Masks, Profiler
 
-#: (output, batch) -> one number.
-Loss = Callable[[Any, Any], Tensor]
 OF_LOSS = "gradient of the loss"
 OF_DIRECTION = "no loss: gradient of a random direction after the last block"
 
@@ -27,33 +26,16 @@ class Calls:
         self.gradient_of = OF_LOSS
 
     def __call__(self, batch: Any) -> Any:
-        model = self.model
-        if isinstance(model, Transformer):
-            sides = {k: batch[k] for k in ("source", "source_mask") if k in batch}
-            return model(self._tokens(batch), batch.get("mask"), **sides)
-        if isinstance(batch, Mapping):
-            return model(**batch)
-        return model(batch[0] if isinstance(batch, tuple | list) else batch)
-
-    def _tokens(self, batch: Mapping[str, Tensor]) -> Tensor:
-        return batch["target"][:, :-1] if self.model.config.kind == "encoder-decoder" else batch["tokens"]  # type: ignore[union-attr]
+        return called(self.model, batch)
 
     def look(self, batch: Any) -> None:
         """Run once, and see whether there is a loss."""
-        out = self(batch)
-        if self.given is None and self._own is None and _loss_in(out) is None:
+        if loss_on(self.model, batch, self.given) is None:
             self.gradient_of = OF_DIRECTION
 
-    @property
-    def _own(self) -> Callable[[Any], Tensor] | None:
-        own = getattr(self.model, "loss", None)
-        return own if callable(own) and not isinstance(own, nn.Module) else None
-
     def loss(self, batch: Any) -> Tensor:
-        """The loss of a batch: the caller's, the model's own, or what its output holds."""
-        if self.given is not None:
-            return self.given(self(batch), batch)
-        found = _loss_in(self(batch)) if self._own is None else self._own(batch)
+        """The loss of a batch."""
+        found = loss_on(self.model, batch, self.given)
         if found is None:
             raise InputError("The model returned a loss for the first batch and none for another one.")
         return found
@@ -97,7 +79,3 @@ class Calls:
         if found is None and isinstance(hidden, Tensor):
             return ~hidden.bool()
         return found.bool() if isinstance(found, Tensor) else None
-
-
-def _loss_in(out: Any) -> Tensor | None:
-    return out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)

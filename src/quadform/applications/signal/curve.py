@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ...core.record import Estimate, Provenance, Record
-from ...propagation.observe import Stack
-from ...propagation.profiler import TOKENS
 from .jacobian import LEVELS, Isometry
+from .observe import Stack
+from .profiler import TOKENS
 
 KIND = "signal"
 #: What is measured after every block, and of a Jacobian.

@@ -20,9 +20,10 @@ from ...core.operator import Operator
 from ...core.progress import Report
 from ...core.record import Estimate
 from ...core.space import Space, Vector
+from ...curvature.settings import measured
 from ...estimate.norms import Gram, singular_ends
 from ...estimate.quadrature import density
-from ...propagation.observe import Stack, find_stacks, untouched, watching
+from .observe import Stack, find_stacks, watching
 
 #: Up to so many coordinates (T d) the matrix is built and all singular values are exact.
 DENSE = 1024
@@ -93,7 +94,7 @@ def jacobian(
     for as many sequences.
     """
     rows = repeat_first(batch, at_once)
-    with untouched(model), torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
+    with measured(model), torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         found = stack if isinstance(stack, Stack) else find_stacks(model, lambda: call(rows))[stack]
         if which != "stack" and not (isinstance(which, int) and 1 <= which <= found.depth):
             raise InputError(f"a Jacobian is of `stack` or of a block from 1 to {found.depth}; got {which!r}.")

@@ -14,11 +14,11 @@ from ...core.record import Estimate
 from ...core.spec import ModelConfig
 from ...curvature.refusals import first_not_finite
 from ...propagation.collapse import Moments, kernel_participation
-from ...propagation.observe import Stack
 from ...propagation.profile import predict
-from ...propagation.profiler import HEADS, Profiler
 from .calls import Calls
 from .curve import MEASURES, Curve
+from .observe import Stack
+from .profiler import HEADS, Profiler
 
 #: Longer sequences are measured but not predicted: the maps cost O(T^3) a layer.
 PREDICTED_UP_TO = 1024

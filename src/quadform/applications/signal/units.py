@@ -19,13 +19,15 @@ from ...core.progress import clock
 from ...core.rng import stream
 from ...core.spec import ModelConfig
 from ...core.work import Work
+from ...curvature.calling import bare
+from ...curvature.settings import measured
 from ...nn.transformer import Transformer
-from ...propagation.observe import Stack, find_stacks, untouched
 from ..probes import probe_of
 from ..subject import Subject, batches_hash
 from .calls import Calls
 from .curve import Curve
 from .jacobian import Isometry, isometry, jacobian
+from .observe import Stack, find_stacks
 from .question import SignalQuestion
 from .stacks import add_prediction, curve_of, joined, over_networks, profiled
 from .subjects import Drawing
@@ -136,7 +138,7 @@ class Design(Unit):
 
     def _profiled(self, k: int) -> dict[str, Any]:
         model, call, rows = self._network(k)
-        with untouched(model):
+        with measured(model):
             stacks = find_stacks(model, lambda: call.look(rows))
             return profiled(model, stacks, call, rows, self.asked.seed)
 
@@ -144,7 +146,7 @@ class Design(Unit):
     def _last(self) -> tuple[Transformer, Calls, dict[str, Any], Stack]:
         """The last network, whose Jacobians are measured."""
         model, call, rows = self._network(self.drawing.networks - 1)
-        with untouched(model):
+        with measured(model):
             return model, call, rows, find_stacks(model, lambda: call.look(rows))[0]
 
     def _jacobian(self, where: int | str) -> dict[str, Any]:
@@ -161,10 +163,10 @@ class Model(Unit):
         if subject.batches is None:
             raise InputError("a model is measured on data: give one batch, or an iterable of batches.")
         self.asked, self.subject, self.label = asked, subject, subject.name
-        self.model: nn.Module = getattr(subject.model, "_orig_mod", subject.model)  # a compiled model's carry the hooks
+        self.model: nn.Module = bare(subject.model)  # a compiled model's parts carry the hooks
         self.batches = subject.batches
         self.call = Calls(self.model, subject.loss, asked.mask)
-        with untouched(self.model):
+        with measured(self.model):
             self.stacks = find_stacks(self.model, lambda: self.call.look(self.batches[0]), asked.blocks)
         first = next(self.model.parameters(), torch.empty(0))
         self.dtype, self.device = first.dtype, first.device
@@ -240,7 +242,7 @@ class Model(Unit):
     def _profiled(self, i: int) -> dict[str, Any]:
         if i == 0 and self._timed is not None:
             return self._timed
-        with untouched(self.model):
+        with measured(self.model):
             return profiled(self.model, self.stacks, self.call, self.batches[i], self.asked.seed)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from quadform.core.errors import InputError
 from quadform.core.record import Estimate
 
-from .collapse import MEASURES, AttentionCollapse, MeanKernel, Moments, NormRatio, TokenCollapse
+from ...propagation.collapse import MEASURES, AttentionCollapse, MeanKernel, Moments, NormRatio, TokenCollapse
 from .observe import Stack, watching
 
 #: The token measures of a profile.

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+from quadform.applications.signal.observe import find_stacks, watching
+from quadform.applications.signal.profiler import TOKENS, Profiler
 from quadform.core.errors import InputError, UnknownName
+from quadform.curvature.settings import measured
 from quadform.nn import Transformer
 from quadform.propagation.collapse import AttentionCollapse, NormRatio, TokenCollapse
-from quadform.propagation.observe import find_stacks, untouched, watching
-from quadform.propagation.profiler import TOKENS, Profiler
 
 torch.set_num_threads(1)
 f64 = torch.float64
@@ -22,7 +23,7 @@ def tokens(rows=3, n=7, seed=0, vocab=20):
 
 
 def profiled(model, call, mask=None, blocks=None):
-    with untouched(model):
+    with measured(model):
         stacks = find_stacks(model, call, blocks)
         profiler = Profiler(stacks)
         profiler.forward(model, call, mask)
@@ -77,7 +78,7 @@ def test_attention_of_our_blocks():
 def test_gradients_of_the_loss():
     """gradient = rms(dL/dX_l) / rms(dL/dX_L), geometric mean over sequences, as autograd gives it; no .grad appears."""
     model, ids = Transformer("pre-ln", seed=0, dtype=f64, **SMALL), tokens()
-    with untouched(model):
+    with measured(model):
         profiler = Profiler(find_stacks(model, lambda: model(ids)))
         profiler.backward(model, lambda: model.loss({"tokens": ids}))
     assert all(p.grad is None for p in model.parameters())
@@ -96,7 +97,7 @@ def test_gradients_of_the_loss():
 def test_random_direction_in_place_of_a_loss():
     """With a generator the gradient starts after the last block as a normal draw: its ratio there is one."""
     model, ids = Transformer("rezero", seed=0, **SMALL), tokens()
-    with untouched(model):
+    with measured(model):
         profiler = Profiler(find_stacks(model, lambda: model(ids)))
         profiler.backward(model, lambda: model(ids), generator=torch.Generator().manual_seed(0))
     ratios = [e.value for e in profiler.profiles[0].layers("gradient")]
@@ -111,7 +112,7 @@ def test_padding_does_not_count():
     mask = ids != 0
     padded = profiled(model, lambda: model(ids), lambda stack, X: mask).profiles[0]
     alone = Profiler((padded.stack,))
-    with untouched(model):
+    with measured(model):
         for row in (ids[:1], ids[1:, :6]):
             alone.forward(model, lambda row=row: model(row))
     for measure in TOKENS:
@@ -146,7 +147,7 @@ def test_tokens_first_is_the_same_model():
         profiler = profiled(model, lambda model=model: model(ids))
         assert profiler.stacks[0].name == "encoder.layers"
         assert profiler.stacks[0].batch_first == model.batch_first
-        with untouched(model):
+        with measured(model):
             profiler.backward(model, lambda model=model: model(ids).square().mean())
         found.append(profiler.profiles[0])
     for measure in (*TOKENS, "gradient"):

@@ -1,8 +1,9 @@
 """Watching a stack of blocks at work: the tokens between them and the attention inside them, for any `nn.Module`.
 
-Hooks see the stream, a function mode sees the softmax; both are gone afterwards, and `untouched` gives back training
-mode, random state and torch's switches. A block is a module that maps tokens (batch, T, d) to tokens of the same shape;
-a stack is a list of blocks that are called one after another. A block called twice counts as two layers.
+Hooks see the stream, a function mode sees the softmax; both are gone afterwards. Models run inside
+`curvature.settings.measured`, which gives back training mode and random state. A block is a module that maps tokens
+(batch, T, d) to tokens of the same shape; a stack is a list of blocks that are called one after another. A block called
+twice counts as two layers.
 """
 
 from __future__ import annotations
@@ -49,28 +50,6 @@ class Observer(Protocol):
 
     def attention(self, stack: int, layer: int, number: int, A: Tensor, visible: Tensor, rows: slice) -> None:
         """Softmax weights A (rows, heads, queries, keys) of attention `number` (0, 1, ...) inside block `layer`."""
-
-
-# ------------------------------------------------------------------------------------------------ leaving no trace
-@contextlib.contextmanager
-def untouched(model: nn.Module, *, train_mode: bool = False) -> Iterator[nn.Module]:
-    """Evaluation mode (unless `train_mode`), a random state of its own, attention that calls its modules; all restored.
-
-    nn.TransformerEncoder's fused step bypasses modules and hooks, so it is switched off inside.
-    """
-    modes = [(m, m.training) for m in model.modules()]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    fast = torch.backends.mha.get_fastpath_enabled()
-    with torch.random.fork_rng(devices=list(devices)):
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            if not train_mode:
-                model.eval()
-            yield model
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast)
-            for module, mode in modes:
-                module.training = mode
 
 
 # ------------------------------------------------------------------------------------------------ finding the blocks

@@ -1,0 +1,69 @@
+"""How a model is called on a batch, and what its loss is: the same for every measurement."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..core.errors import InputError
+
+#: (output, batch) -> one number.
+Loss = Callable[[Any, Any], Tensor]
+
+
+def bare(model: Any) -> Any:
+    """The module inside DistributedDataParallel and torch.compile, whose parts can be differentiated once only."""
+    model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    return getattr(model, "_orig_mod", model)
+
+
+def called(model: nn.Module, batch: Any) -> Any:
+    """The output of a model on a batch.
+
+    A mapping is passed by its keys. Where `forward` does not take them, a model that reads its own batches does so
+    (`forward_batch`), or `forward` takes the mapping itself. Of a tuple or list the first entry is the input.
+    """
+    if not isinstance(batch, Mapping):
+        return model(batch[0] if isinstance(batch, tuple | list) else batch)
+    takes = inspect.signature(model.forward)
+    try:
+        takes.bind(**batch)
+    except TypeError as error:
+        own = getattr(model, "forward_batch", None)
+        if inspect.ismethod(own):
+            return own(batch)
+        if _binds(takes, batch) and not set(takes.parameters) & set(batch):
+            return model(batch)
+        raise InputError(
+            f"the batch has the keys {', '.join(map(repr, batch))}, but {type(model).__name__}.forward takes {takes}:"
+            f" {error}. Name the entries as the arguments are named, or let forward take the mapping itself."
+        ) from None
+    return model(**batch)
+
+
+def own_loss(model: nn.Module) -> Callable[..., Tensor] | None:
+    """The method `model.loss`; None where it has none, or an attribute that is no method (`self.loss = F.mse_loss`)."""
+    own = getattr(model, "loss", None)
+    return own if inspect.ismethod(own) else None
+
+
+def loss_on(model: nn.Module, batch: Any, loss: Loss | None = None) -> Tensor | None:
+    """The loss of a batch: the caller's, the model's own, or the one in its output; None where there is none."""
+    own = own_loss(model) if loss is None else None
+    if own is not None:
+        return own(batch)
+    out = called(model, batch)
+    if loss is not None:
+        return loss(out, batch)
+    return out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
+
+
+def _binds(takes: inspect.Signature, batch: Any) -> bool:
+    try:
+        takes.bind(batch)
+    except TypeError:
+        return False
+    return True
