@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import quadform as qf
 from quadform.core.errors import InputError
 from quadform.preconditioners import ekfac, kfac
+from quadform.preconditioners.factored import _gram
 from quadform.testing import check_operator
 
 PEERS = load_file(Path(__file__).with_name("peers.safetensors"))
@@ -239,6 +240,13 @@ def test_what_has_no_factors_gets_the_diagonal(capsys: pytest.CaptureFixture[str
     few = kfac(risk, scores="exact", products=20)
     assert set(few.stderr) == set(names)
     check_operator(few)
+
+
+def test_second_moments_by_tiles() -> None:
+    """A wide second moment from its lower half is the whole one; the width is no multiple of a tile."""
+    rows = torch.randn((7, 1100), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert close(_gram(rows, 8192), rows.T @ rows)
+    assert close(_gram(rows, 1000), rows.square().sum(0))
 
 
 def test_a_long_factor_keeps_its_diagonal() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 def label_weights(F: Tensor, curve: Callable[[Tensor], Tensor]) -> Tensor | None:
@@ -16,7 +15,7 @@ def label_weights(F: Tensor, curve: Callable[[Tensor], Tensor]) -> Tensor | None
     certain has no weight left to read and no score that needs one.
     """
     p = F.detach().softmax(-1)
-    unit = functional.one_hot((p * (1 - p)).argmax(-1), F.shape[-1]).to(F.dtype)
+    unit = torch.zeros_like(p).scatter_(-1, (p * (1 - p)).argmax(-1, keepdim=True), 1)
     column, constant = (curve(d).detach() for d in (unit, torch.ones_like(p)))
     own = (p * unit).sum(-1, keepdim=True)
     room = own * (1 - own)

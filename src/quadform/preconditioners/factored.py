@@ -31,6 +31,8 @@ from .uses import Role, Use
 
 #: Entries of the gradients of single examples that EKFAC holds at once (256 MB in float64).
 _SCRATCH = 2**25
+#: Width of the blocks of a second moment that are multiplied at a time; those above the diagonal are copies.
+_TILE = 512
 
 
 def kfac(
@@ -180,8 +182,17 @@ def _input_factor(x: Tensor, width: int, sharing: Sharing, longest: int) -> Tens
 
 
 def _gram(rows: Tensor, longest: int) -> Tensor:
-    """sum r r^T over the rows, or its diagonal where a row is longer than `longest`."""
-    return rows.mT @ rows if rows.shape[-1] <= longest else rows.square().sum(0)
+    """sum r r^T over the rows, of a wide one the blocks below the diagonal alone; above `longest` its diagonal."""
+    n = rows.shape[-1]
+    if n > longest:
+        return rows.square().sum(0)
+    if n < 2 * _TILE:
+        return rows.mT @ rows
+    out = rows.new_empty((n, n))
+    for a in range(0, n, _TILE):
+        out[a : a + _TILE, : a + _TILE] = rows[:, a : a + _TILE].mT @ rows[:, : a + _TILE]
+        out[:a, a : a + _TILE] = out[a : a + _TILE, :a].mT
+    return out
 
 
 def _assembled(sweep: Sweep, blocks: list[Spectral], what: str, products: int) -> Blocks:

@@ -17,7 +17,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..core.errors import InputError
 from ..curvature.labels import label_weights
@@ -61,11 +60,11 @@ class Drawing:
         weight = label_weights(F, curve) if F.dim() > 1 else None
         if weight is None:
             return None
-        p = F.softmax(-1)
+        p, root = F.softmax(-1), weight.sqrt()[..., None]
 
         def draw() -> Tensor:
-            y = torch.multinomial(p.flatten(0, -2), 1, generator=self.generator).view(p.shape[:-1])
-            return weight.sqrt()[..., None] * (p - functional.one_hot(y, p.shape[-1]))
+            y = torch.multinomial(p.flatten(0, -2), 1, generator=self.generator).view(*p.shape[:-1], 1)
+            return (root * p).scatter_add_(-1, y, -root)
 
         return draw
 

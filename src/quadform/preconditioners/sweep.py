@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.rng import stream
 from ..curvature.risk import Risk
+from ..curvature.settings import measured
 from ..distributed.processes import group_of
 from .scores import Drawing, Scores
 from .uses import Recorder, Role, Use
@@ -42,7 +44,7 @@ class Sweep:
     def __call__(self, before: Step | None, after: Step) -> None:
         draw = Drawing(self.scores, self.samples, stream(self.seed, "kfac", self.risk.device))
         for weight, batch in zip(self.risk.weights, self.risk.batches, strict=True):
-            with self.risk.context(), torch.enable_grad():
+            with self._context(), torch.enable_grad():
                 with Recorder(self.risk.params) as recorder:
                     value, F = self.risk.run({**self.risk.constants(), **recorder.params}, batch)
                 if F is None or not F.requires_grad:
@@ -60,6 +62,10 @@ class Sweep:
                     _send(recorder, F, s)
                     with torch.no_grad():
                         after(weight, len(F), uses)
+
+    def _context(self) -> contextlib.AbstractContextManager[object]:
+        """That of the risk, but with torch's own attention: the model is differentiated once."""
+        return measured(self.risk.model, device=self.risk.device, train_mode=self.risk.train_mode)
 
     def _covered(self, recorder: Recorder, examples: int) -> dict[str, list[Use]]:
         """The products of every parameter that has factors: used as one matrix, in one way, at places of examples."""
