@@ -94,7 +94,7 @@ def test_beam_one_is_greedy(kind, seed, alpha):
             source, mask = pad_rows(INPUTS, 0, DEVICE)
             memory, starts = model.encode(source, mask), [[BOS]] * len(INPUTS)
             memory.keys_values = {}
-        beam = beam_search(Run(model, [list(s) for s in starts], memory, how))
+        beam = beam_search(Run(model, [list(s) for s in starts], memory, how), how)
     assert [[h.tokens for h in hs] for hs in beam] == [[h.tokens for h in hs] for hs in greedy]
     for a, b in zip(itertools.chain(*beam), itertools.chain(*greedy), strict=True):
         assert a.log_prob == pytest.approx(b.log_prob, abs=1e-10)

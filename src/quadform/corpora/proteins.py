@@ -131,6 +131,10 @@ class ReceptorEmbedding(nn.Module):
     W_E (features, d) is trained; the features and P are fixed. A token is a packed whole number (`pack`); 0 is padding.
     """
 
+    tokens: Tensor
+    regions: Tensor
+    table: Tensor | None
+
     def __init__(
         self, W_E: Tensor, tokens: Tensor, regions: Tensor, *, relative: bool, table: Tensor | None, scale: float
     ) -> None:
@@ -179,7 +183,7 @@ def receptor_net(state: Mapping[str, Tensor], described: Mapping[str, Any]) -> T
     head = "_mlm_token_prediction_projector.projector."
     output.load_state_dict({name: state[head + name] for name in ("weight", "bias")})
     model = from_torch(module, torch.zeros(len(AMINO_ACIDS), d, dtype=output.weight.dtype), output, seq_len=_SIDE)
-    model.embed = _receptor_embedding(state, d)
+    model.embed = _receptor_embedding(state, d)  # type: ignore[assignment]  # called as an Embedding is
     return model.eval()
 
 

@@ -201,7 +201,7 @@ def _docstrings() -> list[tuple[str, str]]:
     from .running import library_files
 
     pattern = re.compile(r'^ *def ([a-z]\w+_\w+)\(.*\).*:\n +"""([A-Z][^"\n]{20,100}\.)', re.M)
-    found = {}
+    found: dict[str, str] = {}
     for _, text in library_files():
         for name, line in pattern.findall(text):
             found.setdefault(line, name.replace("_", " ").strip())

@@ -148,7 +148,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 
     with units.plan(len(plan(config))):
         for name, seed in plan(config):
-            found.setdefault(name, []).append(units(f"{name}, seed {seed}", lambda n=name, s=seed: one(n, s)))
+            found.setdefault(name, []).append(units(f"{name}, seed {seed}", one, name, seed))
     scalars: dict[str, Estimate] = {}
     for name, runs in found.items():
         losses = [float(r["valid"][0]) for r in runs]

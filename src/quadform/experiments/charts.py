@@ -42,7 +42,7 @@ def line_panel(
     kept = [r for r in rows if _shown(r["x"], log[0]) and _shown(r["y"], log[1])]
     names = list(order) if order else list(dict.fromkeys(r["series"] for r in kept))
     chosen = colours or dict(zip(names, COLOURS * 4, strict=False))
-    key = {
+    key: dict[str, Any] = {
         "sort": names,
         "title": legend or None,
         "legend": None if legend is None else alt.Legend(symbolType="stroke", symbolSize=300, labelLimit=260),

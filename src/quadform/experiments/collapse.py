@@ -79,7 +79,7 @@ def plan(config: Config) -> dict[str, Recipe]:
                       steps=config.steps, batch=config.batch, lr=config.lr, warmup=warmup, seed=config.seed,
                       init="normal", branch=branch, **change)  # fmt: skip
 
-    kinds = [(f"b_FF {b:g}", b, {}) for b in config.branches]
+    kinds: list[tuple[str, float, dict[str, Any]]] = [(f"b_FF {b:g}", b, {}) for b in config.branches]
     kinds += [(WAVES, config.branches[0], {"positions": "sinusoidal"})]
     runs = {f"{name}, warm-up {w}": recipe(b, w, **c) for name, b, c in kinds for w in (config.short, config.long)}
     for branch in config.frozen:
@@ -103,7 +103,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 
     with units.plan(len(runs)):
         for name, recipe in runs.items():
-            found[name] = units(name, lambda r=recipe: one(r))
+            found[name] = units(name, one, recipe)
     scalars: dict[str, Estimate] = {}
     note = "ONE seed; the error is that of the validation sample"
     for name, part in found.items():

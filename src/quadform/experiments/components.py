@@ -51,7 +51,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     with units.plan(config.draws * len(VARIANTS)):
         for draw in range(config.draws):
             for i, (name, how) in enumerate(VARIANTS.items()):
-                part = units(f"{name} {draw}", lambda z=config.seed + draw, h=how: {"m": _measure(config, z, h)})
+                part = units(f"{name} {draw}", _measure, config, config.seed + draw, how)
                 found[draw, i] = part["m"]
     scalars = {}
     for i, name in enumerate(VARIANTS):
@@ -76,7 +76,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     return scalars, {"metrics": found}
 
 
-def _measure(config: Config, seed: int, how: dict[str, Any]) -> Tensor:
+def _measure(config: Config, seed: int, how: dict[str, Any]) -> dict[str, Tensor]:
     batch = batch_of(config.sequences, seed)
     H, H_f, names, sizes = _dense(config, seed, how, batch, None)
     lam = torch.linalg.eigvalsh(H)
@@ -87,7 +87,7 @@ def _measure(config: Config, seed: int, how: dict[str, Any]) -> Tensor:
     tops = [float(torch.linalg.eigvalsh(B).abs().max()) for B in blocks.values()]
     of_query = torch.linalg.eigvalsh(blocks[query])
     of_pair = torch.linalg.eigvalsh(H[:end, :end])
-    return torch.tensor(
+    found = torch.tensor(
         [
             _rms(blocks["W_V"]) / _rms(blocks[query]),
             max(tops) / min(tops),
@@ -100,6 +100,7 @@ def _measure(config: Config, seed: int, how: dict[str, Any]) -> Tensor:
         ],
         dtype=torch.float64,
     )
+    return {"m": found}
 
 
 def _slope(config: Config, seed: int, how: dict[str, Any], batch: dict[str, Tensor]) -> float:
@@ -127,7 +128,7 @@ def _dense(
     names = [n for n in only if hasattr(model.layers[0].attn, n)]
     full = [f"layers.0.attn.{n}" for n in names]
     risk = Risk(model, None, batch, params=full, quiet=True)
-    H, H_f = (op(risk, chunk=64).block(full, full).dense() for op in (hessian, functional))
+    H, H_f = (op(risk, chunk=64).block(tuple(full), tuple(full)).dense() for op in (hessian, functional))
     return H, H_f, names, [risk.space.select(n).size for n in full]
 
 

@@ -8,8 +8,9 @@ alike, and W_Q, W_K are seen through their product only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,8 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     from ..corpora.zoo import load
 
     found = load("anarcii", config.variant, dtype=torch.float64)
-    places = sites(found.model)
+    model: Any = found.model
+    places = sites(model)
     risk = Risk(
         found.model,
         None,
@@ -70,10 +72,10 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     )
     with units.plan(3 + len(places)):
         maps = {
-            part: units(part, lambda op=op: _map(config, op(risk), places))
+            part: units(part, _map, config, op, risk, places)
             for part, op in (("total", hessian), ("outer", gauss_newton), ("functional", functional))
         }
-        laws = {label: units(label, lambda p=path: _laws(config, risk, p)) for label, path in places.items()}
+        laws = {label: units(label, _laws, config, risk, path) for label, path in places.items()}
     scalars: dict[str, Estimate] = {"loss": Estimate(float(risk.value().detach()), note=found.note)}
     for i, label in enumerate(places):
         q, v = (_norm(maps["total"], [3 * i + j], [3 * i + j]) for j in (0, 2))
@@ -95,7 +97,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         entropy = sum(scalars[f"entropy/{label}"].value for label in names) / len(names)
         scalars[f"entropy/{kind}"] = Estimate(entropy, note="of the attention, over that of a uniform one")
     scalars["cross_over_self"] = _product([scalars["value_query/cross"]], [scalars["value_query/decoder self"]])
-    n = 3 * len(found.model.encoder_layers)
+    n = 3 * len(model.encoder_layers)
     encoder, decoder = range(n), range(n, 3 * len(places))
     among = [_norm(maps["total"], side, side) for side in (encoder, decoder)]
     between = _norm(maps["total"], encoder, decoder)
@@ -117,10 +119,10 @@ def _product(above: Sequence[Estimate], below: Sequence[Estimate], note: str = "
     return Estimate(value**power, abs(power) * relative * value**power, "estimate", note=note)
 
 
-def _map(config: Config, A: Operator, places: dict[str, str]) -> dict[str, Tensor]:
-    """|A(a, b)|_F of all pairs of attention weights."""
+def _map(config: Config, op: Callable[[Risk], Operator], risk: Risk, places: dict[str, str]) -> dict[str, Tensor]:
+    """|A(a, b)|_F of all pairs of attention weights, A = op(risk)."""
     names = [f"{path}.{w}" for path in places.values() for w in WEIGHTS]
-    found = block_norms(A, names, config.products, seed=config.seed)
+    found = block_norms(op(risk), names, config.products, seed=config.seed)
     return {"value": found.value, "stderr": found.stderr}
 
 
@@ -168,7 +170,7 @@ def _gauge(risk: Risk, path: str, generator: torch.Generator) -> tuple[dict[str,
     live = {n: risk.params[n].clone().requires_grad_() for n in names}
     with torch.enable_grad():
         grads = dict(zip(names, torch.autograd.grad(risk.value(live), list(live.values())), strict=True))
-    module = risk.model.get_submodule(path)  # type: ignore[union-attr]
+    module: Any = risk.model.get_submodule(path)  # type: ignore[union-attr]  # of a module, not of a function
     k = module.width
     B = torch.randn(k, k, generator=generator, dtype=torch.float64)
     tangent, image = {}, {}
@@ -184,7 +186,7 @@ def _gauge(risk: Risk, path: str, generator: torch.Generator) -> tuple[dict[str,
 @torch.no_grad()
 def _entropy(risk: Risk, path: str) -> Tensor:
     """Mean entropy of the rows of A over that of a uniform row, rows that see one key left out."""
-    module = risk.model.get_submodule(path)  # type: ignore[union-attr]
+    module: Any = risk.model.get_submodule(path)  # type: ignore[union-attr]  # of a module, not of a function
     seen: list[Tensor] = []
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *, causal=False, mask=None, bias=None, scale=None) -> Tensor:

@@ -21,6 +21,7 @@ from ..theory.growth import GrowthModel, SoftmaxAttention
 from .charts import figure_of, number_panel, side_by_side
 from .claims import at_most
 from .experiment import Experiment, Units
+from .measure import norm_of
 
 BLOCKS = ("W_Q,W_Q", "W_K,W_Q", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")
 #: What is tripled, and how the temperature follows so that the scores stay.
@@ -68,7 +69,7 @@ PRESETS = {"smoke": Config(draws=2), "cpu": Config(draws=5), "paper": Config()}
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(config.draws):
-        found = [units(f"draw {i}", lambda i=i: _powers(config, config.seed + i)) for i in range(config.draws)]
+        found = [units(f"draw {i}", _powers, config, config.seed + i) for i in range(config.draws)]
     powers = {part: torch.stack([f[part] for f in found]) for part in TABLES}  # (draws, paths, blocks)
     scalars = {}
     for part, table in TABLES.items():
@@ -121,7 +122,7 @@ def _powers(config: Config, seed: int) -> dict[str, Tensor]:
         layer = AttentionLayer(
             t["X"], t["W_Q"], t["W_K"], t["W_V"], temperature=s ** step.get("t", 0), context=context, loss=loss
         )
-        return {(part, b): layer.norm(*b.split(","), part).value for part in TABLES for b in BLOCKS}  # type: ignore[arg-type]
+        return {(part, b): norm_of(layer, b, part) for part in TABLES for b in BLOCKS}
 
     out = {part: torch.full((len(PATHS), len(BLOCKS)), torch.nan, dtype=torch.float64) for part in TABLES}
     zero = 0.0

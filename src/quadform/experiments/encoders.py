@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -95,9 +96,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     found: dict[str, list[dict[str, Tensor]]] = {}
     _ = packages(config).names  # a task that is not fetched says so now, not after the pretraining
     with units.plan(len(runs) + 1):
-        text = units("text", lambda: frequencies(config))
+        text = units("text", frequencies, config)
         for name, seed in runs:
-            found.setdefault(name, []).append(units(f"{name}, seed {seed}", lambda n=name, z=seed: one(config, n, z)))
+            found.setdefault(name, []).append(units(f"{name}, seed {seed}", one, config, name, seed))
     scalars: dict[str, Estimate] = {}
     for name, parts in found.items():
         losses, error = [float(p["valid"][0]) for p in parts], float(parts[0]["valid"][1])
@@ -254,7 +255,7 @@ def figure(record: Record) -> Figure:
     )  # fmt: skip
 
 
-def _scores(s: dict[str, Estimate], name: str) -> tuple[float | str | None, ...]:
+def _scores(s: Mapping[str, Estimate], name: str) -> tuple[float | str | None, ...]:
     if name not in SCORED:
         return "", "", ""
     return s[f"score/{name}"].value, s[f"score/{name}"].stderr, s[f"scratch/{name}"].value

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -72,8 +72,11 @@ class Experiment:
             choose("preset", preset, PRESETS)
 
 
+P = ParamSpec("P")
+
+
 class Units:
-    """The parts of a run, each computed once: `units("depth 3", compute)` is what `compute()` gave, now or before.
+    """The parts of a run, each computed once: `units("depth 3", compute, 3)` is `compute(3)`, made now or before.
 
     A part is a dict of tensors.
     """
@@ -85,8 +88,10 @@ class Units:
         """Say how many parts there will be: `with units.plan(12): ...` shows progress."""
         return self.work.bar(total, self.what, each=1)
 
-    def __call__(self, name: str, compute: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def __call__(
+        self, name: str, compute: Callable[P, Mapping[str, Tensor]], *given: P.args, **named: P.kwargs
+    ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = self.work.piece(
-            name, lambda: {key: torch.as_tensor(t) for key, t in compute().items()}
+            name, lambda: {key: torch.as_tensor(t) for key, t in compute(*given, **named).items()}
         )
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,8 +59,9 @@ PRESETS = {
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(len(STATES)):
-        found = {state: units(state, lambda s=state: _state(config, s)) for state in STATES}
-    scalars, tensors = {}, {}
+        found = {state: units(state, _state, config, state) for state in STATES}
+    scalars: dict[str, Estimate] = {}
+    tensors: dict[str, Tensor] = {}
     for state, part in found.items():
         for key in ("top", "bottom", "rms", "negative", "heterogeneity", "value_query", "outliers"):
             value, error = part[key].tolist()
@@ -100,6 +102,7 @@ _NOTES = {
 def _risk(config: Config, state: str) -> Risk:
     from ..corpora.zoo import load
 
+    model: Any
     if state == "MiniLM":
         found = load("minilm")
         model, loss, prefix = found.model, found.loss, "encoder.layer"
@@ -109,7 +112,8 @@ def _risk(config: Config, state: str) -> Risk:
         model, loss, prefix = found.model, None, "bert.encoder.layer"
         batch = found.probe(batch=config.batch, seed=config.seed)
         if state == "fine-tuned, masked":
-            moved = load("rxnfp", "finetuned-10k").model.bert.state_dict()
+            tuned: Any = load("rxnfp", "finetuned-10k").model
+            moved = tuned.bert.state_dict()
             model = copy.deepcopy(model)
             model.bert.load_state_dict({k: t for k, t in moved.items() if not k.startswith("pooler.")})
     first = model.config.num_hidden_layers - (config.layers or model.config.num_hidden_layers)

@@ -44,7 +44,7 @@ PRESETS = {
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(len(NORMS)):
-        found = {norm: units(norm, lambda n=norm: _sweep(config, n)) for norm in NORMS}
+        found = {norm: units(norm, _sweep, config, norm) for norm in NORMS}
     scalars, tensors = {}, {}
     for norm, part in found.items():
         name = "Pre-LN" if norm == "layer" else "no norm"
@@ -63,7 +63,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 
 def _sweep(config: Config, norm: str) -> dict[str, Tensor]:
     data = Addition(digits=config.digits)
-    spec = design("pre-ln", depth=2, dim=config.dim, heads=2, norm=norm, **data.settings)  # type: ignore[arg-type]
+    spec = design("pre-ln", depth=2, dim=config.dim, heads=2, norm=norm, **data.settings)
     model = Transformer(spec, seed=config.seed)
     train(
         model,

@@ -14,7 +14,7 @@ from ..theory.score_split import ScoreSplit
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units
-from .measure import grid, mean, slope_of_mean
+from .measure import grid, mean, norm_of, slope_of_mean
 from .paper_block import batch_of, last_attention, paper_model
 
 #: (part, block) whose norms are taken; rows of the tensor `norms`.
@@ -62,11 +62,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             seed = config.seed + draw
             batch = batch_of(config.sequences, seed)
             for i, sigma in enumerate(scales.tolist()):
-                part = units(
-                    f"draw {draw}, scale {sigma:.3g}", lambda s=sigma, b=batch, z=seed: _point(config, z, b, s)
-                )
-                norms[draw, :, i], split[draw, i] = part["norms"], part["t_functional"]
-            start = units(f"draw {draw}, default scale", lambda b=batch, z=seed: _point(config, z, b, None))
+                found = units(f"draw {draw}, scale {sigma:.3g}", _point, config, seed, batch, sigma)
+                norms[draw, :, i], split[draw, i] = found["norms"], found["t_functional"]
+            start = units(f"draw {draw}, default scale", _point, config, seed, batch, None)
             ratio.append(float(start["t_functional"] / start["norms"][MEASURED.index(("functional", "W_Q,W_Q"))]))
     scalars = {}
     for i, (part, block) in enumerate(MEASURED):
@@ -82,7 +80,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 
 def _point(config: Config, seed: int, batch: dict[str, Tensor], sigma: float | None) -> dict[str, Tensor]:
     layer = last_attention(paper_model(config.dim, seed=seed, sigma=sigma), batch)
-    norms = [layer.norm(*block.split(","), part).value for part, block in MEASURED]  # type: ignore[arg-type]
+    norms = [norm_of(layer, block, part) for part, block in MEASURED]
     return {
         "norms": torch.tensor(norms, dtype=torch.float64),
         "t_functional": torch.tensor(ScoreSplit(layer).t_functional_norm(), dtype=torch.float64),

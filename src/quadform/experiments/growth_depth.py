@@ -38,6 +38,10 @@ PRESETS = {
 }
 
 
+def _point(config: Config, seed: int, batch: dict[str, Tensor], depth: int, sigma: float) -> dict[str, Tensor]:
+    return {"norms": network_norms(paper_model(config.dim, depth, seed=seed, sigma=sigma), batch)}
+
+
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     scales = grid(0.01, 10.0, config.points)
     norms = torch.full((config.draws, config.deepest, config.deepest, len(MEASURED), config.points), torch.nan).double()
@@ -48,13 +52,8 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             for depth in range(1, config.deepest + 1):
                 for i, s in enumerate(scales.tolist()):
                     name = f"draw {draw}, depth {depth}, scale {s:.3g}"
-                    part = units(
-                        name,
-                        lambda z=seed, b=batch, D=depth, s=s: {
-                            "norms": network_norms(paper_model(config.dim, D, seed=z, sigma=s), b)
-                        },
-                    )
-                    norms[draw, depth - 1, :depth, :, i] = part["norms"]
+                    found = units(name, _point, config, seed, batch, depth, s)
+                    norms[draw, depth - 1, :depth, :, i] = found["norms"]
     scalars, worst = {}, dict.fromkeys(POWERS, 0.0)
     last = 0.0
     for depth in range(1, config.deepest + 1):
@@ -65,9 +64,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
                     last = max(last, float(Y.max()))
                     continue
                 key = f"slope/{which[0]}/{which[1]}/depth {depth}/layer {layer + 1}"
-                scalars[f"{key}/small"] = found = slope_of_mean(scales, Y, 0.01, 0.1)
+                scalars[f"{key}/small"] = slope = slope_of_mean(scales, Y, 0.01, 0.1)
                 scalars[f"{key}/large"] = slope_of_mean(scales, Y, 1.0, 10.0)
-                worst[which] = max(worst[which], abs(found.value - POWERS[which]))
+                worst[which] = max(worst[which], abs(slope.value - POWERS[which]))
     for (part, w), gap in worst.items():
         scalars[f"worst/{part}/{w}"] = Estimate(
             gap, kind="bound", note="largest |slope - power|, all layers and depths"

@@ -58,11 +58,11 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             for depth in range(1, D + 1):
                 for i, s in enumerate(scales.tolist()):
                     name = f"draw {draw}, depth {depth}, scale {s:.3g}"
-                    part = units(name, lambda z=seed, b=batch, d=depth, s=s: _attention(config, z, b, d, s))
-                    norms[draw, depth - 1, :depth, :, i] = part["norms"]
+                    found = units(name, _attention, config, seed, batch, depth, s)
+                    norms[draw, depth - 1, :depth, :, i] = found["norms"]
             for k, depth in enumerate(MLP_DEPTHS):
-                part = units(f"draw {draw}, MLP {depth}", lambda z=seed, d=depth: {"norms": _mlp(config, z, d, scales)})
-                mlp[draw, k, :depth] = part["norms"]
+                found = units(f"draw {draw}, MLP {depth}", _mlp, config, seed, depth, scales)
+                mlp[draw, k, :depth] = found["norms"]
     scalars = {}
     worst = dict.fromkeys(range(1, D + 1), 0.0)
     last = 0.0
@@ -83,9 +83,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     gap = 0.0
     for k, depth in enumerate(MLP_DEPTHS):
         for layer in range(depth):
-            found = slope_of_mean(scales, mlp[:, k, layer], 0.1, 1.0)
-            scalars[f"slope/mlp/depth {depth}/layer {layer + 1}"] = found
-            gap = max(gap, abs(found.value - 2))
+            slope = slope_of_mean(scales, mlp[:, k, layer], 0.1, 1.0)
+            scalars[f"slope/mlp/depth {depth}/layer {layer + 1}"] = slope
+            gap = max(gap, abs(slope.value - 2))
     scalars["worst/mlp"] = Estimate(gap, kind="bound", note="largest |slope - 2|, every layer of depth 1 to 5")
     return scalars, {"scales": scales, "norms": norms.mean(0), "mlp": mlp.mean(0)}
 
@@ -96,7 +96,7 @@ def _attention(config: Config, seed: int, batch: tuple[Tensor, Tensor], depth: i
     return {"norms": network_norms(model, batch, squared)}
 
 
-def _mlp(config: Config, seed: int, depth: int, scales: Tensor) -> Tensor:
+def _mlp(config: Config, seed: int, depth: int, scales: Tensor) -> dict[str, Tensor]:
     """Norms (depth, points) of the diagonal blocks of a linear MLP on Gaussian inputs of every scale."""
     generator = stream(seed, f"mlp {depth}")
 
@@ -111,7 +111,7 @@ def _mlp(config: Config, seed: int, depth: int, scales: Tensor) -> Tensor:
     for s in scales.tolist():
         layer = LinearMLP(s * X, W, Y)
         rows.append([layer.norm(f"W_{i + 1}", f"W_{i + 1}").value for i in range(depth)])
-    return torch.tensor(rows, dtype=torch.float64).T
+    return {"norms": torch.tensor(rows, dtype=torch.float64).T}
 
 
 _FIG = "[ODS25, Figs. 7, 8]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,10 @@ PRESETS = {
 }
 
 
+def _point(config: Config, seed: int, batch: dict[str, Tensor], norm: Any, sigma: float) -> dict[str, Tensor]:
+    return {"norms": network_norms(paper_model(config.dim, seed=seed, sigma=sigma, norm=norm), batch)[0]}
+
+
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     scales = grid(0.01, 10.0, config.points)
     norms = torch.zeros(2, config.draws, len(MEASURED), config.points, dtype=torch.float64)
@@ -45,13 +50,8 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             batch = batch_of(config.sequences, seed)
             for k, norm in enumerate(("layer", "none")):
                 for i, s in enumerate(scales.tolist()):
-                    part = units(
-                        f"draw {draw}, {norm}, scale {s:.3g}",
-                        lambda z=seed, b=batch, n=norm, s=s: {
-                            "norms": network_norms(paper_model(config.dim, seed=z, sigma=s, norm=n), b)[0]
-                        },
-                    )
-                    norms[k, draw, :, i] = part["norms"]
+                    found = units(f"draw {draw}, {norm}, scale {s:.3g}", _point, config, seed, batch, norm, s)
+                    norms[k, draw, :, i] = found["norms"]
     scalars = {}
     for k, name in enumerate(("pre-ln", "none")):
         for j, (part, w) in enumerate(MEASURED):
@@ -133,7 +133,7 @@ def figure(record: Record) -> Figure:
         not_meaning="The fall is not an improvement by itself: gradients fall with it.",
         columns=("norm", "part", "weight", *RANGES),
         rows=[
-            (n, p, w, *(s[k].value if (k := f"slope/{n}/{p}/{w}/{r}") in s else None for r in RANGES))
+            (n, p, w, *(s[key].value if (key := f"slope/{n}/{p}/{w}/{r}") in s else None for r in RANGES))
             for n in ("pre-ln", "none")
             for p, w in MEASURED
         ],

@@ -50,8 +50,8 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     with units.plan(2 * config.draws + config.whole):
         for draw in range(config.draws):
             for kind, parts in found.items():
-                parts.append(units(f"{kind} {draw}", lambda k=kind, z=config.seed + draw: _draw(config, z, k)))
-        maps = units("map", lambda: _map(config)) if config.whole else {}
+                parts.append(units(f"{kind} {draw}", _draw, config, config.seed + draw, kind))
+        maps = units("map", _map, config) if config.whole else {}
     scalars = {}
     for kind, parts in found.items():
         gap = [float(p["median"][2].log10() - p["median"][0].log10()) for p in parts]
@@ -78,7 +78,7 @@ def _blocks(config: Config, seed: int, kind: str, whole: bool = False) -> tuple[
     order = [f"layers.0.attn.{n}" for n in ATTENTION] + (["layers.0.mlp.W_1", "layers.0.mlp.W_2"] if whole else [])
     sizes = [risk.space.select(n).size for n in order]
     starts = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    return H.block(order, order).dense(), starts
+    return H.block(tuple(order), tuple(order)).dense(), starts
 
 
 def _draw(config: Config, seed: int, kind: str) -> dict[str, Tensor]:

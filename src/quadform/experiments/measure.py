@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.record import Estimate
+from ..theory.attention import AttentionLayer
 
 
 def grid(low: float, high: float, points: int) -> Tensor:
     """`points` numbers from low to high, equal ratios between neighbours, (points,) float64."""
     return torch.logspace(math.log10(low), math.log10(high), points, dtype=torch.float64)
+
+
+def norm_of(layer: AttentionLayer, block: str, part: Any) -> float:
+    """The norm of a block written `W_Q,W_K`."""
+    a, b = block.split(",")
+    return layer.norm(a, b, part).value
 
 
 def slope(x: Tensor, y: Tensor) -> float:

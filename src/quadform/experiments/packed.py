@@ -111,7 +111,7 @@ def pack(path: Path | None = None, *, pieces: int = 8192, most: int = 100_000_00
         streams["valid" if name % 50 == 0 else "train"].append(ids)
     path.parent.mkdir(parents=True, exist_ok=True)
     packed = {k: np.concatenate(v) for k, v in streams.items()}
-    np.savez_compressed(path, vocab=np.array(tokenizer.size), **packed)
+    np.savez_compressed(path, vocab=np.array(tokenizer.size), train=packed["train"], valid=packed["valid"])
     counts = {k: f"{len(v):,}" for k, v in packed.items()}
     say(f"{counts['train']} tokens to train, {counts['valid']} held out, {path.stat().st_size / 1e6:.0f} MB")
     return path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def paper_model(
     *,
     seed: int,
     sigma: float | None = None,
-    norm: str = "none",
+    norm: Literal["layer", "rms", "none"] = "none",
     linear: bool = False,
     merged: bool = False,
     skip: float = 1.0,
@@ -90,7 +90,7 @@ def last_attention(model: Transformer, batch: dict[str, Tensor]) -> AttentionLay
     linear, so d2l/dF2 is one matrix a token and the layer's split H_o + H_f is the network's own.
     """
     tokens, labels = batch["tokens"], batch["labels"]
-    block = model.layers[-1]
+    block: Any = model.layers[-1]
     frame = model._frame(tokens, None, causal=True)
     X = model.streams(tokens)[-2] if len(model.layers) > 1 else model.embed(tokens, frame)
     W_Q, W_K, W_V, W_O = (getattr(block.attn, f"W_{x}").detach() for x in "QKVO")

@@ -10,6 +10,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from ..core.progress import say
 from ..core.work import Deadline, TimeUp, Work
 from .catalog import experiment
-from .experiment import Experiment, Units
+from .experiment import Experiment, P, Units
 from .runner import work_of
 
 Compute = Callable[[], Mapping[str, Tensor]]
@@ -41,9 +42,12 @@ class _Names(Units):
         super().__init__(Work(progress=False), "")
         self.jobs: list[tuple[str, Compute]] = []
 
-    def __call__(self, name: str, compute: Compute) -> dict[str, Tensor]:
-        self.jobs.append((name, compute))
-        return _Nothing(math.nan)  # type: ignore[return-value]
+    def __call__(
+        self, name: str, compute: Callable[P, Mapping[str, Tensor]], *given: P.args, **named: P.kwargs
+    ) -> dict[str, Tensor]:
+        self.jobs.append((name, partial(compute, *given, **named)))
+        nothing: Any = _Nothing(math.nan)
+        return nothing
 
 
 def parts_of(e: Experiment, config: Any) -> list[tuple[str, Compute]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             for i, init in enumerate(INITS):
                 for j, beta in enumerate(config.betas):
                     z = config.seed + s
-                    part = units(f"{init}, beta {beta:g}, seed {z}", lambda a=init, b=beta, z=z: one(a, b, z))
+                    part = units(f"{init}, beta {beta:g}, seed {z}", one, init, beta, z)
                     losses[s, i, j] = part["valid"][0]
                     errors.append(float(part["valid"][1]))
     scalars: dict[str, Estimate] = {}
@@ -109,7 +110,8 @@ def _duality(seed: int) -> dict[str, Estimate]:
         W = U.clone().requires_grad_()
         steps = []
         for parameter, rate, value in ((dW, lr, lambda d: U + beta * d), (W, lr * beta**power, lambda w: w)):
-            optimiser = kind([parameter], lr=rate, **({"eps": 1e-30} if name == "adam" else {}))
+            exact: dict[str, Any] = {"eps": 1e-30} if name == "adam" else {}
+            optimiser = kind([parameter], lr=rate, **exact)
             (value(parameter) * G).sum().backward()  # a loss whose gradient in W is G
             optimiser.step()
             steps.append(value(parameter).detach() - U)

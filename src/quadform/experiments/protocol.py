@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class Recipe:
     warmup: float
     seed: int
     init: str = "fan-in"
-    norm: str = "rms"
+    norm: Literal["layer", "rms", "none"] = "rms"
     queries: str = ""
     mlp_skip: bool = True
     projections: tuple[str, float] | None = None
@@ -69,7 +69,7 @@ class Recipe:
 
     def model_config(self, data: Dataset) -> ModelConfig:
         """The model of this recipe for some data. Embeddings of init "normal" enter unscaled, also beside sinusoids."""
-        scale = {"embed_scale": 1.0} if self.init == "normal" else {}
+        scale: dict[str, Any] = {"embed_scale": 1.0} if self.init == "normal" else {}
         config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm=self.norm,
                         init=self.init, mlp_branch=self.branch, positions=self.positions, **scale,
                         **data.settings)  # fmt: skip
@@ -219,7 +219,7 @@ class _Recorded:
         self.stream = torch.cuda.Stream()
         torch._dynamo.reset()
         for block in run.model.layers:
-            block.forward = torch.compile(block.forward, dynamic=False)  # type: ignore[method-assign]
+            block.forward = torch.compile(block.forward, dynamic=False)
 
     def plain(self, batch: Batch, lr: float | None) -> Tensor:
         return Loop.descend(self.run, batch, lr)
@@ -278,5 +278,7 @@ def _feed(batches: Iterator[Batch], device: str) -> Iterator[Batch]:
     if device == "cpu":
         yield from batches
         return
-    for batch in ahead(({k: t.pin_memory() for k, t in b.items()} for b in batches), AHEAD):  # type: ignore[arg-type]
-        yield _to(batch, device)  # type: ignore[arg-type]
+    pinned: Any = ({k: t.pin_memory() for k, t in b.items()} for b in batches)
+    made: Any = ahead(pinned, AHEAD)
+    for batch in made:
+        yield _to(batch, device)

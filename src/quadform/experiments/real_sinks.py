@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ PRESETS = {"smoke": Config(tokens=128, texts=1), "cpu": Config(texts=2), "paper"
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(1):
-        found = units("forward", lambda: _forward(config))
+        found = units("forward", _forward, config)
     sink, norms, cosine = found["sink"], found["norms"], found["cosine"]
     layers, heads = sink.shape
     ratio = norms[:, 0] / norms[:, 1:].median(1).values
@@ -56,7 +57,8 @@ def _forward(config: Config) -> dict[str, Tensor]:
     from ..propagation.collapse import token_cosine
 
     found = load("smollm2")
-    found.model.set_attn_implementation("eager")  # the fused one gives no attention matrices
+    model: Any = found.model
+    model.set_attn_implementation("eager")  # the fused one gives no attention matrices
     sink, norms, cosine, loss = [], [], [], []
     batch = found.probe(batch=config.texts, length=config.tokens, seed=config.seed)
     for i in range(config.texts):

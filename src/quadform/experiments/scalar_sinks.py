@@ -34,7 +34,7 @@ PRESETS = {"smoke": Config(sequences=64, draws=2), "cpu": Config(draws=4), "pape
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(config.draws):
-        parts = [units(f"draw {i}", lambda i=i: _draw(config, config.seed + i)) for i in range(config.draws)]
+        parts = [units(f"draw {i}", _draw, config, config.seed + i) for i in range(config.draws)]
     bulk, top, capture = (
         torch.stack([p[k] for p in parts]).mean(0) for k in ("bulk", "top", "capture")
     )  # (3, heights)

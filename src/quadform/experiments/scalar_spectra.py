@@ -36,8 +36,8 @@ PRESETS = {"smoke": Config(draws=60), "cpu": Config(draws=200), "paper": Config(
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(2):
-        found = units("models", lambda: _models(config))
-        swept = units("balance", lambda: _balance(config))
+        found = units("models", _models, config)
+        swept = units("balance", _balance, config)
     scalars = {
         "spectrum_error": Estimate(float(found["error"]), kind="bound", note="max |closed form - dense| / |lambda|max"),
         "pairs": Estimate(float(found["pairs"]), note="smallest number of +-c pairs over the draws"),

@@ -42,7 +42,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     tensors: dict[str, Tensor] = {}
     with units.plan(2 + len(config.long) + 1):
         for family, final in FINAL.items():
-            part = units(family, lambda f=family, e=final: _family(config, f, e))
+            part = units(family, _family, config, family, final)
             scalars[f"{family}/error"] = Estimate(float(part["error"]), kind="bound", note="max |A S A^T - S'|")
             scalars[f"{family}/least"] = Estimate(float(part["least"]), note="smallest entry of any A")
             scalars[f"{family}/row_sum"] = Estimate(float(part["row_sum"]), note="smallest row sum of any A")
@@ -52,10 +52,10 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             if family == "e-spa":
                 scalars["e-spa/diagonal"] = Estimate(float(part["diagonal"]), note="A_ii, the same in every layer")
         for T in config.long:
-            zeros = units(f"float32 at {T}", lambda T=T: _zeros(config, T))
+            zeros = units(f"float32 at {T}", _zeros, config, T)
             scalars[f"zeros/{T}"] = Estimate(float(zeros["layers"]), note="layers of 36 with exact zeros in float32")
             scalars[f"bias/{T}"] = Estimate(float(zeros["least"]), note="smallest entry of B in the log domain")
-        wrong = units("designs", lambda: _profiles(config))
+        wrong = units("designs", _profiles, config)
         tensors |= wrong
     for n in TAT:
         scalars[f"tat/{n}"] = Estimate(tat_slope(n), note="leaky slope that brings the cosine to 0.9")

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ PRESETS = {"smoke": Config(seeds=1), "cpu": Config(seeds=3), "paper": Config()}
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     each = range(config.seed, config.seed + config.seeds)
     with units.plan(config.seeds):
-        found = [units(f"seed {seed}", lambda seed=seed: _one_seed(seed, config.trained)) for seed in each]
+        found = [units(f"seed {seed}", _one_seed, seed, config.trained) for seed in each]
     tensors = {key: torch.stack([f[key] for f in found]) for key in found[0]}
     gap = (tensors["measured"] - tensors["predicted"]).abs() / tensors["predicted"].abs().clamp(min=1)
     worst = gap.amax(-1).amax(0)  # over steps, then seeds: (setting, rule, fraction)
@@ -100,8 +101,8 @@ def _one_seed(seed: int, trained: int) -> dict[str, Tensor]:
                 expected[s, r, f] = torch.tensor(path, dtype=torch.float64)
                 if setting == "plain":
                     course = torch.full((LOSS_STEPS + 1,), math.inf, dtype=torch.float64)  # a run that diverged ends
-                    seen = pair.plain(eta, LOSS_STEPS)
-                    course[: len(seen)] = torch.tensor(seen, dtype=torch.float64)
+                    ran = pair.plain(eta, LOSS_STEPS)
+                    course[: len(ran)] = torch.tensor(ran, dtype=torch.float64)
                     losses.append(course)
     courses = torch.stack(losses).unflatten(0, (len(RULES), len(FRACTIONS)))
     return {
@@ -114,7 +115,7 @@ def _one_seed(seed: int, trained: int) -> dict[str, Tensor]:
 
 def _trained(seed: int, steps: int) -> tuple[Transformer, torch.optim.AdamW, dict[str, Tensor]]:
     data = dataset("add", digits=2)
-    options = {"depth": 2, "dim": 32, "heads": 2, "activation": "gelu", "dtype": torch.float64}
+    options: dict[str, Any] = {"depth": 2, "dim": 32, "heads": 2, "activation": "gelu", "dtype": torch.float64}
     model = Transformer("pre-ln", seed=seed, **options, **data.settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
     for _, batch in zip(range(steps), data.batches("train", 32, seed), strict=False):
@@ -175,8 +176,8 @@ def figure(record: Record) -> Figure:
             for kind in ("measured", "predicted")
             for k in range(STEPS + 1)
         ]
-        words = {"x": "step", "y": "distance along the top direction", "title": f"AdamW, {_WORDS[setting]}"}
-        panels.append(line_panel(over, rows, **words, order=order, log=(False, True)))
+        y, title = "distance along the top direction", f"AdamW, {_WORDS[setting]}"
+        panels.append(line_panel(over, rows, x="step", y=y, title=title, order=order, log=(False, True)))
     small = max(s[f"error/small/{r}/{f}"].value for r in RULES for f in FRACTIONS)
     plain = sum(s[f"error/plain/{r}/{f}"].value <= 0.10 for r in RULES for f in FRACTIONS)
     return figure_of(

@@ -14,7 +14,7 @@ from ..theory.attention import AttentionLayer
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units
-from .measure import grid, slope_of_mean
+from .measure import grid, norm_of, slope_of_mean
 
 BLOCKS = ("W_Q,W_Q", "W_K,W_Q", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")
 #: Powers of t for t >> 1. Source: [own], derived in theory/growth.py.
@@ -36,7 +36,7 @@ PRESETS = {"smoke": Config(points=21, draws=3), "cpu": Config(draws=8), "paper":
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     temperatures = grid(1e-6, 1e4, config.points)
     with units.plan(config.draws):
-        found = [units(f"draw {i}", lambda i=i: _sweep(config.seed + i, temperatures)) for i in range(config.draws)]
+        found = [units(f"draw {i}", _sweep, config.seed + i, temperatures) for i in range(config.draws)]
     norms = {part: torch.stack([f[part] for f in found]) for part in ("outer", "functional", "total")}
     share, entropy = (torch.stack([f[k] for f in found]).mean(0) for k in ("share", "entropy"))
     scalars = {}
@@ -71,7 +71,7 @@ def _sweep(seed: int, temperatures: Tensor) -> dict[str, Tensor]:
     for t in temperatures.tolist():
         layer = AttentionLayer(X, W_Q, W_K, W_V, Y, temperature=t)
         for part in ("outer", "functional", "total"):
-            out[part].append([layer.norm(*b.split(","), part).value for b in BLOCKS])  # type: ignore[arg-type]
+            out[part].append([norm_of(layer, b, part) for b in BLOCKS])
         size = [torch.tensor(out[p][-1]) for p in ("outer", "functional")]
         h_o, h_f = (float((n[0] ** 2 + 2 * n[1] ** 2 + n[2] ** 2).sqrt()) for n in size)  # the whole Q, K part
         out["share"].append(h_f / (h_o + h_f) if h_o + h_f else 0.0)

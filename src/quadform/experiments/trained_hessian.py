@@ -41,7 +41,7 @@ PRESETS = {
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     with units.plan(2):
-        found = {state: units(state, lambda s=state: _spectrum(config, s)) for state in STATES}
+        found = {state: units(state, _spectrum, config, state) for state in STATES}
     scalars, tensors = {}, {}
     for state, part in found.items():
         lam = part["eigenvalues"]
@@ -83,7 +83,7 @@ def _spectrum(config: Config, state: str) -> dict[str, Tensor]:
     H = hessian(risk, chunk=32).dense()
     H = (H + H.T) / 2
     H_o = outer_dense(risk)
-    last = len(model.layers) - 1
+    last = len(model.get_submodule("layers")) - 1  # type: ignore[arg-type]  # a ModuleList
     norms = []
     for name in WEIGHTS:
         at = risk.space.coordinates(risk.space.select(f"layers.{last}.attn.{name}"))

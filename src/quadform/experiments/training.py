@@ -83,12 +83,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     with units.plan((len(DESIGNS) + len(cold)) * config.seeds):
         for s in range(config.seeds):
             for name in DESIGNS:
-                found[name].append(
-                    units(f"{name}, seed {config.seed + s}", lambda n=name, z=config.seed + s: one(n, z))
-                )
+                found[name].append(units(f"{name}, seed {config.seed + s}", one, name, config.seed + s))
             for name in cold:
-                part = units(f"{name}, seed {config.seed + s}, no warm-up",
-                             lambda n=name, z=config.seed + s: one(n, z, 0.0))  # fmt: skip
+                part = units(f"{name}, seed {config.seed + s}, no warm-up", one, name, config.seed + s, 0.0)
                 cold[name].append(float(part["valid"][0]))
     scalars, tensors = {}, {"at": torch.tensor(config.at)}
     for name, runs in found.items():

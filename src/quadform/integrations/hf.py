@@ -67,14 +67,14 @@ def probe(
     if length < 2:
         raise InputError(f"a row of {length} token has no next token; give a length of at least 2.")
     if isinstance(texts, str):
-        ids = _encode(tokenizer, texts)
-        if len(ids) < length:
+        text = _encode(tokenizer, texts)
+        if len(text) < length:
             raise InputError(
-                f"the text has {len(ids)} tokens, one row has {length}. Give more text or a smaller length."
+                f"the text has {len(text)} tokens, one row has {length}. Give more text or a smaller length."
             )
-        rows = [ids[i : i + length] for i in range(0, len(ids) - length + 1, length)]
+        rows = [text[i : i + length] for i in range(0, len(text) - length + 1, length)]
     else:
-        rows = [ids[:length] for ids in (_encode(tokenizer, text) for text in texts) if len(ids) > 1]
+        rows = [row[:length] for row in (_encode(tokenizer, text) for text in texts) if len(row) > 1]
         if not rows:
             raise InputError("none of the texts has two tokens, so there is no next token to predict.")
     width = max(map(len, rows))

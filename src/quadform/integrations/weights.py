@@ -53,9 +53,10 @@ def from_hf(model: nn.Module, **settings: Any) -> Transformer:
     name = type(model).__name__
     if name not in FAMILIES:
         raise InputError(f"weights of {name} are not known here; those of {', '.join(FAMILIES)} are.")
-    theirs, family = model.config, FAMILIES[name]
+    theirs: Any = model.config
+    family = FAMILIES[name]
     _refuse_unknown(theirs, family, name)
-    tokens = {key: getattr(theirs, f"{key}_token_id", None) for key in ("pad", "bos", "eos")}
+    tokens: dict[str, Any] = {key: getattr(theirs, f"{key}_token_id", None) for key in ("pad", "bos", "eos")}
     state = dict(model.state_dict())
     described = tokens | family.describe(theirs, state)
     for key in tokens:

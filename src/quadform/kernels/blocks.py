@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.func import jvp, vjp
+from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
 from quadform.core.errors import InputError
+
+jvp: Callable[..., Any] = torch.func.jvp  # typed as pairs or triples; without has_aux it gives pairs
 
 
 class Blockwise:

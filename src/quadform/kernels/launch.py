@@ -85,12 +85,12 @@ def _plan(
     if kernel == "tangent_columns" and dtype in UPRIGHT and CAUSAL and q == k == v and not extras:
         BM, BN, warps, stages = (64, 64, 4, 2)
         if width == 64 and rows % BM == 0:
-            constants = {"BM": BM, "BN": BN, "BD": 64, "BDV": 64, "num_warps": warps, "num_stages": stages}
+            whole = {"BM": BM, "BN": BN, "BD": 64, "BDV": 64, "num_warps": warps, "num_stages": stages}
             grid = (columns // BN, batch * heads, tangents or 1)
-            return upright._tangent_columns, grid, (rows, columns, heads, 64, 64), constants
+            return upright._tangent_columns, grid, (rows, columns, heads, 64, 64), whole
     BM, BN, warps, stages = tiles(kernel, dtype, max(width, v[3]), PRECISION, max(rows, columns))
     BD, BDV = (max(16, 1 << (n - 1).bit_length()) for n in (width, v[3]))
-    constants = {
+    constants: dict[str, int | str] = {
         "GROUP": heads // key_heads,
         "CAUSAL": CAUSAL,
         "HAS_BIAS": HAS_BIAS,

@@ -14,6 +14,7 @@ over reverse uses the tangents with ġ = 0. Source: [own].
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +85,8 @@ def _losses_tangent(x, W, targets, vocabulary, tx, tW):
 
 def _gradient(x, W, targets, vocabulary, g):
     """dx and dW."""
-    dx, dW = [], None
+    dx: list[Tensor] = []
+    dW: Any = None
     for r in _blocks(x, W):
         _, residual = _probabilities(_logits(x[r], W, vocabulary), targets[r])
         dz = (g[r, None] * residual).to(x.dtype)
@@ -96,7 +98,8 @@ def _gradient(x, W, targets, vocabulary, g):
 
 def _gradient_tangent(x, W, targets, vocabulary, g, tx, tW, tg):
     """dẋ and dẆ."""
-    out, dW = [], None
+    out: list[Tensor] = []
+    dW: Any = None
     for r in _blocks(x, W):
         p, residual = _probabilities(_logits(x[r], W, vocabulary), targets[r])
         t = product(tx[r], W) + product(x[r], tW)

@@ -101,10 +101,10 @@ class _ShapedGrad(torch.autograd.Function):
         from .ops import _attend_tangent
 
         q, k, v, mix, bias, O, lse, _, g = ctx.saved_tensors
-        t = tuple(_zeros(t, x) for t, x in ((tq, q), (tk, k), (tv, v), (tmix, mix)))
-        lead = tuple(a[None] for a in t)
+        tq, tk, tv, tmix = (_zeros(t, x) for t, x in ((tq, q), (tk, k), (tv, v), (tmix, mix)))
+        lead = (tq[None], tk[None], tv[None], tmix[None])
         tout, tO, tlse = (a[0] for a in _attend_tangent(q, k, v, bias, None, mix, O, lse, *lead, *ctx.options))
-        out = _tangent(ctx, *t, tlse, _row_products(g, tO), torch.zeros_like(g))
+        out = _tangent(ctx, tq, tk, tv, tmix, tlse, _row_products(g, tO), torch.zeros_like(g))
         return (*out, None, None, None, None, tout, None, None, None)
 
     @staticmethod

@@ -108,7 +108,7 @@ def _gradients(q, k, v, mix, lead):
     """Uninitialised dQ, dK, dV and c = rowsum(C ∘ dP), or their tangents."""
     lead = (*lead, q.shape[0])
     c = _absent(lead, q) if mix is None else torch.empty(*lead, *q.shape[1:3], dtype=torch.float32, device=q.device)
-    return (*(_rows_first(lead, *x.shape[1:], x) for x in (q, k, v)), c)
+    return (*(_rows_first(lead, x.shape[1], x.shape[2], x.shape[3], x) for x in (q, k, v)), c)
 
 
 @_attend_grad.register_fake

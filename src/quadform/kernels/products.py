@@ -122,12 +122,15 @@ def _extra(a: Tensor, b: Tensor) -> tuple[int, int, int]:
     those with GPT-2's 50,257 logits then take six times as long.
     """
     along_rows = [x.stride(-1) != 1 for x in (a, b)]  # numbers of a column are neighbours in memory
-    needed = (along_rows[0], not along_rows[0] or along_rows[1], True)
-    sides = (a.shape[-2], a.shape[-1], b.shape[-1])
-    return tuple(-side % ALIGN if off else 0 for side, off in zip(sides, needed, strict=True))
+    shared = not along_rows[0] or along_rows[1]
+    return (
+        -a.shape[-2] % ALIGN if along_rows[0] else 0,
+        -a.shape[-1] % ALIGN if shared else 0,
+        -b.shape[-1] % ALIGN,
+    )
 
 
-def _operand(graph: torch.fx.Graph, node: torch.fx.Node, extra: tuple[int, int], done: dict) -> tuple:
+def _operand(graph: torch.fx.Graph, node: Any, extra: tuple[int, int], done: dict) -> tuple:
     """(the operand in scaled float16, the factor that undoes the scale), made once, right after the operand itself.
 
     `extra` rows and columns of zeros are appended.
@@ -156,7 +159,8 @@ def _swaps(node: torch.fx.Node) -> bool:
     """Whether a view turns rows into columns and nothing else."""
     if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default):
         return False
-    turned, base = node.meta["val"].mT, node.args[0].meta["val"]
+    of: Any = node.args[0]
+    turned, base = node.meta["val"].mT, of.meta["val"]
     return (turned.shape, turned.stride()) == (base.shape, base.stride())
 
 

@@ -121,7 +121,7 @@ def program(
     if products not in PRODUCTS:
         raise InputError(f"products {products!r} is unknown; use one of {', '.join(PRODUCTS)}.")
     leaves, spec = tree_flatten(example)
-    shape = []
+    shape: list[Any] = []
 
     def flat(*leaves):
         with _PlainZeros(), _says_that_it_compiles():
@@ -151,5 +151,5 @@ def program(
             raise InputError(f"the program was traced for arguments of structure {spec}; got {given}.")
         return tree_unflatten(run(*leaves), shape[0])
 
-    called.graph = graph.graph
+    called.graph = graph.graph  # type: ignore[attr-defined]  # for those who look at what was traced
     return called

@@ -19,6 +19,7 @@ float16 are computed in float32. Source: [Dao22, Alg. 4] for the gradient; the t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -110,7 +111,8 @@ def backward(q, k, v, bias, mask, O, lse, delta, dO, causal: bool, scale: float)
     kind = q.dtype
     q, k, v, bias_, dO = _wide(q, k, v, bias, dO)
     dQ, dB = [], []
-    dK = dV = None
+    dK: Any = None
+    dV: Any = None
     for r in _blocks(q, k):
         P = (_scores(q, k, bias_, mask, causal, scale, r) - lse[..., r, None]).exp()
         g = dO[..., r, :]
@@ -148,7 +150,8 @@ def backward_tangent(
     q, k, v, bias_, dO = _wide(q, k, v, bias, dO)
     tq, tk, tv, tbias, tdO = _wide(tq, tk, tv, tbias, tdO)
     dQ, dB = [], []
-    dK = dV = None
+    dK: Any = None
+    dV: Any = None
     for r in _blocks(q, k):
         P = (_scores(q, k, bias_, mask, causal, scale, r) - lse[..., r, None]).exp()
         tP = P * (_tangent_scores(q, k, tq, tk, tbias, scale, r) - tlse[..., r, None])

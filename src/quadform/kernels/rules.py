@@ -208,7 +208,7 @@ def _shapes(q, k, v, bias, mask, alpha, gamma):
     if mask is not None and mask.dtype != torch.bool:
         raise InputError(f"mask must be boolean (True where a row may look), got {mask.dtype}; give scores as bias=.")
     full = (*batch, q.shape[-3], q.shape[-2], k.shape[-2])
-    four = []
+    four: list[Tensor | None] = []
     for name, t in (("bias", bias), ("mask", mask)):
         if t is None:
             four.append(None)

@@ -121,15 +121,15 @@ def short_grad(
     """dQ, dK, dV and (dα, dβ, dγ) of each sequence and head, (batch, heads, 3)."""
     q, k, v, g = _dense(q, k, v, dO)
     dq, dk, dv, dmix = _empty_gradients(q, k, v, mix, lse, g, causal, scale)
-    args = (q, q.stride(), k, k.stride(), v, v.stride(), mix.contiguous(), lse.contiguous(), g, g.stride())
-    args += (dq, dq.stride(), dk, dk.stride(), dv, dv.stride(), dmix)
-    _launch(_backward, q, v, args, causal, scale)
+    given = (q, q.stride(), k, k.stride(), v, v.stride(), mix.contiguous(), lse.contiguous(), g, g.stride())
+    out = (dq, dq.stride(), dk, dk.stride(), dv, dv.stride(), dmix)
+    _launch(_backward, q, v, given + out, causal, scale)
     return dq, dk, dv, dmix
 
 
 @short_grad.register_fake
 def _empty_gradients(q, k, v, mix, lse, dO, causal, scale):
-    out = (_rows_first(x.shape[:1], *x.shape[1:], x) for x in (q, k, v))
+    out = (_rows_first(x.shape[:1], x.shape[1], x.shape[2], x.shape[3], x) for x in (q, k, v))
     return (*out, torch.empty(*q.shape[:2], 3, dtype=torch.float32, device=q.device))
 
 

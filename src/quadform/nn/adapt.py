@@ -11,7 +11,6 @@ from quadform.core.errors import InputError
 from quadform.core.spec import BlockSpec, Gain, ModelConfig
 
 from .attention import Attention
-from .block import Block
 from .transformer import Transformer
 
 
@@ -32,15 +31,15 @@ def from_torch(
     that those modules do not know: positions ("none" unless given), embed_scale, pad, bos, eos, seq_len.
     """
     both = isinstance(module, nn.Transformer)
-    stacks = (module.encoder, module.decoder) if both else (module,)
     if not both and not isinstance(module, nn.TransformerEncoder):
         raise InputError(f"expected nn.Transformer or nn.TransformerEncoder; got {type(module).__name__}.")
+    stacks: tuple[Any, ...] = (module.encoder, module.decoder) if both else (module,)
     first = stacks[-1].layers[0]
     d_ff, d = first.linear1.weight.shape
     if (stacks[-1].norm is None) != (stacks[0].norm is None):
         raise InputError("one of the two stacks has a final norm and the other has none; both or neither is supported.")
     norms = [m for m in module.modules() if type(m).__name__.endswith("Norm")]
-    if {type(m) for m in norms} != {nn.LayerNorm} or len({m.eps for m in norms}) > 1:
+    if {type(m) for m in norms} != {nn.LayerNorm} or len({getattr(m, "eps", None) for m in norms}) > 1:
         raise InputError(f"all norms must be LayerNorm with one eps; got {', '.join(sorted({str(m) for m in norms}))}.")
     biased = first.linear1.bias is not None
     config = ModelConfig(
@@ -83,15 +82,15 @@ def _has_bias(output: nn.Linear | None) -> bool:
     return output is not None and output.bias is not None
 
 
-def _block(layer: nn.Module, cross: Gain | None) -> BlockSpec:
+def _block(layer: Any, cross: Gain | None) -> BlockSpec:
     """The block of one layer. Each is asked: torch's decoder layers, copied, forget an activation that is a module."""
-    name = getattr(layer.activation, "__name__", type(layer.activation).__name__).lower()
+    name: Any = getattr(layer.activation, "__name__", type(layer.activation).__name__).lower()
     if name not in ("relu", "gelu"):
         raise InputError(f"torch.nn layers with activation {name!r} are not supported; relu and gelu are.")
     return BlockSpec(norm_at="pre" if layer.norm_first else "post", activation=name, cross=cross)
 
 
-def _layer(ours: Block, theirs: nn.Module) -> None:
+def _layer(ours: Any, theirs: Any) -> None:
     _attention(ours.attn, theirs.self_attn)
     norms = [theirs.norm1, theirs.norm2]
     _norm(ours.norm_attn, norms[0])
@@ -118,7 +117,7 @@ def _attention(ours: Attention, theirs: nn.MultiheadAttention) -> None:
         ours.b_O.copy_(theirs.out_proj.bias)
 
 
-def _norm(ours: nn.Module, theirs: nn.LayerNorm) -> None:
+def _norm(ours: Any, theirs: nn.LayerNorm) -> None:
     ours.weight.copy_(theirs.weight)
     if theirs.bias is None:
         ours.bias.zero_()

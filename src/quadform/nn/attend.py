@@ -96,6 +96,7 @@ def spa_strengths(mixing: Mixing, depth: int) -> tuple[float, ...]:
     from quadform.propagation import shaping
 
     bias = mixing.bias
+    assert bias is not None, "asked of mixing with SPA alone"
     schedule = shaping.u_spa_schedule if bias.family == "u-spa" else shaping.e_spa_schedule
     return schedule(bias.final, depth) if bias.start is None else schedule(bias.final, depth, bias.start)
 

@@ -34,6 +34,12 @@ class Attention(nn.Module):
     V_skip W_init + V_branch dW.
     """
 
+    W_Q: Tensor
+    W_K: Tensor
+    W_QK: Tensor
+    W_O: Tensor
+    b_O: Tensor
+
     def __init__(
         self,
         config: ModelConfig,
@@ -118,7 +124,7 @@ class Attention(nn.Module):
 
     def _join(self, letters: str) -> tuple[Tensor, Tensor | None]:
         """[W_Q, W_K, W_V] of these letters side by side, and their biases."""
-        Ws = [self.weight("V") if x == "V" else getattr(self, f"W_{x}") for x in letters]
+        Ws: list[Any] = [self.weight("V") if x == "V" else getattr(self, f"W_{x}") for x in letters]
         biases = [self._bias(x) for x in letters]
         if all(b is None for b in biases):
             return torch.cat(Ws, 1), None
@@ -227,10 +233,13 @@ class Attention(nn.Module):
 
     @torch.compiler.disable
     def _spa_tables(self, frame: Frame, keys: int) -> tuple[Tensor, Tensor]:
-        like = next(self.parameters())
+        like, bias = next(self.parameters()), self.mixing.bias
+        assert bias is not None, "asked of mixing with SPA alone"
+        assert self.strengths is not None
+        before, after = self.strengths
 
         def of(tokens: int) -> tuple[Tensor, Tensor]:
-            return spa_bias(self.mixing.bias.family, *self.strengths, tokens, frame.causal, like.dtype, like.device)
+            return spa_bias(bias.family, before, after, tokens, frame.causal, like.dtype, like.device)
 
         p = frame.positions
         if frame.mask is None:

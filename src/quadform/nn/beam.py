@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from .decode import Hypothesis, Run, Search
 
 
-def beam_search(run: Run) -> list[list[Hypothesis]]:
+def beam_search(run: Run, how: Search) -> list[list[Hypothesis]]:
     """Beam search, all sentences at once; the bookkeeping of ended hypotheses is vectorised too."""
-    how, device = run.how, run.given.device
+    device = run.given.device
     K, B = how.beam, len(run.given)
     tokens = run.given.new_zeros(B, K, run.capacity)
     tokens[:, :, : run.given.shape[1]] = run.given[:, None]
@@ -53,7 +53,7 @@ def beam_search(run: Run) -> list[list[Hypothesis]]:
         tokens[:, :, t] = choice
         t += 1
         limit = n >= run.limits if forced is None else (n >= run.limits) & ~forced
-        done = limit | _proved(run.how, score, pool, n, penalties, run.limits)
+        done = limit | _proved(how, score, pool, n, penalties, run.limits)
         if how.stop == "count":
             done = done | (pool.count >= K)
         rows = parent + K * torch.arange(B, device=device)[:, None]
@@ -73,7 +73,7 @@ def beam_search(run: Run) -> list[list[Hypothesis]]:
             False,
         )
         for b in done.nonzero()[:, 0].tolist():
-            answers[int(sentences[b])] = _best(run, pool, b, int(run.lengths[b]))
+            answers[int(sentences[b])] = _best(run, how, pool, b, int(run.lengths[b]))
         keep = (~done).nonzero()[:, 0]
         if not len(keep):
             return answers
@@ -119,9 +119,9 @@ def _proved(how: Search, score: Tensor, pool: Pool, n: Tensor, penalties: Tensor
     return pool.score[:, how.n_best - 1] >= reach
 
 
-def _best(run: Run, pool: Pool, b: int, start: int) -> list[Hypothesis]:
+def _best(run: Run, how: Search, pool: Pool, b: int, start: int) -> list[Hypothesis]:
     found = []
-    for j in range(run.how.n_best):
+    for j in range(how.n_best):
         if pool.score[b, j] == -math.inf:
             break
         made = pool.tokens[b, j, start : start + int(pool.length[b, j])].tolist()

@@ -68,6 +68,11 @@ def activate(X: Tensor, name: str, slope: float = 0.0) -> Tensor:
 class Block(nn.Module):
     """One block of any design; the formulas are those of `BlockSpec`. Layer `index` of a stack of `depth`."""
 
+    norm: nn.Module
+    norm_attn: nn.Module
+    norm_cross: nn.Module
+    norm_mlp: nn.Module
+
     def __init__(self, config: ModelConfig, spec: BlockSpec, index: int, depth: int, **options: Any) -> None:
         super().__init__()
         self.spec, self.index, self.dropout = spec, index, config.dropout
@@ -75,7 +80,8 @@ class Block(nn.Module):
             self.add_module(name, make_norm(spec.norm, config.d_model, config.eps, **options))
         strengths = None
         if spec.mixing.bias is not None:
-            strengths = spa_strengths(spec.mixing, depth)[index : index + 2]
+            before, after = spa_strengths(spec.mixing, depth)[index : index + 2]
+            strengths = before, after
         self.attn = Attention(config, spec.mixing, spec.value, spec.proj, strengths=strengths, **options)
         self.cross = Attention(config, Mixing(), Projection(), Projection(), **options) if spec.cross else None
         self.mlp = MLP(config, spec, **options) if spec.mlp else None
@@ -87,9 +93,10 @@ class Block(nn.Module):
     def forward(self, X: Tensor, frame: Frame, memory: Memory | None = None, cache: LayerCache | None = None) -> Tensor:
         """X (batch, n, d) -> (batch, n, d)."""
         spec = self.spec
-        branches = [("attn", spec.attn, lambda N: self.attn(N, frame, cache))]
-        if self.cross is not None:
-            branches.append(("cross", spec.cross, lambda N: self.cross(N, frame, None, memory, self.index)))
+        branches: list[Any] = [("attn", spec.attn, lambda N: self.attn(N, frame, cache))]
+        cross = self.cross
+        if cross is not None:
+            branches.append(("cross", spec.cross, lambda N: cross(N, frame, None, memory, self.index)))
         if self.mlp is not None:
             branches.append(("mlp", spec.mlp, self.mlp))
         if spec.layout == "parallel":

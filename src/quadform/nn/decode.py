@@ -177,7 +177,7 @@ def generate(
             if isinstance(how, Sampling):
                 found = run.stepwise(_sampler(how, rows, _device(model)))
             else:
-                found = run.stepwise(None) if how.beam == 1 and how.stop == "count" else beam_search(run)
+                found = run.stepwise(None) if how.beam == 1 and how.stop == "count" else beam_search(run, how)
             for i, hypotheses in zip(rows, found, strict=True):
                 answers[i] = hypotheses
     finally:
@@ -318,7 +318,7 @@ class Run:
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Scores of the next token, (rows, vocab), after `tokens` (rows, t); the cache may know all but the newest."""
-        if self.static is not None and self.cache[0].length:
+        if self.static is not None and self.cache and self.cache[0].length:
             if not self.started:
                 self.static.start(self.cache, self.memory, len(self.given), self.capacity)
                 self.started = True
@@ -339,7 +339,7 @@ class Run:
 
     def select(self, rows: Tensor, sentences: Tensor | None = None) -> None:
         """Keep these rows of the caches, and these sentences of the memory."""
-        if self.started:
+        if self.started and self.static is not None:
             self.static.select(rows, sentences)
         else:
             for layer in self.cache or ():

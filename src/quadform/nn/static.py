@@ -10,7 +10,8 @@ quarters have left, the rest moves to a smaller step. Without CUDA the same step
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def rounded(n: int) -> int:
 class StaticCache(LayerCache):
     """A cache that writes at the position `at` (1,) on the device, and shows its first `window` places."""
 
-    at: Tensor | None = None
+    at: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.long))
     window: int = 0
 
     def append(self, *new: Tensor) -> list[Tensor]:
@@ -46,8 +47,8 @@ class StaticCache(LayerCache):
         return [store[:, :, : self.window] for store in self.kept]
 
     def running_total(self, v: Tensor) -> Tensor:
-        self.total.add_(v)
-        return self.total
+        assert self.total is not None, "a static cache is made with the total of the cache it takes over"
+        return self.total.add_(v)
 
     def reorder(self, rows: Tensor) -> None:
         """Row i becomes what row rows[i] was."""
@@ -66,7 +67,7 @@ class Step:
         sentences: int,
         beams: int,
         capacity: int,
-        like: list[LayerCache],
+        like: Sequence[LayerCache],
         memory: Memory | None,
     ) -> None:
         self.model, self.sentences, self.beams, self.capacity = model, sentences, beams, capacity
@@ -91,13 +92,16 @@ class Step:
         self.memory: Memory | None = None
         if memory is not None:
             m = rounded(memory.X.shape[1])
-            kept = {i: (empty(k, sentences, m), empty(v, sentences, m)) for i, (k, v) in memory.keys_values.items()}
+            known = memory.keys_values or {}
+            kept = {i: (empty(k, sentences, m), empty(v, sentences, m)) for i, (k, v) in known.items()}
             mask = torch.zeros(sentences, m, dtype=torch.bool, device=device)
             self.memory = Memory(memory.X.new_zeros(sentences, m, 1), mask, kept)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.logits: Tensor | None = None
 
-    def take(self, cache: list[LayerCache], memory: Memory | None, slots: Tensor, rows: Tensor, places: Tensor) -> None:
+    def take(
+        self, cache: Sequence[LayerCache], memory: Memory | None, slots: Tensor, rows: Tensor, places: Tensor
+    ) -> None:
         """Copy `rows` of other caches to the rows `slots`, and the sentences of a memory to those of `places`.
 
         Of a growing cache only what it holds: the rest is not initialised, and 0 times it may be NaN.
@@ -106,16 +110,18 @@ class Step:
             for store, x in zip(mine.kept, theirs.kept, strict=True):
                 width = theirs.length or min(store.shape[2], x.shape[2])
                 store[slots, :, :width] = x[rows, :, :width]
-            if mine.total is not None:
+            if mine.total is not None and theirs.total is not None:
                 mine.total[slots] = theirs.total[rows]
         if self.memory is None or memory is None:
             return
-        self.memory.mask.fill_(False)
+        mask, given = self.memory.mask, memory.keys_values or {}
+        assert mask is not None, "the memory of a step has a mask"
         m = memory.X.shape[1]
-        self.memory.mask[places, :m] = True if memory.mask is None else memory.mask
-        for i, kept in self.memory.keys_values.items():
-            for mine, theirs in zip(kept, memory.keys_values[i], strict=True):
-                mine[places, :, :m] = theirs[:, :, :m]
+        mask.fill_(False)
+        mask[places, :m] = True if memory.mask is None else memory.mask
+        for i, kept in (self.memory.keys_values or {}).items():
+            for place, values in zip(kept, given[i], strict=True):
+                place[places, :, :m] = values[:, :, :m]
 
     def _once(self, window: int) -> None:
         for layer in self.cache:
@@ -143,6 +149,7 @@ class Step:
             self.graphs[window].replay()
         if self.beams > 1:
             self.parents.copy_(torch.arange(len(self.parents), device=self.parents.device))
+        assert self.logits is not None
         return self.logits[slots]
 
     def _record(self, window: int) -> None:
@@ -155,7 +162,7 @@ class Step:
         self.graphs[window], _ = record(lambda: self._once(window))
         self.parents.copy_(order)
         for layer, total in zip(self.cache, totals, strict=True):
-            if total is not None:
+            if total is not None and layer.total is not None:
                 layer.total.copy_(total)
 
 
@@ -167,8 +174,14 @@ class StaticDecoder:
         self.steps: dict[tuple[int, ...], Step] = {}
         self.step: Step | None = None
 
+    @property
+    def current(self) -> Step:
+        """The step in use, from `start` on."""
+        assert self.step is not None
+        return self.step
+
     def _step(
-        self, live: int, beams: int, capacity: int, cache: list[LayerCache], memory: Memory | None, m: int
+        self, live: int, beams: int, capacity: int, cache: Sequence[LayerCache], memory: Memory | None, m: int
     ) -> Step:
         key = (rounded(live), beams, rounded(capacity), rounded(m))
         if key not in self.steps:
@@ -187,8 +200,7 @@ class StaticDecoder:
 
     def select(self, rows: Tensor, sentences: Tensor | None) -> None:
         """Keep these live rows in this order, and these sentences."""
-        step = self.step
-        source = self.slots[rows]
+        step, source = self.current, self.slots[rows]
         if sentences is not None:
             self.places = self.places[sentences]
         self.slots = self._slots(self.places, step.beams)
@@ -210,4 +222,4 @@ class StaticDecoder:
 
     def logits(self, tokens: Tensor, position: int) -> Tensor:
         """Logits (rows, vocab) after the newest tokens (rows,) of the live rows, which stand at `position`."""
-        return self.step(tokens, position, self.slots)
+        return self.current(tokens, position, self.slots)

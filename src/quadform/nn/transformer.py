@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,16 @@ def sinusoid(positions: Tensor, d: int) -> Tensor:
     return torch.stack((turns.sin(), turns.cos()), dim=-1).flatten(-2)[..., :d]
 
 
+def _described(config: ModelConfig | BlockSpec | str | None, description: dict[str, Any]) -> ModelConfig:
+    """The config itself, or that of a design with its settings."""
+    if not isinstance(config, ModelConfig):
+        name: Any = config or description.pop("design", "pre-ln")
+        return design(name, **description)
+    if description:
+        raise InputError(f"give a config or a design with its settings, not both; got {', '.join(description)} too.")
+    return config
+
+
 class Transformer(nn.Module):
     """A model of one `ModelConfig`.
 
@@ -117,42 +127,36 @@ class Transformer(nn.Module):
         **description: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(config, ModelConfig):
-            name: Any = config or description.pop("design", "pre-ln")
-            config = design(name, **description)
-        elif description:
-            raise InputError(
-                f"give a config or a design with its settings, not both; got {', '.join(description)} too."
-            )
-        self.config = config
-        options = {"dtype": dtype or torch.get_default_dtype(), "device": device}
-        d = config.d_model
-        self.embed = Embedding(config, config.vocab, **options)
-        if config.source_vocab is not None:
-            self.source_embed = Embedding(config, config.source_vocab, **options)
+        spec = self.config = _described(config, description)
+        options: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
+        d = spec.d_model
+        self.embed = Embedding(spec, spec.vocab, **options)
+        if spec.source_vocab is not None:
+            self.source_embed = Embedding(spec, spec.source_vocab, **options)
 
         def stack(blocks: tuple[BlockSpec, ...]) -> nn.ModuleList:
-            return nn.ModuleList(Block(config, b, i, len(blocks), **options) for i, b in enumerate(blocks))
+            return nn.ModuleList(Block(spec, b, i, len(blocks), **options) for i, b in enumerate(blocks))
 
-        self.encoder_layers = stack(config.encoder_blocks)
-        self.layers = stack(config.blocks)
-        both = config.kind == "encoder-decoder"
-        self.encoder_norm = make_norm(config.final_norm, d, config.eps, **options) if both else None
-        self.relative = self.encoder_relative = None
-        if config.positions == "relative":
-            self.relative = RelativePositions(config, **options)
-            self.encoder_relative = RelativePositions(config, **options) if both else None
-        self.final_norm = make_norm(config.final_norm, d, config.eps, **options)
-        self.transform = Transform(config.transform, d, config.eps, **options) if config.transform else None
-        if config.classes:
-            self.W_C = nn.Parameter(torch.empty(d, config.classes, **options))
-            self.b_C = nn.Parameter(torch.empty(config.classes, **options))
-        elif not config.tied:
-            self.W_U = nn.Parameter(torch.empty(d, config.vocab, **options))
-        if "out" in config.biases and not config.classes:
-            self.b_U = nn.Parameter(torch.empty(config.vocab, **options))
+        self.encoder_layers = stack(spec.encoder_blocks)
+        self.layers = stack(spec.blocks)
+        both = spec.kind == "encoder-decoder"
+        self.encoder_norm = make_norm(spec.final_norm, d, spec.eps, **options) if both else None
+        self.relative: RelativePositions | None = None
+        self.encoder_relative: RelativePositions | None = None
+        if spec.positions == "relative":
+            self.relative = RelativePositions(spec, **options)
+            self.encoder_relative = RelativePositions(spec, **options) if both else None
+        self.final_norm = make_norm(spec.final_norm, d, spec.eps, **options)
+        self.transform = Transform(spec.transform, d, spec.eps, **options) if spec.transform else None
+        if spec.classes:
+            self.W_C = nn.Parameter(torch.empty(d, spec.classes, **options))
+            self.b_C = nn.Parameter(torch.empty(spec.classes, **options))
+        elif not spec.tied:
+            self.W_U = nn.Parameter(torch.empty(d, spec.vocab, **options))
+        if "out" in spec.biases and not spec.classes:
+            self.b_U = nn.Parameter(torch.empty(spec.vocab, **options))
         if self.embed.W_E.device.type != "meta":
-            initialise(self, config, seed)
+            initialise(self, spec, seed)
 
     @property
     def summary(self) -> str:
@@ -166,7 +170,8 @@ class Transformer(nn.Module):
     @property
     def attend(self) -> Callable[..., Tensor]:
         """The attention kernel all layers use; assign `quadform.kernels.attention` to differentiate twice."""
-        return self.layers[0].attn.attend
+        first: Any = self.layers[0]
+        return first.attn.attend
 
     @attend.setter
     def attend(self, kernel: Callable[..., Tensor]) -> None:
@@ -213,7 +218,7 @@ class Transformer(nn.Module):
         tokens: Tensor,
         mask: Tensor | None = None,
         memory: Memory | None = None,
-        cache: list[LayerCache] | None = None,
+        cache: Sequence[LayerCache] | None = None,
         frame: Frame | None = None,
     ) -> list[Tensor]:
         """The stream X_0 (embedding), X_1, ..., X_L after each block, each (batch, n, d); no final norm."""
@@ -229,7 +234,7 @@ class Transformer(nn.Module):
         tokens: Tensor,
         mask: Tensor | None = None,
         memory: Memory | None = None,
-        cache: list[LayerCache] | None = None,
+        cache: Sequence[LayerCache] | None = None,
         frame: Frame | None = None,
     ) -> Tensor:
         """What the output layer reads: the last stream after the final norm, (batch, n, d)."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +48,12 @@ def check_design(what: str | ModelConfig, *, seed: int = 0, depth: int = 72, rto
     return findings
 
 
+def _attentions(model: Transformer) -> list[Any]:
+    """The attention of every layer."""
+    layers: Any = model.layers
+    return [layer.attn for layer in layers]
+
+
 class _Check:
     def __init__(self, config: ModelConfig, findings: list[Finding], seed: int, rtol: float, prefix: str = ""):
         self.config, self.findings, self.seed, self.rtol, self.prefix = config, findings, seed, rtol, prefix
@@ -53,7 +61,7 @@ class _Check:
         self.model = Transformer(config, seed=seed, dtype=torch.float64).eval()
         with torch.no_grad():
             for name, p in self.model.named_parameters():
-                p += 0.1 * torch.randn(p.shape, generator=stream(seed, f"moved {name}"), dtype=p.dtype)
+                p.add_(0.1 * torch.randn(p.shape, generator=stream(seed, f"moved {name}"), dtype=p.dtype))
         self.random = stream(seed, "check_design")
         self.tokens, self.source = self._draw(2, _TOKENS, config.vocab), None
         if config.kind == "encoder-decoder":
@@ -70,7 +78,7 @@ class _Check:
         if causal:
             self._try("no token sees a later one", self.causal)
             for cache in ("kv", "x"):
-                self._try(f"decoding from a {cache} cache = full pass", lambda c=cache: self.cached(c))
+                self._try(f"decoding from a {cache} cache = full pass", partial(self.cached, cache))
         self._try("padding changes nothing", self.padding)
         self._try("attention = its matrix times values", self.matrix)
         self._try("save and load", self.files, "tensors differ")
@@ -139,8 +147,7 @@ class _Check:
         worst = 0.0
         for given in (None, mask):
             frame = self.model._frame(self.tokens, given, causal)
-            for layer in self.model.layers:
-                attn = layer.attn
+            for attn in _attentions(self.model):
                 N = torch.randn(2, _TOKENS, self.config.d_model, generator=self.random, dtype=torch.float64)
                 v = attn.values(N)
                 Y = attn.matrix(N, frame) @ v.repeat_interleave(attn.heads // v.shape[1], 1)
@@ -156,7 +163,8 @@ class _Check:
         if self.source is not None:
             memory = self.model.encode(self.source)
             memory = Memory(memory.X, memory.mask, {})
-        got, swapped = [], torch.tensor([1, 0])
+        got: list[Tensor] = []
+        swapped = torch.tensor([1, 0])
         tokens = self.tokens
         for start, stop in ((0, 3), (3, 4), (4, 5), (5, _TOKENS)):
             if start == 4:
@@ -182,18 +190,19 @@ class _Check:
     def identity(self) -> float:
         frame, eye = self._frame(self.config.kind != "encoder"), torch.eye(_TOKENS, dtype=torch.float64)
         N = torch.randn(2, _TOKENS, self.config.d_model, generator=self.random, dtype=torch.float64)
-        return max(_relative(layer.attn.matrix(N, frame).detach(), eye) for layer in self.fresh.layers)
+        return max(_relative(attn.matrix(N, frame).detach(), eye) for attn in _attentions(self.fresh))
 
     def kernels(self) -> float:
         """A Sigma_{l-1} A^T = Sigma_l for every block, from the start to the end of the schedule."""
         frame = self._frame(self.config.kind != "encoder")
         N = torch.randn(1, _TOKENS, self.config.d_model, generator=self.random, dtype=torch.float64)
         mixing = self.config.blocks[0].mixing
+        assert mixing.bias is not None, "asked of designs with SPA alone"
         strengths = spa_strengths(mixing, self.config.depth)
         Sigmas = [target(mixing.bias.family, s, _TOKENS) for s in strengths]
         worst = 0.0
-        for layer, Sigma, wanted in zip(self.fresh.layers, Sigmas[:-1], Sigmas[1:], strict=True):
-            A = layer.attn.matrix(N, frame)[0, 0].detach()
+        for attn, Sigma, wanted in zip(_attentions(self.fresh), Sigmas[:-1], Sigmas[1:], strict=True):
+            A = attn.matrix(N, frame)[0, 0].detach()
             worst = max(worst, _relative(A @ Sigma @ A.T, wanted))
         return worst
 

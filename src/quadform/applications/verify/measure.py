@@ -83,7 +83,7 @@ def draw(asked: VerifyQuestion, index: int, device: torch.device) -> tuple[Probl
     names = ("tokens", "dim", "d_k", "d_v")
     sizes: dict[str, Any] = {name: int(torch.randint(1, asked.largest + 1, (), generator=generator)) for name in names}
     temperature = 0.5 + float(torch.rand((), generator=generator))
-    kind = KINDS[index % len(KINDS)]
+    kind: dict[str, Any] = KINDS[index % len(KINDS)]
     problem = toy_problem(**sizes, seed=asked.seed + index, device=device, temperature=temperature, **kind)
     told = "{tokens} tokens, dim {dim}, d_k {d_k}, d_v {d_v}".format(**sizes)
     return problem, f"{' '.join(kind.values())}, {told}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from quadform.core.errors import FileError, InputError
 from quadform.core.files import is_dir
@@ -34,7 +35,7 @@ def build(files: Sequence[str | Path], out: str | Path, *, held: int = 20, piece
     if pairs and len(pairs) < len(paths):
         odd = next(path for path, field in paths if path.suffix != ".tsv" or field)
         raise InputError(f"pairs (.tsv) and running text do not go into one data set; got {pairs[0]} and {odd}.")
-    described = {
+    described: dict[str, Any] = {
         "name": out.resolve().name,
         "kind": "pairs" if pairs else "text",
         "title": f"own text from {len(paths)} file{'s' * (len(paths) != 1)}",

@@ -121,7 +121,7 @@ def _entries(path: Path, language: str) -> Iterator[tuple[str, str, str]]:
     field = f"Description-{language}:"
     package = md5 = ""
     lines: list[str] | None = None
-    opened = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
+    opened: Any = {".xz": lzma.open, ".gz": gzip.open}.get(path.suffix, open)
     with opened(path, "rt", encoding="utf-8", errors="replace") as file:
         for line in [*file, "\n"]:
             line = line.rstrip("\n")
