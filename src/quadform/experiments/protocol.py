@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -189,7 +189,10 @@ class _Run(Loop[Batch]):
         """Nothing waits for the device; `after` looks now and then."""
 
     def descend(self, batch: Batch, lr: float | None) -> Tensor:
-        self.losses.append(super().descend(batch, lr) if self.recorded is None else self.recorded(batch, lr))
+        if self.recorded is None or lr is None:
+            self.losses.append(super().descend(batch, lr))
+        else:
+            self.losses.append(self.recorded(batch, lr))
         return self.losses[-1]
 
     def after(self, batch: Batch, lr: float) -> bool:
@@ -273,7 +276,7 @@ def _to(batch: Batch, device: str) -> Batch:
     return batch if device == "cpu" else {k: t.to(device, non_blocking=True) for k, t in batch.items()}
 
 
-def _feed(batches: Iterator[Batch], device: str) -> Iterator[Batch]:
+def _feed(batches: Iterator[Batch], device: str) -> Generator[Batch, None, None]:
     """The batches on the device; for a GPU a thread makes them ahead in pinned memory."""
     if device == "cpu":
         yield from batches

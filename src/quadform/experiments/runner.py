@@ -124,7 +124,7 @@ def plan(asked: ReproduceTask) -> Plan:
     rows, table = [], []
     for e in map(experiment, asked.chosen):
         last = recorded().get(e.id)
-        cost = {"seconds": last.seconds, "preset": last.preset} if last else {"seconds": None, "preset": None}
+        cost: dict[str, Any] = {"seconds": last and last.seconds, "preset": last and last.preset}
         needs = list(e.needs(e.config(asked.preset)))
         rows.append({"experiment": e.id, "claims": len(e.claims), **cost, "needs": needs})
         other = "" if cost["preset"] == asked.preset else f" ({cost['preset']})"
