@@ -60,10 +60,15 @@ class Taylor(Answer):
         return tuple(
             Direction(
                 n,
-                *(s[f"{n}/{k}"].value for k in ("slope", "curve", "third", "fourth")),
+                s[f"{n}/slope"].value,
+                s[f"{n}/curve"].value,
+                s[f"{n}/third"].value,
+                s[f"{n}/fourth"].value,
                 s[f"{n}/predicted"].value if f"{n}/predicted" in s else None,
                 s.get(f"{n}/measured"),
-                *(t.get(f"{n}/{k}") for k in ("r", "loss", "model")),
+                t.get(f"{n}/r"),
+                t.get(f"{n}/loss"),
+                t.get(f"{n}/model"),
             )
             for n in names
         )

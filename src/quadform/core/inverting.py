@@ -32,7 +32,7 @@ class Invertible:
         """(A + damping I)^-1 in closed form; None where a class knows none."""
         return self.spectral(lambda x: power(x + damping, -1.0))
 
-    def inverse(
+    def inverse(  # type: ignore[misc]  # a part of Operator
         self: Operator,
         *,
         damping: float = 0.0,
@@ -54,11 +54,13 @@ class Invertible:
         )
         return iterative
 
-    def solve(self: Operator, b: Any, **options: Any) -> Any:
+    def solve(self: Operator, b: Any, **options: Any) -> Any:  # type: ignore[misc]  # a part of Operator
         """The `Solution` of (A + damping I) x = b, for a dict or a flat tensor, one vector or k: `quadform.solve`."""
         return public("estimate").solve(self, b, **options)
 
-    def sqrt_inverse(self: Operator, *, damping: float = 0.0, tol: float = 1e-6, **options: Any) -> Operator:
+    def sqrt_inverse(  # type: ignore[misc]  # a part of Operator
+        self: Operator, *, damping: float = 0.0, tol: float = 1e-6, **options: Any
+    ) -> Operator:
         """(A + damping I)^-1/2 of a symmetric operator: in closed form where there is one, else by Lanczos."""
         exact = self.spectral(lambda x: power(x + damping, -0.5)) if self.symmetric else None
         if exact is not None:

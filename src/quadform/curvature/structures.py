@@ -51,12 +51,12 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any], depth: int) ->
         return [_mapped(part, kind, change, depth - 1) for part in value]
     mapping = isinstance(value, Mapping)
     items = dict(value) if mapping else getattr(value, "__dict__", {})
-    parts = {name: _mapped(part, kind, change, depth - 1) for name, part in items.items()}
-    new = {name: part for name, part in parts.items() if part is not items[name]}
+    mapped = {name: _mapped(part, kind, change, depth - 1) for name, part in items.items()}
+    new = {name: part for name, part in mapped.items() if part is not items[name]}
     if not new:
         return value
     if type(value) is dict:
-        return parts
+        return mapped
     own = copy.copy(value)
     for name, part in new.items():
         if mapping:

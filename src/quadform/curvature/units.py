@@ -109,12 +109,12 @@ class Recomputed:
             for name, unit in self.units.items():
                 before = unit.__dict__.get("forward")
                 stack.callback(_restore, unit, before)
-                unit.forward = partial(self._call, name, unit, unit.forward)  # type: ignore[method-assign]
+                unit.forward = partial(self._call, name, unit, unit.forward)
             yield
 
     def _call(self, name: str, unit: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         given, shape = taken((args, options))
-        weights = dict(unit.named_parameters())
+        weights: dict[str, Tensor] = dict(unit.named_parameters())
         own = [self.names[id(w)] for w in weights.values() if id(w) in self.names]
         moving = [t.requires_grad for t in given]
         if not torch.is_grad_enabled() or not (own or any(moving)):
