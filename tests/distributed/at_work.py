@@ -25,7 +25,17 @@ from quadform import distributed as qd
 from quadform.core.errors import QuadformError
 from quadform.core.operator import Operator
 from quadform.curvature import activation_hessian
-from quadform.estimate import block_norms, density, diagonal, eigenpairs, frobenius, singular_ends, trace
+from quadform.estimate import (
+    block_norms,
+    density,
+    diagonal,
+    eigenpairs,
+    frobenius,
+    matrix_function,
+    singular_ends,
+    solve,
+    trace,
+)
 from quadform.testing import check_operator
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "estimate"))
@@ -335,6 +345,40 @@ def estimates(g: qd.Group) -> dict[str, Any]:
         "blocks": lambda B: block_norms(B, ["a", "b"], 4).value,
     }
     return found | {name: apart(f(A), f(alone)) for name, f in numbers.items()}
+
+
+def solved(g: qd.Group) -> dict[str, Any]:
+    """Systems and functions whose vectors lie in slices; a solve begun by all and gone on with by one."""
+    A, alone = operators(g)
+    b = vectors(alone.domain, 2)
+    pairs = [eigenpairs(B, 2) for B in (A, alone)]
+    found: dict[str, Any] = {}
+    for method in ("cg", "block-cg", "minres", "lsmr"):
+        damping = -10.0 if method == "minres" else 8.0
+        a, c = (solve(B, b, damping=damping, method=method, tol=1e-6) for B in (A, alone))
+        x = [alone.domain.flatten(s.x) for s in (a, c)]
+        found[method] = max(apart(*x), float(abs(a.products - c.products)), float(not a.converged))
+    a, c = (solve(B, b, damping=8.0, method="cg", deflate=p) for B, p in zip((A, alone), pairs, strict=True))
+    found["deflated"] = apart(*(alone.domain.flatten(s.x) for s in (a, c)))
+    a, c = (matrix_function(B, b, "abs-inverse", damping=1.0, tol=1e-4) for B in (A, alone))
+    found["function"] = apart(*(alone.domain.flatten(s.value) for s in (a, c)))
+
+    def stop(done: int, *told: Any) -> None:
+        if done >= 12:
+            raise Stopped
+
+    folder = Path(os.environ["QUADFORM_TEST_FOLDER"]) / "solved"
+    options: dict[str, Any] = {"damping": -10.0, "tol": 1e-6}
+    whole = solve(alone, b, **options)
+    with contextlib.suppress(Stopped):
+        solve(A, b, **options, resume=folder, progress=stop)
+    g.any(False)
+    if g.first:
+        again = solve(alone, b, **options, resume=folder)
+        found["gone on"] = apart(*(alone.domain.flatten(s.x) for s in (again, whole)))
+        found["files"] = len(list(folder.iterdir()))
+    g.any(False)
+    return found
 
 
 class Stopped(Exception):

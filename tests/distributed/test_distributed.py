@@ -25,9 +25,9 @@ from quadform.estimate import eigenpairs
 #: gradients by displacements of 1e-8 to 1e-2.
 ROUNDING, TRIAL = 1e-12, 1e-9
 CHECKS = {
-    2: "products routes contracts few_rows causal whole_batches joined spread bases slices estimates resumed refusals"
-    " failures interrupted questions documented killed",
-    3: "products few_rows causal joined bases slices failures",
+    2: "products routes contracts few_rows causal whole_batches joined spread bases slices estimates solved resumed"
+    " refusals failures interrupted questions documented killed",
+    3: "products few_rows causal joined bases slices solved failures",
 }
 Found = dict[int, list[dict[str, Any]]]
 
@@ -205,6 +205,20 @@ ESTIMATES = ["density, full", "density, selective", "density, none", "trace", "h
 def test_estimates(found: Found, name: str) -> None:
     """Every estimator gives the numbers and the standard errors of one process."""
     same(found, "estimates", name)
+
+
+@pytest.mark.parametrize("name", ["cg", "block-cg", "minres", "lsmr", "deflated", "function"])
+def test_solves(found: Found, name: str) -> None:
+    """x and f(A) b with vectors in slices are those of one process, with as many products."""
+    same(found, "solved", name)
+
+
+def test_a_solve_goes_on_alone(found: Found) -> None:
+    """A state that several processes left is gone on with by one."""
+    for _, rank, result in results(found, "solved"):
+        if rank == 0:
+            assert result["gone on"] <= ROUNDING
+            assert result["files"] == 1
 
 
 def test_resume(found: Found) -> None:

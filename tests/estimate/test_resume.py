@@ -22,8 +22,10 @@ from quadform.estimate import (
     diagonal,
     eigenpairs,
     frobenius,
+    matrix_function,
     resume,
     singular_ends,
+    solve,
     spectral_norm,
     trace,
 )
@@ -60,9 +62,15 @@ RUNS: dict[str, Callable[..., Any]] = {
     "singular ends": lambda A, **o: singular_ends(A, smallest=True, max_products=90, **o),
     "spectral norm": lambda A, **o: spectral_norm(A, **o),
     "diagonal": lambda A, **o: diagonal(A, 40, **o),
+    "cg": lambda A, **o: solve(A, B, damping=7.0, method="cg", tol=1e-9, **o),
+    "block-cg": lambda A, **o: solve(A, B, damping=7.0, method="block-cg", tol=1e-9, **o),
+    "minres": lambda A, **o: solve(A, B, damping=1.0, tol=1e-4, **o),
+    "lsmr": lambda A, **o: solve(A, B, damping=1.0, method="lsmr", tol=1e-4, **o),
+    "abs-inverse": lambda A, **o: matrix_function(A, B, "abs-inverse", damping=1.0, tol=1e-4, **o),
     "block_norms": lambda A, **o: block_norms(A, ("a", "b"), 20, **o),
 }
 D = outliers(300)
+B = torch.randn(300, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 WHOLE = {name: run(Spectrum(D)) for name, run in RUNS.items()}
 
 

@@ -179,7 +179,8 @@ class _Basis:
         change = (Y - torch.cat([self.Y, Y.new_zeros(len(Y) - len(self.Y), Y.shape[1])])).norm(dim=0)
         change = torch.where(change.isfinite(), change, math.inf)
         eps = torch.finfo(krylov.Q.dtype).eps
-        self.round_off = eps * ((4 + math.sqrt(len(Y))) * Y.norm(dim=0) + 2 * krylov.norm_seen * self._slope(theta))
+        moved = 2 * krylov.norm_seen * self._slope(theta) * self.C.norm(dim=0)  # by the round-off of A
+        self.round_off = eps * ((4 + math.sqrt(len(Y))) * Y.norm(dim=0) + moved)
         if not krylov.pending:
             self.cut = torch.zeros_like(change)
         elif self.bounded:
@@ -194,11 +195,13 @@ class _Basis:
 
     def _slope(self, theta: Tensor) -> float:
         """The largest slope of f between Ritz values (and at zero, for a bound): what the round-off of A is worth."""
-        at_zero = theta.new_tensor([0.0, 1e-3 * self.damping]) if self.bounded else theta[:0]
-        x = torch.cat([at_zero, theta[theta > at_zero.sum()] if self.bounded else theta])
+        x = theta
+        if self.bounded:
+            zero = theta.new_tensor([0.0, 1e-3 * self.damping])
+            x = torch.cat([zero, theta[theta > zero[1]]])
         gap = x.diff()
         wide = gap > math.sqrt(torch.finfo(torch.float64).eps) * self.krylov.norm_seen
-        wide[: len(at_zero) - 1] = True
+        wide[:1] |= self.bounded
         slopes = (self._values(x).diff().abs() / gap)[wide]
         return float(slopes.max()) if len(slopes) else 0.0
 

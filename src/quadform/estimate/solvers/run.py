@@ -36,6 +36,7 @@ class Run:
         self.why = torch.zeros(k, dtype=torch.int64)
         self.which = torch.arange(k)  # the right-hand sides of the recurrence
         self.inner: Recurrence | None = None
+        self.spent = (0, 0.0)  # products and norm seen when the last step was complete
 
     @property
     def open(self) -> Tensor:
@@ -59,6 +60,7 @@ class Run:
             self.inner.step()
         else:
             self.take()
+        self.spent = (self.system.products, self.system.norm_seen)
 
     def take(self) -> None:
         """Add what the recurrence found where it makes the true residual smaller; give up where it does not halve."""
@@ -136,15 +138,16 @@ class Run:
             tensors |= {f"inner/{name}/{form}": t for name, t in self.inner.vectors.items()}
             tensors |= {f"inner/{name}/number": t for name, t in self.inner.scalars.items()}
             tensors["run/which/number"] = self.which
-        return tensors, {"products": self.system.products, "norm_seen": self.system.norm_seen}
+        return tensors, dict(zip(("products", "norm_seen"), self.spent, strict=True))
 
     def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
-        self.system.products, self.system.norm_seen = int(numbers["products"]), float(numbers["norm_seen"])
+        self.spent = int(numbers["products"]), float(numbers["norm_seen"])
+        self.system.products, self.system.norm_seen = self.spent
         vectors: dict[str, Tensor] = {}
         scalars: dict[str, Tensor] = {}
         for key, t in tensors.items():
             owner, name, form = key.split("/")
-            value = t.clone() if form == "number" else t.to(self.B)
+            value = t.clone() if form == "number" else t.to(self.B).clone()  # aligned: the same bits from every product
             if owner == "run":
                 setattr(self, name, value)
             else:
