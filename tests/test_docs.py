@@ -29,6 +29,19 @@ def test_readme_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(torch.allclose((H_o @ v)[n] + (H_f @ v)[n], (H @ v)[n], atol=1e-4) for n in v)
 
 
+def test_estimate_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of solving and inverting, as printed: it converges, and deflation changes the products alone."""
+    text = (ROOT / "docs" / "estimate.md").read_text().partition("## Solving")[2]
+    own: dict = {}
+    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "estimate.md", "exec"), own)
+    assert capsys.readouterr().out.startswith("cg: converged, relative residual")
+    assert all(own[name].converged for name in ("step", "newton", "saddle_free", "again"))
+    assert own["newton"].method == "minres"
+    space = own["H"].domain
+    for got in (own["P"] @ own["g"], own["again"].x):
+        assert torch.allclose(space.flatten(got), space.flatten(own["step"].x), rtol=1e-3, atol=1e-4)
+
+
 def test_readme_verbs_exist() -> None:
     """Every `quadform VERB` of the README is a verb, and every verb is in its table."""
     named = set(re.findall(r"[`$/] ?quadform ([a-z]+)", README))

@@ -33,8 +33,8 @@ class ConjugateGradients(Recurrence):
 
     def step(self) -> None:
         system, rows, on = self.system, self.system.rows, self.open.nonzero()[:, 0]
-        X, R, P = (self.vectors[name][on.to(self.vectors[name].device)] for name in ("X", "R", "P"))
-        rho = self.scalars["rho"][on]
+        v, n = self._taken(on)
+        X, R, P, rho = v["X"], v["R"], v["P"], n["rho"]
         V = system.times(P)
         curvature = rows.dot(P, V)
         flat = system.eps * system.norm_seen * rows.dot(P, P)

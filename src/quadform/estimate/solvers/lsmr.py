@@ -48,8 +48,7 @@ class LeastSquaresMinimalResidual(Recurrence):
 
     def step(self) -> None:
         system, rows, on = self.system, self.system.rows, self.open.nonzero()[:, 0]
-        n = {name: value[on] for name, value in self.scalars.items()}
-        v = {name: rows_[on.to(rows_.device)] for name, rows_ in self.vectors.items()}
+        v, n = self._taken(on)
         U = system.times(v["V"])
         U = torch.addcmul(U, column(-n["alpha"], U), v["U"])
         beta = rows.norm(U)

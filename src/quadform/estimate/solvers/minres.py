@@ -36,8 +36,7 @@ class MinimalResidual(Recurrence):
 
     def step(self) -> None:
         system, rows, on = self.system, self.system.rows, self.open.nonzero()[:, 0]
-        n = {name: value[on] for name, value in self.scalars.items()}
-        v = {name: rows_[on.to(rows_.device)] for name, rows_ in self.vectors.items()}
+        v, n = self._taken(on)
         beta = n["beta"]
         q = v["Y"] / column(beta, v["Y"])  # the Lanczos vector
         image = system.times(q)
@@ -68,5 +67,8 @@ class MinimalResidual(Recurrence):
         vectors = {"X": X, "R": R, "V": V, "Y": Y, "old": v["V"], "W": W, "W2": v["W"]}
         scalars = {"beta": new, "before": beta, "phibar": phibar, "dbar": dbar, "epsilon": epsilon, "c": c, "s": s}
         scalars |= {"norm": norm, "size": rows.norm(R)}
-        self.scalars["why"][on[ended]] = OUTSIDE
-        self._put(on[go], {k: t[go.to(t.device)] for k, t in vectors.items()}, {k: t[go] for k, t in scalars.items()})
+        if bool(ended.any()):
+            self.scalars["why"][on[ended]] = OUTSIDE
+            vectors = {name: t[go.to(t.device)] for name, t in vectors.items()}
+            scalars = {name: t[go] for name, t in scalars.items()}
+        self._put(on[go], vectors, scalars)

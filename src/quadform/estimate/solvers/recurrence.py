@@ -54,10 +54,21 @@ class Recurrence(ABC):
         """Products of the next step."""
         return int(self.open.sum())
 
+    def _taken(self, on: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Vectors and scalars of some right-hand sides; of all without a copy."""
+        if len(on) == len(self.scalars["size"]):
+            return self.vectors, self.scalars
+        vectors = {name: t[on.to(t.device)] for name, t in self.vectors.items()}
+        return vectors, {name: t[on] for name, t in self.scalars.items()}
+
     def _put(self, on: Tensor, vectors: Mapping[str, Tensor], scalars: Mapping[str, Tensor]) -> None:
+        """New vectors and scalars of some right-hand sides."""
         for own, new in ((self.vectors, vectors), (self.scalars, scalars)):
             for name, value in new.items():
-                own[name][on.to(own[name].device)] = value.to(own[name].dtype)
+                if len(on) == len(own[name]):
+                    own[name] = value.to(own[name].dtype)
+                else:
+                    own[name][on.to(own[name].device)] = value.to(own[name].dtype)
 
 
 def numbers(size: Tensor, target: Tensor, **more: Tensor) -> dict[str, Tensor]:
