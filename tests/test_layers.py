@@ -21,7 +21,7 @@ PLANTED = [
     ("core", "from quadform.theory import attention", LAYERS),
     ("theory", "import quadform.kernels", LAYERS),
     ("kernels", "from quadform.propagation import shaping", LAYERS),
-    ("report", "from quadform.applications import configs", LAYERS),
+    ("report", "from quadform.applications import opening", LAYERS),
     ("answers", "from quadform.curvature import groups", LAYERS),
     ("answers", "def f():\n    from quadform.report import page", LAYERS),
     ("applications", "import quadform.cli", LAYERS),

@@ -37,6 +37,8 @@ __getattr__, __dir__, __all__ = attach(
         "vary": ".applications.attention",
         "reproduce": ".experiments",
         "ls": ".cli.calls",
+        "fit": ".applications.fitting",
+        "decode": ".applications.decoding",
         "explore": ".explorer.notebook",
         "solve": ".estimate",
         "spectrum": ".applications.spectrum",

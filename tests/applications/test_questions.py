@@ -14,12 +14,14 @@ import torch
 import quadform as qf
 from quadform.applications.asking import Door
 from quadform.applications.compare.measure import CompareMeasurement
+from quadform.applications.decoding import DecodeTask
+from quadform.applications.fitting import TrainTask
 from quadform.applications.opening import Probe
 from quadform.cli import main
 from quadform.cli.listing import LsTask
 from quadform.core.errors import InputError, UnknownName
 from quadform.core.question import Fields, Task, options
-from quadform.core.record import Record
+from quadform.core.record import Record, strict_json
 from quadform.core.work import Work
 from quadform.corpora.question import DataTask
 from quadform.experiments import ReproduceTask
@@ -48,6 +50,8 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "compare": (qf.compare, {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "dim": 4, "heads": 2, "budget": 1}),
     "report": (qf.study, {**PROBE, "batches": 1}),
 }
+#: A small training.
+TRAINED: dict[str, Any] = {"data": "add:digits=1", "depth": 1, "dim": 4, "heads": 2, "steps": 3, "batch": 2, "test": 4}
 #: What a verb is asked of, where it is not MODEL alone.
 NAMED: dict[str, list[str]] = {"signal": ["pre-ln", MODEL]}
 #: Entries of a record that differ between two runs of one question.
@@ -125,15 +129,39 @@ def tasks_of(verb: str, folder: Path) -> list[Task]:
     (folder / "own.txt").write_text("a text of my own")
     if verb == "ls":
         return [LsTask(), LsTask(what="runs", where=str(folder))]
+    if verb == "train":
+        return [TrainTask(**TRAINED)]
+    if verb == "decode":
+        qf.fit(**TRAINED, out=folder / "run", progress=False)
+        (folder / "lines").write_text("1+1=\n")
+        run = str(folder / "run")
+        return [DecodeTask(model=run, texts="1+1="), DecodeTask(model=run, file=str(folder / "lines"), sample=True)]
     return [
         DataTask(action="build", names=(str(folder / "own.txt"),), out=str(folder / "built")),
         DataTask(action="fetch", names=("moby",), out=str(folder)),
     ]
 
 
-@pytest.mark.parametrize("verb", ["ls", "data"])
+def test_training_and_decoding_are_the_same_by_both_ways(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`qf.fit` and `quadform train` give one record and one model; `qf.decode` what `quadform decode` prints."""
+    monkeypatch.chdir(tmp_path)
+    here = qf.fit(**TRAINED, out="here", progress=False)
+    assert main(["train", *(w for n, v in TRAINED.items() for w in flag(n, v)), "--out", "there", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    record = json.loads(strict_json(here.plain()))
+    assert {n: told[n] for n in ("kind", "inputs", "scalars")} == {n: record[n] for n in ("kind", "inputs", "scalars")}
+    decoded = qf.decode("here", texts=["1+1=", "2+3="], beam=2)
+    assert main(["decode", "there", "1+1=", "2+3=", "--beam", "2"]) == 0
+    assert capsys.readouterr().out == f"{decoded}\n"
+    with pytest.raises(InputError, match="holds a run already"):
+        qf.fit(**TRAINED, out="here", progress=False)
+
+
+@pytest.mark.parametrize("verb", ["ls", "data", "train", "decode"])
 def test_every_field_of_several_tasks_is_read(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fields that belong to one list or action each."""
+    """Fields that belong to one list, one action, or one kind of search each."""
     monkeypatch.setattr("quadform.corpora.fetch.store.fetch", lambda name, **how: None)
     read = set()
     for task in tasks_of(verb, tmp_path):
@@ -141,7 +169,8 @@ def test_every_field_of_several_tasks_is_read(verb: str, tmp_path: Path, monkeyp
         with Work(progress=False) as work:
             asked.run(work)
         read |= seen
-    assert read == set(options(type(task)))
+    filled = {"recipe"} if verb == "decode" else set()  # read when the task is made: it fills the other fields
+    assert read == set(options(type(task))) - filled
 
 
 def test_lists_are_the_same_by_both_ways(capsys: pytest.CaptureFixture[str]) -> None:

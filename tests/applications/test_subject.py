@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from quadform.applications.configs.shared import seconds_of
 from quadform.applications.opening import Opening
 from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.subject import open_subject, parse_data, parse_new, weights_hash
 from quadform.cli.main import main
 from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.core.question import seconds_of
 from quadform.corpora import dataset
 from quadform.nn.transformer import Transformer
 from quadform.train import TrainConfig, train

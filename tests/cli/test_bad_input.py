@@ -86,7 +86,7 @@ def test_no_model(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_run_to_decode(capsys: pytest.CaptureFixture[str]) -> None:
     """The same for RUN of `decode`."""
     assert refused(["decode"], capsys) == (
-        "`quadform decode` needs a RUN: the folder of a run that `quadform train --out RUN` made."
+        "`quadform decode` needs a MODEL: the folder of a run that `quadform train --out RUN` made."
         " See `quadform decode --help`."
     )
 
@@ -94,7 +94,7 @@ def test_no_run_to_decode(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["train", "--design", "paralel"], "`--design paralel` is not a block design. Did you mean `parallel`?"),
+        (["train", "--design", "paralel"], "design='paralel' is not a block design. Did you mean `parallel`?"),
         (
             ["compare", "--designs", "pre-ln,paralel"],
             "designs='paralel' is not a block design. Did you mean `parallel`?",

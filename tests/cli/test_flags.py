@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from quadform.applications.configs.shared import LongWork, Output
 from quadform.cli.flags import read
+from quadform.cli.options import LongWork, Output
 from quadform.core.errors import InputError
 from quadform.core.question import Fields, option, required, whole_numbers
 

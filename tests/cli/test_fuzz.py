@@ -23,9 +23,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quadform.applications.configs.shared import Output
 from quadform.cli import parse
 from quadform.cli.main import VERBS, _asked, fields_of, main
+from quadform.cli.options import Output
 from quadform.core import progress
 from quadform.core.errors import QuadformError
 from quadform.core.record import Estimate, Provenance, Record

@@ -44,8 +44,8 @@ def test_the_next_command_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_folder_is_written_by_one_command_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second command is refused while the first runs, and nothing is left of the lock when it ends."""
-    from quadform.applications.configs.shared import Output
     from quadform.cli.folders import let_go, writable
+    from quadform.cli.options import Output
 
     writable(Output(out=str(tmp_path / "run")))
     try:

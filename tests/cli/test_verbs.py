@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 import quadform
-from quadform.applications.configs import Numerics, Output
+from quadform.applications.opening import Numerics
 from quadform.cli import main
+from quadform.cli.options import Output
 from quadform.core import progress
 from quadform.core.errors import MissingExtra
 from quadform.core.record import Record

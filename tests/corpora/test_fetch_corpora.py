@@ -246,7 +246,7 @@ def test_a_run_whose_test_split_is_empty_ends_well(tmp_path, capsys):
 
 def test_the_test_split_is_searched_as_the_recipe_says(folder, tmp_path):
     """Greedy and a beam of 5, or the original search of "vaswani", which `decode` calls by the same name."""
-    from quadform.applications.configs.decode import DecodeConfig
+    from quadform.applications.decoding.question import DecodeTask
     from quadform.nn import Search
     from quadform.train.bleu import score_model
 
@@ -257,7 +257,7 @@ def test_the_test_split_is_searched_as_the_recipe_says(folder, tmp_path):
         f"{score}, {how}" for score in ("BLEU", "chrF") for how in ("greedy", "beam 5")
     }
     run = fit(data, recipe="vaswani", out=tmp_path / "run", watch_every=0, progress=False, **size)
-    asked = DecodeConfig(run="run", recipe="vaswani")
+    asked = DecodeTask(model="run", recipe="vaswani")
     assert (run.search.beam, run.search.penalty, run.search.alpha) == (asked.beam, asked.penalty, asked.length_penalty)
     assert f"+{run.search.beyond}" == asked.max_length == "+50"
     how = Search(beam=4, penalty="gnmt", alpha=0.6, beyond=50, max_length=data.longest + 51)

@@ -97,7 +97,7 @@ def test_out_of_time_goes_on(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--design", "paralel"], "`--design paralel` is not a block design. Did you mean `parallel`? See"),
+        (["--design", "paralel"], "design='paralel' is not a block design. Did you mean `parallel`? See"),
         (["--data", "revers"], "no data set 'revers'"),
         (["--data", "reverse:leters=3"], "'reverse' has no setting 'leters'; there are letters, longest. Did you mean"),
         (["--data", "packages:foo=3"], "'packages' has no setting 'foo'; there are classes, seq_len, source."),
@@ -117,7 +117,7 @@ def test_out_of_time_goes_on(tmp_path, capsys):
         (["--data", "reverse:longest=99999999999"], "this training needs at least"),
         (["--data", "a" * 300], "no data set"),
         (["--start-from", "a" * 300], "there is no training run"),
-        (["--test", "-1"], "give 0 or more"),
+        (["--test", "-1"], "test=-1: give at least 0."),
         (["--start-from", "nowhere"], "there is no training run at nowhere"),
     ],
 )
@@ -145,11 +145,11 @@ def test_decoding_lines(run, capsys, tmp_path, monkeypatch):
 
 def test_a_line_ends_at_its_line_end(tmp_path):
     """Separators inside a text (U+2028, form feeds) do not cut it; an empty line is a text."""
-    from quadform.applications.configs.decode import DecodeConfig
-    from quadform.cli.verbs.decode import _texts
+    from quadform.applications.decoding.done import texts_of
+    from quadform.applications.decoding.question import DecodeTask
 
     (tmp_path / "lines").write_text("a\u2028b\n\nc\fd\n", encoding="utf-8")
-    assert _texts(DecodeConfig(run="r", file=str(tmp_path / "lines"))) == ["a\u2028b", "", "c\fd"]
+    assert texts_of(DecodeTask(model="r", file=str(tmp_path / "lines"))) == ["a\u2028b", "", "c\fd"]
 
 
 def test_n_best_have_scores(run, capsys):
@@ -180,11 +180,11 @@ def test_samples_follow_the_seed(run, capsys):
     [
         (["abz"], "does not know 'z'"),
         ([""], "text 1 is empty"),
-        (["abc", "--n-best", "2"], "add `--beam 2`"),
-        (["abc", "--top-k", "2"], "belong to `--sample`"),
+        (["abc", "--n-best", "2"], "beam=2"),
+        (["abc", "--top-k", "2"], "belong to sample"),
         (["abc", "--sample", "--beam", "2"], "draws one text"),
         (["abc", "--file", "x"], "not both"),
-        (["--file", "missing"], "`--file missing` cannot be read"),
+        (["--file", "missing"], "the file missing cannot be read"),
         (["abc", "--beam", "0"], "give at least 1"),
         (["abcdabcdabcd"], "learned 5 positions"),
     ],
@@ -208,10 +208,10 @@ def test_no_run_to_decode(tmp_path, capsys):
 
 
 # -------------------------------------------------------------------------------------------------------------- python
-def test_the_package_is_the_function():
-    """qf.train(...) trains by the recipe and gives a Run that decodes; it is quadform.train.fit."""
+def test_one_function_trains():
+    """qf.fit(...) trains by the recipe as quadform.train.fit does, and what it gives decodes."""
     data = dataset("add", digits=1)
-    a = qf.train(data, steps=3, depth=1, dim=16, heads=2, progress=False)
+    a = qf.fit(data, steps=3, depth=1, dim=16, heads=2, test=10, progress=False)
     b = fit(data, steps=3, depth=1, dim=16, heads=2, progress=False)
     for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
         assert torch.equal(p, q)
@@ -219,7 +219,8 @@ def test_the_package_is_the_function():
     assert len(found[0].text) == 2
     assert a.decode(["3+4="], Search(beam=2, n_best=2))[0][0].score >= found[0].score
     assert len(a.decode(["3+4=", "1+1="], Sampling())) == 2
-    assert set(score_test(a, 10)) == {"exact"}
+    assert {name for name in a.record.scalars if name.startswith("test")} == {"test exact"}
+    assert isinstance(qf.train, type(json))
 
 
 def test_said_settings_replace_the_recipe():

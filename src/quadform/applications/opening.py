@@ -15,6 +15,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Numerics(Fields):
+    """Where and how the numbers are made."""
+
+    seed: int = option(0, "Seed of everything that is drawn.")
+    dtype: str = option(
+        "float64",
+        "Number format of the computation; half precision is refused, it underflows.",
+        choices=("float32", "float64"),
+    )
+    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probe(Fields, ABC):
     """Batches that models are measured on, and how models are opened."""
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..applications.configs.shared import LongWork, Output
 from ..core.progress import say
 from ..core.question import Listing, Task
 from ..core.work import Work
@@ -14,6 +13,7 @@ from ..report.page import PAGES
 from .earlier import result_folder
 from .flags import Command
 from .folders import report_command, resume_command, writable
+from .options import LongWork, Output
 from .show import print_json, print_listing, print_plan, record_json
 
 
@@ -53,14 +53,21 @@ def _do(task: Task, limits: LongWork, output: Output) -> int:
         return print_plan(task.plan().to_json(), output)
     output = replace(output, out=task.folder(output.out))
     folder = writable(output)
-    with Work(folder, seconds=limits.max_time, progress=not output.quiet) as work:
-        found = task.run(work)
+    with Work(folder, seconds=limits.max_time, resume=limits.resume, progress=not output.quiet) as work:
+        try:
+            found = task.run(work)
+        except KeyboardInterrupt:
+            if folder and "resume" in task.takes:
+                say(f"stopped and saved; resume with `{resume_command()}`")
+            raise
     if output.json:
         print_json(found.plain() | {"ok": found.ok} | ({"saved": str(folder)} if folder else {}))
     elif isinstance(found, Listing):
         print_listing(found)
     else:
         print(found)
+    if not found.ok and "resume" in task.takes:
+        say(f"the time was up; resume with `{resume_command()}`")
     found.stay()
     return 0 if found.ok else 3
 

@@ -15,10 +15,10 @@ import typing
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from ..applications.configs.shared import LongWork, Output
 from ..applications.opening import Probe
 from ..core.errors import InputError
 from ..core.question import Option, Question, Task, options
+from .options import LongWork, Output
 from .parse import check_words, one_line
 
 

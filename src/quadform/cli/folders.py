@@ -6,8 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from ..applications.configs.shared import Output
 from ..core.errors import FileError, InputError
+from .options import Output
 from .processes import several
 
 #: The words of the command that is being answered; `main` sets them.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..core import progress
 from ..core.errors import QuadformError, UnknownName, did_you_mean, needing
@@ -18,14 +16,13 @@ from .stopping import INTERRUPTED, TERMINATED, stopped_by_sigterm
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: the question it answers and the value that holds it, `module:Class`.
+    """A verb: the question it answers, the value that holds it, and the one that opens the model it is about.
 
-    Below `applications.configs` it is a config, answered by the module of `cli.verbs` with the verb's name. Else it is
-    a Question below `applications`, answered by `cli.answering`; `opening` opens the model it is about.
+    Both are written `module:Class`, relative to `applications`; `cli.answering` answers.
     """
 
     question: str
-    config: str
+    asks: str
     opening: str = ""
 
 
@@ -64,8 +61,8 @@ VERBS = {
     "reproduce": Verb(
         "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"
     ),
-    "train": Verb("make a model with a chosen block and train it", "train:TrainVerbConfig"),
-    "decode": Verb("what a trained model writes: greedy, beam or sampled", "decode:DecodeConfig"),
+    "train": Verb("make a model with a chosen block and train it", "fitting.question:TrainTask"),
+    "decode": Verb("what a trained model writes: greedy, beam or sampled", "decoding.question:DecodeTask"),
     "data": Verb("real corpora and trained models: licence and size first", ".corpora.question:DataTask"),
     "ls": Verb("what designs, data, experiments and runs there are", ".cli.listing:LsTask"),
     "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
@@ -133,60 +130,34 @@ def _run(words: list[str]) -> int:
                 f"`{name}`: flags come after the verb (`quadform attention {name}`). See `quadform --help`."
             )
         raise UnknownName(f"`{name}` is not a verb of quadform.{did_you_mean(name, VERBS)} See `quadform --help`.")
+    from .flags import command_of
+
     verb = VERBS[name]
     try:
-        device, output, answer = _asked(name, verb, rest)
+        command = command_of(name, verb.asks, verb.opening, rest)
     except SystemExit:  # --help was answered
         return 0
     _share_the_machine()  # before the next line, which loads torch
     from . import folders
+    from .answering import answer
     from .processes import answer_together, several
 
     folders.asked[:] = words
-    before, progress.quiet = progress.quiet, output.quiet
+    before, progress.quiet = progress.quiet, command.output.quiet
     try:
-        return answer_together(name, answer, device, output.debug) if several() else answer()
+        if several():
+            return answer_together(name, lambda: answer(command), command.device, command.output.debug)
+        return answer(command)
     finally:
         progress.quiet = before
         folders.let_go()
 
 
-def _asked(name: str, verb: Verb, words: list[str]) -> tuple[str, Any, Callable[[], int]]:
-    """Where a command computes, where its answer goes, and what answers it."""
-    if "." in verb.config.partition(":")[0]:
-        from .flags import command_of
-
-        command = command_of(name, verb.config, verb.opening, words)
-
-        def answered() -> int:
-            from .answering import answer
-
-            return answer(command)
-
-        return command.device, command.output, answered
-    from ..applications.configs.shared import Output
-    from .flags import read
-
-    module, _, config_name = verb.config.partition(":")
-    configs = importlib.import_module(f"quadform.applications.configs.{module}")
-    config, output = read(name, [getattr(configs, config_name), Output], words)
-
-    def answer() -> int:
-        return int(importlib.import_module(f".verbs.{name}", __package__).answer(config, output))
-
-    return str(getattr(config, "device", "")), output, answer
-
-
 def fields_of(name: str) -> type:
     """A dataclass of all flags of a verb."""
-    from ..applications.configs.shared import Output
     from .flags import call_of, parts_of
 
-    verb = VERBS[name]
-    module, _, config = verb.config.partition(":")
-    if "." in module:
-        return call_of(name, parts_of(verb.config, verb.opening))
-    return call_of(name, [getattr(importlib.import_module(f"quadform.applications.configs.{module}"), config), Output])
+    return call_of(name, parts_of(VERBS[name].asks, VERBS[name].opening))
 
 
 def _share_the_machine() -> None:

@@ -26,11 +26,11 @@ def answer_together(name: str, answer: Callable[[], int], device: str, debug: bo
 
     An error of any process is told by the first; a process that fails and cannot tell is named by torchrun.
     """
-    if name in OWN:
-        return answer()
     if os.environ.get("RANK", "0") == "0":
-        return _answer(name, answer, device)
+        return answer() if name in OWN else _answer(name, answer, device)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        if name in OWN:
+            return answer()
         try:
             return _answer(name, answer, device)
         except (Exception, KeyboardInterrupt) as error:

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..applications.configs.shared import Output
 from ..core.record import Estimate, Record, strict_json
+from .options import Output
 
 if TYPE_CHECKING:
     from ..core.question import Listing
@@ -55,10 +55,6 @@ def print_plan(body: dict[str, Any], output: Output) -> int:
     else:
         print(body["text"])
     return 0
-
-
-def seconds(value: float) -> str:
-    return f"{1e3 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
 def print_listing(listing: Listing) -> None:

@@ -1,9 +1,5 @@
 """Training: schedules, one loop, checkpoints that resume bit for bit."""
 
-import sys
-from types import ModuleType
-from typing import Any
-
 from quadform.core.lazy import attach
 
 __getattr__, __dir__, __all__ = attach(
@@ -33,13 +29,3 @@ __getattr__, __dir__, __all__ = attach(
         "token_cosines": ".watch",
     },
 )
-
-
-class _Callable(ModuleType):
-    """The package is also the function: `qf.train("reverse")` is `quadform.train.fit("reverse")`."""
-
-    def __call__(self, *words: Any, **settings: Any) -> Any:
-        return self.fit(*words, **settings)
-
-
-sys.modules[__name__].__class__ = _Callable

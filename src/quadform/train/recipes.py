@@ -1,7 +1,7 @@
 """From a data set to a trained model in one call: sizes and settings that fit the data, everything else said by you.
 
-`fit("reverse", out="runs/reverse")` is what `quadform train --data reverse --out runs/reverse` does; `qf.train(...)` is
-the same function. A recipe is two tables, of the model and of its training; what is given replaces what is in them.
+`fit("reverse", out="runs/reverse")` trains as `quadform train --data reverse --out runs/reverse` does. A recipe is two
+tables, of the model and of its training; what is given replaces what is in them.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ def fit(
     progress: bool | bars.Report = True,
     **settings: Any,
 ) -> Run:
-    """Train a model on a data set by its recipe, and give the run: `qf.train("reverse", steps=500).decode(["abc"])`.
+    """Train a model on a data set by its recipe, and give the run: `fit("reverse", steps=500).decode(["abc"])`.
 
     `settings` are those of `prepare`. With `out` the run is kept there, and goes on there when it was stopped.
     """

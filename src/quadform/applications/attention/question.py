@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.errors import InputError, did_you_mean
 from ...core.question import Question, option
-from ..configs.shared import Numerics
+from ..opening import Numerics
 
 #: The six unique blocks of the Hessian of one head, row then column, in the order used everywhere.
 BLOCKS = ("W_Q,W_Q", "W_Q,W_K", "W_K,W_K", "W_V,W_Q", "W_V,W_K", "W_V,W_V")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.question import Question
-from ..configs.shared import Numerics
+from ..opening import Numerics
 
 
 @dataclass(frozen=True, kw_only=True)

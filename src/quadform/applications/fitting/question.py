@@ -1,15 +1,21 @@
-"""The question of `quadform train`."""
+"""What `quadform train` and `qf.fit` are asked. Torch-free."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ...core.designs import DESIGNS
 from ...core.errors import InputError, UnknownName, did_you_mean
-from ...core.question import option
-from .shared import LongWork, Numerics
+from ...core.question import Plan, Task, option, options
+from ..opening import Numerics
+
+if TYPE_CHECKING:
+    from ...core.work import Work
+    from .done import Fitted
 
 #: Questions or sentences of a test: more say nothing new, and are drawn at once.
 MOST_TESTED = 1_000_000
@@ -18,13 +24,16 @@ _OTHER_NAMES = {"batch": "batch_size", "optimizer": "optimiser"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainVerbConfig(LongWork, Numerics):
+class TrainTask(Numerics, Task):
     """Make a model with a chosen block and train it. What is not said comes from the recipe that fits the data.
 
     Several GPUs or processes: `torchrun --nproc-per-node 8 --no-python quadform train ...`.
     """
 
-    data: str = option(
+    verb = "train"
+    first = "data"
+
+    data: str | object = option(
         "add:digits=3",
         "A data set (`quadform ls data`) with its settings: `reverse`, `add:digits=3`, `tsmsg-de:pieces=1000`.",
     )
@@ -116,29 +125,40 @@ class TrainVerbConfig(LongWork, Numerics):
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
-    test: int = option(1000, "Questions or sentences of the test split to score at the end; 0 leaves it unseen.")
+    test: int = option(
+        1000,
+        "Questions or sentences of the test split to score at the end; 0 leaves it unseen.",
+        least=0,
+    )
     precision: str = option("full", "bf16 products, on CUDA.", choices=("full", "bf16"))
     compile: bool = option(False, "Compile the model (torch.compile).")
     dtype: str = option("float32", "Number format of the weights.", choices=("float32", "float64"))
 
     def check(self) -> None:
-        if self.design is not None:
-            choose_design(self.design)
-        if self.test < 0:
-            raise InputError(f"`--test {self.test}`: give 0 or more.")
+        if self.design is not None and self.design.replace("_", "-") not in DESIGNS:
+            near = did_you_mean(self.design, DESIGNS)
+            raise UnknownName(f"design={self.design!r} is not a block design.{near} See `quadform ls designs`.")
         if self.test > MOST_TESTED:
-            raise InputError(f"`--test {self.test}`: give at most {MOST_TESTED:,}.")
+            raise InputError(f"test={self.test}: give at most {MOST_TESTED:,}.")
 
     def settings(self) -> dict[str, Any]:
-        """What was said of the model and its training, by the names of the Python functions."""
-        left_out = {f.name for c in (LongWork, Numerics) for f in dataclasses.fields(c)}
-        left_out |= {"data", "objective", "design", "recipe", "start_from", "test"}
-        said = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
+        """What was said of the model and its training, by the names of `train.prepare`."""
+        beside = {f.name for f in dataclasses.fields(Numerics)} | {"data", "test"}
+        said = {n: getattr(self, n) for n in options(type(self)) if n not in beside}
         return {_OTHER_NAMES.get(k, k): v for k, v in said.items() if v is not None}
 
+    def folder(self, out: str | None) -> str:
+        """`runs/DATA-DESIGN` beside where the command runs, unless another was named."""
+        made = self.design or ("pre-ln" if self.recipe == "auto" else self.recipe)
+        name = re.sub(r"[^\w.-]+", "-", f"{Path(str(self.data)).name}-{made}").strip("-.")
+        return out or str(Path("runs") / name[:100])  # of a long path its beginning tells enough
 
-def choose_design(name: str) -> None:
-    """Refuse a design that does not exist."""
-    if name.replace("_", "-") not in DESIGNS:
-        near = did_you_mean(name, DESIGNS)
-        raise UnknownName(f"`--design {name}` is not a block design.{near} See `quadform ls designs`.")
+    def plan(self) -> Plan:
+        from .done import planned
+
+        return planned(self)
+
+    def run(self, work: Work) -> Fitted:
+        from .done import fitted
+
+        return fitted(self, work)

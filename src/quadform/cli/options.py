@@ -1,23 +1,10 @@
-"""What questions have in common: numerics, long work, a model as the subject, where the answer goes."""
+"""What every verb takes beside its fields: limits of long work, and where the answer goes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.question import Fields, option, seconds_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numerics(Fields):
-    """Where and how the numbers are made."""
-
-    seed: int = option(0, "Seed of everything that is drawn.")
-    dtype: str = option(
-        "float64",
-        "Number format of the computation; half precision is refused, it underflows.",
-        choices=("float32", "float64"),
-    )
-    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
+from ..core.question import Fields, option, seconds_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,31 +1,40 @@
-"""The question of `quadform decode`."""
+"""What `quadform decode` and `qf.decode` are asked. Torch-free."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...core.errors import InputError
-from ...core.question import option, required
-from .shared import Numerics
+from ...core.question import Task, option, required
+from ..opening import Numerics
+
+if TYPE_CHECKING:
+    from ...core.work import Work
+    from .done import Decodings
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeConfig(Numerics):
-    """Greedy, beam or sampled text of a trained run: one line for every TEXT, every line of `--file`, or of stdin."""
+class DecodeTask(Numerics, Task):
+    """Greedy, beam or sampled text of a trained run: one line for every text, every line of a file, or of stdin."""
 
-    run: str = required("The folder of a run that `quadform train --out RUN` made.", metavar="RUN")
+    verb = "decode"
+    takes = frozenset({"out"})
+    first = "model"
+
+    model: str = required("The folder of a run that `quadform train --out RUN` made.", metavar="RUN")
     texts: tuple[str, ...] = option((), "What to translate, answer or continue.", positional=True, metavar="[TEXT ...]")
     file: str | None = option(None, "Take the lines of this file; `-` is stdin.", metavar="FILE")
-    beam: int = option(1, "Hypotheses kept at every step; 1 is greedy search.")
+    beam: int = option(1, "Hypotheses kept at every step; 1 is greedy search.", least=1)
     length_penalty: float = option(
         1.0, "alpha of score = log-probability / penalty(length); larger favours longer texts."
     )
     penalty: str = option("power", "penalty(n) = n^alpha, or ((5 + n) / 6)^alpha.", choices=("power", "gnmt"))
-    n_best: int = option(1, "How many hypotheses to print, with their scores.")
+    n_best: int = option(1, "How many hypotheses to print, with their scores.", least=1)
     sample: bool = option(False, "Draw the text instead of searching for the likeliest.")
-    temperature: float = option(1.0, "Of a sample: below 1 bolder, above 1 more varied.")
-    top_k: int = option(0, "Of a sample: only the k likeliest tokens (0: all).")
+    temperature: float = option(1.0, "Of a sample: below 1 bolder, above 1 more varied.", above=0)
+    top_k: int = option(0, "Of a sample: only the k likeliest tokens (0: all).", least=0)
     top_p: float = option(1.0, "Of a sample: only the likeliest tokens of this total probability.")
     max_length: str | None = option(
         None,
@@ -41,31 +50,32 @@ class DecodeConfig(Numerics):
     average: int = option(
         1,
         "Decode with the mean of the weights of the last so many snapshots (`quadform train --average N` keeps them).",
+        least=1,
     )
-    batch: int = option(64, "Texts decoded together.")
+    batch: int = option(64, "Texts decoded together.", least=1)
     dtype: str = option("float32", "Number format of the computation.", choices=("float32", "float64"))
 
     def check(self) -> None:
+        texts = (self.texts,) if isinstance(self.texts, str) else tuple(self.texts)
+        object.__setattr__(self, "texts", texts)
         if self.recipe == "vaswani":
             for name, value in {"beam": 4, "penalty": "gnmt", "length_penalty": 0.6, "max_length": "+50"}.items():
                 if getattr(self, name) == type(self).__dataclass_fields__[name].default:
                     object.__setattr__(self, name, value)
         if self.max_length is not None and not re.fullmatch(r"\+\d+|0*[1-9]\d*", self.max_length):
-            raise InputError(f"`--max-length {self.max_length}`: give a number of tokens of at least 1, or `+50`.")
-        for name in ("beam", "n_best", "batch", "average"):
-            value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"`--{name.replace('_', '-')} {value}`: give at least 1.")
+            raise InputError(f"max_length={self.max_length}: give a number of tokens of at least 1, or +50.")
         if self.n_best > self.beam and not self.sample:
-            raise InputError(f"`--n-best {self.n_best}` needs a beam at least as wide: add `--beam {self.n_best}`.")
+            raise InputError(f"n_best={self.n_best} needs a beam at least as wide: beam={self.n_best}.")
         if self.sample and (self.beam > 1 or self.n_best > 1):
-            raise InputError("`--sample` draws one text; leave out `--beam` and `--n-best`.")
+            raise InputError("sample draws one text; leave out beam and n_best.")
         if not self.sample and (self.temperature != 1 or self.top_k or self.top_p != 1):
-            raise InputError("`--temperature`, `--top-k` and `--top-p` belong to `--sample`; add it.")
-        if self.temperature <= 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise InputError(
-                f"temperature is above 0, top-k at least 0, top-p in (0, 1]; got {self.temperature}, {self.top_k},"
-                f" {self.top_p}."
-            )
+            raise InputError("temperature, top_k and top_p belong to sample; ask for it.")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p={self.top_p:g}: give a share above 0, at most 1.")
         if self.texts and self.file:
-            raise InputError("give TEXT or `--file`, not both.")
+            raise InputError("give texts or a file, not both.")
+
+    def run(self, work: Work) -> Decodings:
+        from .done import decoded
+
+        return decoded(self, work)
