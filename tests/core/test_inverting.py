@@ -52,7 +52,7 @@ def examples(n: int, r: int) -> dict[str, Operator]:
         "scaled diagonal": 3.0 * diagonal(n),
         "kronecker": KroneckerSum(positive(n)[None], positive(r, 1)[None], X, psd=True),
         "kronecker, not symmetric": KroneckerSum((randn(n, n) + 4 * eye(n))[None], (randn(r, r) + 4 * eye(r))[None], X),
-        "kronecker diagonal": KroneckerDiagonal(U, V, 1 + randn(n, r).abs(), X),
+        "kronecker diagonal": KroneckerDiagonal((U, V), 1 + randn(n, r).abs(), X),
     }
 
 
@@ -107,7 +107,7 @@ def test_ekfac_form(n: int, r: int) -> None:
     """(U kron V) diag(s) (U kron V)^T with row-major vec."""
     A = examples(n, r)["kronecker diagonal"]
     check_operator(A)
-    UV = torch.kron(A.U, A.V)
+    UV = torch.kron(*A.bases)
     torch.testing.assert_close(A.dense(), UV @ torch.diag(A.s.reshape(-1)) @ UV.T)
 
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from quadform import Space
 from quadform.core.errors import InputError
 from quadform.core.matrix import kron
-from quadform.preconditioners.operators import Blocks, Kronecker, Packed, Piece, Rotated, flat_block
+from quadform.core.operator import Dense
+from quadform.core.structured import Diagonal, KroneckerDiagonal
+from quadform.preconditioners.operators import Blocks, Kronecker, Packed, Piece
 from quadform.testing import check_operator
 
 sizes = st.integers(1, 4)
@@ -48,22 +50,24 @@ def test_three_factors_and_a_diagonal_one() -> None:
     F1, d, F3 = spd(2, 0), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64), spd(4, 1)
     K, M = Kronecker([F1, d, F3]), kron(F1, torch.diag(d), F3)
     assert close(K.dense(), M)
-    assert close(K.power(0.25).dense(), power_of(M, 0.25))
+    assert close(K.spectral(lambda s: s**0.25).dense(), power_of(M, 0.25))
     assert close(K.inverse(damping=0.1).dense(), torch.linalg.inv(M + 0.1 * torch.eye(24, dtype=M.dtype)))
     check_operator(K)
     check_operator(K.inverse(damping=0.1))
 
 
 @given(m=sizes, n=sizes)
-def test_rotated_has_the_given_spectrum(m: int, n: int) -> None:
-    """(U_1 kron U_2) diag(s) (.)^T, with any s."""
-    (_, U1), (_, U2) = torch.linalg.eigh(spd(m, 3)), torch.linalg.eigh(spd(n, 4))
-    s = torch.rand((m, n), generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.1
-    U = kron(U1, U2)
-    R = Rotated([U1, U2], s)
+def test_bases_with_the_given_spectrum(m: int, n: int) -> None:
+    """(U_1 kron I kron U_3) diag(s) (.)^T on a tensor of three axes, with any s."""
+    (_, U1), (_, U3) = torch.linalg.eigh(spd(m, 3)), torch.linalg.eigh(spd(n, 4))
+    s = torch.rand((m, 2, n), generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.1
+    U = kron(U1, torch.eye(2, dtype=torch.float64), U3)
+    R = KroneckerDiagonal([U1, None, U3], s, Space((("T", (m, 2, n)),)))
     assert close(R.dense(), (U * s.reshape(-1)) @ U.T)
     assert close(R.inverse(damping=0.2).dense(), (U / (s.reshape(-1) + 0.2)) @ U.T)
     check_operator(R)
+    with pytest.raises(InputError, match="do not act on"):
+        KroneckerDiagonal([U1, U3], s, R.domain)
 
 
 def test_packed_weight_and_bias() -> None:
@@ -85,9 +89,8 @@ def test_blocks_are_a_direct_sum() -> None:
     space = Space((("W", (2, 3)), ("b", (2,)), ("s", ())))
     M = spd(2, 0)
     parts = [
-        flat_block(M, space.select("b")),
-        Rotated([], torch.tensor(2.0, dtype=torch.float64), space.select("s")),
-        Rotated([None, None], torch.ones((2, 3), dtype=torch.float64), space.select("W")),
+        Dense(M, space.select("b"), symmetric=True, psd=True),
+        Diagonal({"s": torch.tensor(2.0, dtype=torch.float64), "W": torch.ones((2, 3), dtype=torch.float64)}),
     ]
     P = Blocks(parts, space)
     want = torch.block_diag(torch.eye(6), M, torch.tensor([[2.0]])).double()
@@ -96,17 +99,17 @@ def test_blocks_are_a_direct_sum() -> None:
     check_operator(P)
     assert close(P.block(("W", "b")).dense(), want[:8, :8])
     with pytest.raises(InputError, match="do not fill"):
-        Blocks(parts[:2], space)
+        Blocks(parts[:1], space)
 
 
 def test_what_has_no_inverse_is_refused() -> None:
     """A singular operator without damping, and a root of an indefinite one; with enough damping both are given."""
     K = Kronecker([torch.diag(torch.tensor([1.0, 0.0])), torch.eye(2)])
-    with pytest.raises(InputError, match=r"singular \(eigenvalues from 0 to 1, with damping 0\).*give damping > 0"):
+    with pytest.raises(InputError, match=r"singular: its eigenvalues reach 0, the largest is 1.*larger `damping`"):
         K.inverse()
     assert close(K.inverse(damping=0.5).dense().diagonal(), torch.tensor([1 / 1.5, 1 / 1.5, 2, 2]), 1e-6)
-    R = Rotated([None], torch.tensor([2.0, -1.0]))
+    R = Blocks([Diagonal({"b": torch.tensor([2.0, -1.0])})], Space((("b", (2,)),)))
     assert close(R.inverse().dense(), torch.diag(torch.tensor([0.5, -1.0])))
-    with pytest.raises(InputError, match=r"an eigenvalue is -1.*damping above 1"):
+    with pytest.raises(InputError, match="not positive: its eigenvalues reach -1"):
         R.sqrt_inverse()
     assert close(R.sqrt_inverse(damping=2.0).dense(), torch.diag(torch.tensor([0.5, 1.0])))

@@ -195,7 +195,7 @@ def test_block_diagonal() -> None:
     want[20:36, :20], want[:20, 20:36], want[20:36, 36:], want[36:, 20:36] = 0, 0, 0, 0
     assert close(joined.dense(), want)
     assert joined.notes == ("exact blocks: 2, the largest 24 wide",)
-    with pytest.raises(InputError, match="root of an indefinite operator"):
+    with pytest.raises(InputError, match="not positive: its eigenvalues reach"):
         P.sqrt_inverse()
     with pytest.raises(InputError, match="disjoint groups of whole tensors"):
         pre.block_diagonal(H, {"a": ("W", "b"), "c": ("b",)})

@@ -5,7 +5,7 @@ Each inverts in closed form where its structure allows: `spectral`, `exact_inver
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -92,9 +92,8 @@ class KroneckerSum(Operator):
             return None
         (a, U), (b, V) = eigh(self.A[0]), eigh(self.B[0])
         values = (a[:, None] * b).to(self.dtype)
-        return KroneckerDiagonal(
-            U.to(self.dtype), V.to(self.dtype), f(values.clamp(min=0) if self.psd else values), self.domain
-        )
+        values = f(values.clamp(min=0) if self.psd else values)
+        return KroneckerDiagonal((U.to(self.dtype), V.to(self.dtype)), values, self.domain)
 
     def exact_inverse(self, damping: float = 0.0) -> Operator | None:
         (p, q), (r, s) = self.A.shape[1:], self.B.shape[1:]
@@ -105,23 +104,36 @@ class KroneckerSum(Operator):
 
 @final
 class KroneckerDiagonal(Operator):
-    """(U kron V) diag(s) (U kron V)^T with orthogonal U (p, p), V (r, r) and s (p, r), on one (p, r) tensor.
+    """(U_1 kron U_2 kron ...) diag(s) (.)^T with orthogonal U_i, on one tensor of the shape of s; None is the identity.
 
-    `X -> U (s * (U^T X V)) V^T` (row-major vec): any function of A kron B with symmetric factors, and EKFAC.
+    For two bases `X -> U (s * (U^T X V)) V^T` (row-major vec): any function of A kron B with symmetric factors, and
+    EKFAC.
     """
 
-    def __init__(self, U: Tensor, V: Tensor, s: Tensor, domain: Space) -> None:
-        if tuple(shape for _, shape in domain) != (tuple(s.shape),) or s.shape != (len(U), len(V)):
-            raise InputError(
-                f"bases of {tuple(U.shape)} and {tuple(V.shape)} and values {tuple(s.shape)} act on one tensor of shape"
-                f" {(len(U), len(V))}; got {domain}."
-            )
+    def __init__(self, bases: Sequence[Tensor | None], s: Tensor, domain: Space) -> None:
+        lengths = tuple(n if U is None else len(U) for U, n in zip(bases, s.shape, strict=False))
+        if tuple(shape for _, shape in domain) != (tuple(s.shape),) or s.shape != lengths or len(bases) != s.dim():
+            shapes = ", ".join("identity" if U is None else str(tuple(U.shape)) for U in bases)
+            raise InputError(f"bases {shapes} and values {tuple(s.shape)} do not act on {domain}.")
         super().__init__(domain, dtype=s.dtype, device=s.device, symmetric=True, psd=bool((s >= 0).all()))
-        self.U, self.V, self.s = U, V, s
+        self.bases, self.s = tuple(bases), s
 
     def apply(self, V: Vector) -> dict[str, Tensor]:
         (name,) = self.domain.names
-        return {name: self.U @ (self.s * (self.U.T @ V[name] @ self.V)) @ self.V.T}
+        turned = along_axes([None if U is None else U.mT for U in self.bases], V[name])
+        return {name: along_axes(self.bases, self.s * turned)}
 
     def spectral(self, f: Callable[[Tensor], Tensor]) -> Operator:
-        return KroneckerDiagonal(self.U, self.V, f(self.s), self.domain)
+        return KroneckerDiagonal(self.bases, f(self.s), self.domain)
+
+
+def along_axes(factors: Sequence[Tensor | None], X: Tensor) -> Tensor:
+    """Each axis of k stacked tensors times its factor: a matrix, a diagonal, or None for the identity."""
+    for axis, F in enumerate(factors, start=1):
+        if F is None:
+            continue
+        if F.dim() == 1:
+            X = X * F.view(-1, *(1,) * (X.dim() - axis - 1))
+        else:
+            X = (X.movedim(axis, -1) @ F.mT).movedim(-1, axis)
+    return X

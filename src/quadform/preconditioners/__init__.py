@@ -7,7 +7,6 @@ __getattr__, __dir__, __all__ = attach(
     {
         "Blocks": ".operators",
         "Kronecker": ".operators",
-        "Rotated": ".operators",
         "adafactor": ".state",
         "adam": ".state",
         "block_diagonal": ".exact",

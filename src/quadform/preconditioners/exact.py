@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..core.errors import InputError
-from ..core.operator import Operator
+from ..core.operator import Dense, Operator
+from ..core.structured import Diagonal
 from ..estimate import diagonals
-from .operators import Blocks, Spectral, diagonal_blocks, flat_block
+from .operators import Blocks
 
 
 def diagonal(A: Operator, products: int = 60, *, seed: int = 0) -> Blocks:
@@ -20,7 +21,7 @@ def diagonal(A: Operator, products: int = 60, *, seed: int = 0) -> Blocks:
     notes = [f"|diagonal| ({found.note})", *[f"{below:,} of {A.domain.size:,} entries are below 0"] * bool(below)]
     size = {n: d.abs().to(A.dtype) for n, d in found.value.items()}
     stderr = {} if found.kind == "exact" else found.stderr
-    return Blocks(diagonal_blocks(size, A.domain), A.domain, notes, stderr)
+    return Blocks([Diagonal(size, A.domain)], A.domain, notes, stderr)
 
 
 def block_diagonal(A: Operator, blocks: Mapping[str, Sequence[str]] | None = None) -> Blocks:
@@ -33,10 +34,10 @@ def block_diagonal(A: Operator, blocks: Mapping[str, Sequence[str]] | None = Non
     if len(set(taken)) < len(taken) or not set(taken) <= set(A.domain.names):
         raise InputError("blocks are disjoint groups of whole tensors of the operator; use `H.block(...)` for parts.")
     groups += [(n,) for n in A.domain.names if n not in taken]
-    found: list[Spectral] = []
+    found: list[Operator] = []
     for names in groups:
         space = A.domain.select(*names)
         matrix = A.sub(space, space).dense()
-        found.append(flat_block(0.5 * (matrix + matrix.mT), space))
+        found.append(Dense(0.5 * (matrix + matrix.mT), space, symmetric=True, psd=A.psd))
     widest = max(block.domain.size for block in found)
     return Blocks(found, A.domain, [f"exact blocks: {len(found)}, the largest {widest:,} wide"])

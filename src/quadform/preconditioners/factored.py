@@ -20,11 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.operator import Operator
 from ..core.progress import say
+from ..core.structured import Diagonal, KroneckerDiagonal
 from ..curvature.operators import gauss_newton
 from ..curvature.risk import Risk
 from ..estimate.diagonals import diagonal
-from .operators import Blocks, Kronecker, Packed, Piece, Rotated, Spectral, diagonal_blocks
+from .operators import Blocks, Kronecker, Packed, Piece
 from .scores import Scores
 from .sweep import Sharing, Sweep
 from .uses import Role, Use
@@ -75,8 +77,8 @@ def ekfac(
     the same scores. The arguments are those of `kfac`."""
     sweep = Sweep(risk, sharing, scores, samples, seed, alone=True)
     factors = _factors(sweep, bias_column, longest)
-    bases = {n: {part: K.rotated() for part, K in f.kronecker().items()} for n, f in factors.items()}
-    moments = {n: {part: torch.zeros_like(R.spectrum) for part, R in own.items()} for n, own in bases.items()}
+    bases = {n: {part: K.rotated for part, K in f.kronecker().items()} for n, f in factors.items()}
+    moments = {n: {part: torch.zeros_like(R.s) for part, R in own.items()} for n, own in bases.items()}
 
     def after(weight: float, examples: int, uses: dict[str, list[Use]]) -> None:
         for name, own in bases.items():
@@ -88,11 +90,13 @@ def ekfac(
     sweep(None, after)
     blocks = []
     for n, f in factors.items():
-        blocks += f.blocks(risk, {part: Rotated(R.bases, moments[n][part]) for part, R in bases[n].items()})
+        blocks += f.blocks(
+            risk, {part: KroneckerDiagonal(R.bases, moments[n][part], R.domain) for part, R in bases[n].items()}
+        )
     return _assembled(sweep, blocks, f"EKFAC {sharing}", products)
 
 
-def _add_moments(total: Tensor, weight: float, R: Rotated, g: Tensor, x: Tensor | None) -> None:
+def _add_moments(total: Tensor, weight: float, R: KroneckerDiagonal, g: Tensor, x: Tensor | None) -> None:
     """total += weight sum_n (U_B^T G_n U_A)^2; x None: a bias, G_n = sum_s g; whole numbers: rows of an embedding."""
     U_B = R.bases[0]
     g = g if U_B is None else g @ U_B
@@ -131,12 +135,12 @@ class _Factors:
         apart = self.role.bias is not None and not self.column
         return {"matrix": Kronecker([self.B, self.A])} | ({"bias": Kronecker([self.B])} if apart else {})
 
-    def blocks(self, risk: Risk, own: Mapping[str, Spectral]) -> list[Spectral]:
+    def blocks(self, risk: Risk, own: Mapping[str, Operator]) -> list[Operator]:
         out, bias = len(self.B), self.role.bias
         pieces = [Piece(self.name, (slice(None), slice(0, self.width)), (out, self.width), self.role.transposed)]
         if bias is not None and self.column:
             pieces.append(Piece(bias, (slice(None), slice(self.width, None)), (out, 1)))
-        blocks: list[Spectral] = [Packed(own["matrix"], pieces, risk.space.select(*(p.name for p in pieces)))]
+        blocks: list[Operator] = [Packed(own["matrix"], pieces, risk.space.select(*(p.name for p in pieces)))]
         if bias is not None and not self.column:
             blocks.append(Packed(own["bias"], [Piece(bias, (slice(None),), (out,))], risk.space.select(bias)))
         return blocks
@@ -195,7 +199,7 @@ def _gram(rows: Tensor, longest: int) -> Tensor:
     return out
 
 
-def _assembled(sweep: Sweep, blocks: list[Spectral], what: str, products: int) -> Blocks:
+def _assembled(sweep: Sweep, blocks: list[Operator], what: str, products: int) -> Blocks:
     """The blocks, and the diagonal of H_o for the rest."""
     risk = sweep.risk
     covered = {n for A in blocks for n in A.domain.names}
@@ -205,7 +209,7 @@ def _assembled(sweep: Sweep, blocks: list[Spectral], what: str, products: int) -
         return Blocks(blocks, risk.space, notes)
     space = risk.space.select(*rest)
     found = diagonal(gauss_newton(risk).sub(space, space), products, seed=sweep.seed)
-    blocks += diagonal_blocks({n: d.clamp_min(0) for n, d in found.value.items()}, space)
+    blocks.append(Diagonal({n: d.clamp_min(0).to(risk.dtype) for n, d in found.value.items()}, space))
     say(f"{what}: no factors for {', '.join(rest[:4])}{' ...' * (len(rest) > 4)}; the diagonal of H_o there")
     notes.append(f"diagonal of H_o ({found.note}): {', '.join(rest)}")
     return Blocks(blocks, risk.space, notes, {} if found.kind == "exact" else found.stderr)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
-from ..core.operator import Operator
+from ..core.operator import Dense, Operator
 from ..core.rng import stream
-from .operators import Blocks, Kronecker, flat_block, whole_block
+from .operators import Blocks, Kronecker, whole_block
 
 
 def psgd(
@@ -61,7 +61,7 @@ def psgd(
             fits[name].step(*pair, rate, by_trace=kind == "full" and len(V) == 1)
     notes = [f"PSGD {kind}, {steps} steps of {min(probes, n)} products"]
     if kind == "full":
-        return Blocks([flat_block(fits[""].metric().factors[0], H.domain)], H.domain, notes)
+        return Blocks([Dense(fits[""].metric().factors[0], H.domain, symmetric=True, psd=True)], H.domain, notes)
     return Blocks([whole_block(name, fit.metric(), H.domain) for name, fit in fits.items()], H.domain, notes)
 
 

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.inverting import eigh
 from ..core.space import Space, Vector
+from ..core.structured import KroneckerDiagonal
 from ..curvature.risk import Risk
-from .operators import Blocks, Kronecker, Rotated, Spectral, whole_block
+from .operators import Blocks, Kronecker, whole_block
 
 Gradients = Risk | Iterable[Vector]
 
@@ -46,10 +48,10 @@ def shampoo(
             if name not in L:
                 L[name] = [eps * (torch.ones if n > longest else torch.eye)(n).to(G) for n in G.shape]
             L[name] = [old * M + new * _moment(G, axis, M.dim()) for axis, M in enumerate(L[name])]
-    blocks: list[Spectral] = []
+    blocks = []
     for name, own in L.items():
         power = 1 / (2 * len(own)) if exponent is None else exponent
-        blocks.append(whole_block(name, Kronecker(own).power(power), space))
+        blocks.append(whole_block(name, Kronecker([_powered(M, power) for M in own]), space))
     kind = "sums" if decay is None else f"decay {decay:g}"
     return Blocks(blocks, space, [f"Shampoo, {kind}"])
 
@@ -82,7 +84,7 @@ def soap(
     if seen < 2:
         raise InputError("SOAP takes its basis from the first gradient and steps from the second on; got one gradient.")
     root = (1 - beta2 ** (seen - 1)) ** 0.5
-    blocks: list[Spectral] = [Rotated(s.bases, (s.v.sqrt() + eps) / root, space.select(n)) for n, s in states.items()]
+    blocks = [KroneckerDiagonal(s.bases, (s.v.sqrt() + eps) / root, space.select(n)) for n, s in states.items()]
     return Blocks(blocks, space, [f"SOAP at step {seen - 1}"])
 
 
@@ -94,7 +96,7 @@ class _Soap:
         with_basis = [G.dim() > 1 and n <= longest for n in G.shape]
         self.L = [G.new_zeros((n, n)) if own else None for n, own in zip(G.shape, with_basis, strict=True)]
         self._observe(G)
-        self.bases = [None if L is None else torch.linalg.eigh(L)[1].flip(1) for L in self.L]
+        self.bases = [None if L is None else torch.linalg.eigh(L)[1] for L in self.L]
 
     def _observe(self, G: Tensor) -> None:
         self.L = [
@@ -118,6 +120,14 @@ class _Soap:
             order = (U * (L @ U)).sum(0).argsort(descending=True)
             self.v = self.v.index_select(axis, order)
             self.bases[axis] = torch.linalg.qr((L @ U)[:, order])[0]
+
+
+def _powered(M: Tensor, p: float) -> Tensor:
+    """M^p of a positive semi-definite matrix, or of a diagonal."""
+    if M.dim() == 1:
+        return M**p
+    s, U = eigh(M, psd=True)
+    return (U * s**p) @ U.mT
 
 
 def _moment(G: Tensor, axis: int, dim: int) -> Tensor:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.structured import Diagonal
 from ..curvature.risk import Risk
-from .operators import Blocks, diagonal_blocks
+from .operators import Blocks
 
 Denominator = Callable[[Mapping[str, Any], Mapping[str, Any], Tensor], Tensor]
 
@@ -70,4 +71,4 @@ def _read(
         steps.add(int(state["step"]))
         found[name] = denominator(groups[id(p)], state, p.detach()).detach().to(risk.dtype)
     at = f"step {max(steps)}" if len(steps) == 1 else f"steps {min(steps)} to {max(steps)}"
-    return Blocks(diagonal_blocks(found, risk.space), risk.space, [f"{kind} at {at}"])
+    return Blocks([Diagonal(found, risk.space)], risk.space, [f"{kind} at {at}"])
