@@ -6,6 +6,7 @@ A group is a label and the names it holds; together they are the blocks of a map
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.space import Space, layer_of, part_of
@@ -55,7 +56,7 @@ def _gathered(pairs: list[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     return out
 
 
-def _order(label: str) -> tuple:
+def _order(label: str) -> tuple[Any, ...]:
     """By layer, numbers as numbers, then query, key, value, out, mlp."""
     layer = layer_of(label) or ""
     numbers = tuple(int(n) if n.isdigit() else n for n in re.split(r"(\d+)", layer))

@@ -127,7 +127,7 @@ class Counted(TorchDispatchMode):
     """A scope in which operators are counted with their work."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.operators, self.flops, self.moved = 0, 0.0, 0.0
 
     def taken(self) -> Work:

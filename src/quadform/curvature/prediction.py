@@ -44,7 +44,8 @@ def measure(products: Products, v: Vector, scale: float = 1.0) -> dict[Route, fl
     eager = scale * min(timed(run, v) for _ in range(2))  # the first also loads and warms up
     if run.route == "units":  # nothing else fits the memory
         return {"units": products.expected * run.group.most(eager)}
-    with risk.context(), torch.no_grad(), Count() as counted:
+    counting = Count()  # type: ignore[no-untyped-call]  # torch's
+    with risk.context(), torch.no_grad(), counting as counted:
         for batch in risk.batches[:1]:
             risk.run(risk.params, batch)
     # The slowest process decides.

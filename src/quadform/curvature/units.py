@@ -130,7 +130,8 @@ class Recomputed:
         pairs = [forward_ad.unpack_dual(results[i]) for i in active]
         anchor = self.anchor if self.rows & set(own) else None
         inputs = [forward_ad.unpack_dual(t).primal for t, moves in zip(given, moving, strict=True) if moves]
-        made = _Unit.apply(call, [p.primal.detach() for p in pairs], anchor, *inputs)
+        values = [p.primal.detach() for p in pairs]
+        made = _Unit.apply(call, values, anchor, *inputs)  # type: ignore[no-untyped-call]  # torch's
         call.keep(active)
         for i, primal, pair in zip(active, made, pairs, strict=True):
             results[i] = primal if pair.tangent is None else forward_ad.make_dual(primal, pair.tangent.detach())

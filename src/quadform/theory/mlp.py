@@ -92,7 +92,10 @@ class LinearMLP(FactorLayer):
                 raise InputError(f"shapes {tuple(W.shape)} and {tuple(V.shape)} of consecutive factors do not match.")
         named = {f"W_{i + 1}": W.w if isinstance(W, Structured) else W for i, W in enumerate(weights)}
         self.index = {name: i for i, name in enumerate(named)}
-        eye = lambda n: torch.eye(n, dtype=X.dtype, device=X.device)  # noqa: E731
+
+        def eye(n: int) -> Tensor:
+            return torch.eye(n, dtype=X.dtype, device=X.device)
+
         self.A, self.B = [eye(X.shape[-1])], [eye(self.matrices[-1].shape[1])]
         for W in self.matrices[:-1]:
             self.A.append(self.A[-1] @ W)

@@ -149,7 +149,10 @@ class ScalarTokenModel:
             raise InputError(f'split is "hessian", "outer" or "functional"; got {split!r}.')
         m, mu2, mu3 = self.moments()
         r, w_V, x = self.w_V * m - self.y, self.w_V, self.x
-        E = lambda t: 2 * t.mean()  # noqa: E731
+
+        def E(t: Tensor) -> Tensor:
+            return 2 * t.mean()
+
         zero = torch.zeros_like(w_V)
         outer = Coefficients(zero, E((w_V * x * mu2) ** 2), E(w_V * m * x * mu2), E(m**2))
         functional = Coefficients(E(w_V * r * x * mu2), E(w_V * r * x**2 * mu3), E(r * x * mu2), zero)
