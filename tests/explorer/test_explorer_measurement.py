@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quadform as qf
+from quadform.answers.attention import LiveAnswer
 from quadform.answers.numbers import percent
 from quadform.applications.problem import toy_problem
 from quadform.core.designs import DESIGNS
@@ -382,7 +383,7 @@ def test_every_block_has_a_formula_with_numbers() -> None:
         record = measure(state)
         for key in (k for k in record.scalars if k.startswith("norm/")):
             _, part, block = key.split("/")
-            shown = formula(record, part, block)
+            shown = formula(LiveAnswer(record), part, block)
             assert shown.lines
             if state.closed and part == "functional":
                 assert (shown.lines[0].endswith("= 0")) == (record.scalars[key].value == 0)

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quadform.answers.attention import SATURATED, AttentionAnswer
 from quadform.answers.numbers import number, percent, short_name
-from quadform.core.errors import InputError, UnknownName
+from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Estimate, Record
 from quadform.report import DARK, LIGHT, blocks, export_figures, growth, heat_map, moments, spectrum
-from quadform.report.attention.reading import SATURATED, Reading
 from quadform.report.page import drawn
 from quadform.report.raster import DECADES, LEVELS, aggregate, decades, levels, png
 from quadform.report.style import contrast, rgb
@@ -164,7 +164,7 @@ def test_the_heat_map_says_when_it_aggregates(record, variants) -> None:
 
 def test_the_heat_headline_follows_its_threshold(record) -> None:
     """From three times the next norm on a block `rules`; below that none does."""
-    norms = {f"norm/total/{b}": 1.0 for b in Reading(record).blocks}
+    norms = {f"norm/total/{b}": 1.0 for b in AttentionAnswer(record).blocks}
     loud = dataclasses.replace(
         record, scalars={**record.scalars, **{k: Estimate(v) for k, v in (norms | {"norm/total/W_V,W_V": 3.0}).items()}}
     )
@@ -192,7 +192,7 @@ def test_every_eigenvalue_is_counted_once(name, record, variants) -> None:
     """Bars of a matrix add up to its eigenvalues that are not zero; each lies in its bar; words tell the counts."""
     rec = record if name == "whole" else variants[name]
     rows = values(spectrum(rec).spec)
-    read = Reading(rec)
+    read = AttentionAnswer(rec)
     for i, part in enumerate(("total", "outer", "functional")):
         lam = read.eigenvalues(part)
         kept = lam[lam.abs() > read.zero_tolerance(part)]
@@ -225,7 +225,7 @@ def test_bars_are_the_norms_of_the_record(record) -> None:
     rows = [row for row in values(blocks(record).spec) if "norm" in row]
     assert len(rows) == 12
     for row in rows:
-        part, name = row["which"], next(b for b in Reading(record).blocks if EN.block(b) == row["block"])
+        part, name = row["which"], next(b for b in AttentionAnswer(record).blocks if EN.block(b) == row["block"])
         assert row["norm"] == record.scalars[f"norm/{part}/{name}"].value
     assert [row["text"] for row in rows if row["norm"] == 0] == [EN("exactly_zero")]
 
@@ -240,7 +240,7 @@ def test_bars_turn_logarithmic_when_sizes_differ_too_much(record, variants) -> N
 def test_the_blocks_headline_counts_the_blocks_gauss_newton_misses(record, variants) -> None:
     """A block counts when its functional norm exceeds its outer norm, and is not mere round-off of the largest."""
     s = record.scalars
-    names = Reading(record).blocks
+    names = AttentionAnswer(record).blocks
     lead = [b for b in names if s[f"norm/functional/{b}"].value > s[f"norm/outer/{b}"].value]
     assert blocks(record).headline.startswith(f"In {len(lead)} of 6 blocks")
     assert all(EN.block(b) in blocks(record).headline for b in lead)
@@ -254,7 +254,7 @@ def test_slopes_stand_beside_the_papers_exponents(record) -> None:
     shown = [row["slope"] for row in values(growth(record).spec) if "slope" in row]
     want = []
     for part in ("outer", "functional"):
-        for block in Reading(record).blocks:
+        for block in AttentionAnswer(record).blocks:
             slope = record.scalars.get(f"slope/{part}/{block}")
             paper = record.scalars.get(f"paper/{part}/{block}")
             want.append(f"{slope.value:.2f} [{number(paper.value)}]" if slope else EN("exactly_zero"))
@@ -273,10 +273,10 @@ def test_the_growth_headline_sees_a_slope_that_is_off(record) -> None:
 
 def test_saturation_begins_where_the_entropy_falls(record, variants) -> None:
     """At the scale found the entropy, interpolated, is the threshold; a sweep that ends early has none."""
-    at = Reading(record).saturates_at()
+    at = AttentionAnswer(record).saturates_at()
     entropy, scales = record.tensors["growth_entropy"].numpy(), record.tensors["scales"].numpy()
     assert np.interp(math.log(at), np.log(scales), entropy) == pytest.approx(SATURATED)
-    assert Reading(variants["small"]).saturates_at() is None
+    assert AttentionAnswer(variants["small"]).saturates_at() is None
     assert EN("band_saturated") in json.dumps(growth(record).spec)
     assert EN("band_saturated") not in json.dumps(growth(variants["small"]).spec)
 
@@ -365,7 +365,7 @@ def test_figures_are_exported_offline(variants, tmp_path) -> None:
 
 def test_a_record_that_lacks_something_says_what(record) -> None:
     """Another kind, a missing matrix, a matrix of the wrong size: an error that names it."""
-    with pytest.raises(UnknownName, match="kind 'other'"):
+    with pytest.raises(FileError, match="kind 'other'"):
         heat_map(dataclasses.replace(record, kind="other"))
     with pytest.raises(InputError, match="no tensor 'H_f'"):
         heat_map(dataclasses.replace(record, tensors={k: v for k, v in record.tensors.items() if k != "H_f"}))

@@ -10,13 +10,12 @@ import re
 import numpy as np
 import pytest
 
+from quadform.answers.attention import AUTODIFF, ENTROPY, MISSED, NEGATIVE, UNEVEN, AttentionAnswer
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Estimate
-from quadform.report import cards, write_report
-from quadform.report.attention.reading import Reading
+from quadform.report import write_report
+from quadform.report.attention import PAGE
 from quadform.report.attention.tables import measured
-from quadform.report.attention.verdict import AUTODIFF, ENTROPY, MISSED, NEGATIVE, UNEVEN, extremes, summary
-from quadform.report.card import grade
 from quadform.report.html import LIMIT, in_script, raw_data, render
 from quadform.report.page import drawn
 from quadform.report.texts import EN, KO
@@ -140,7 +139,7 @@ def test_verdict_first_then_table_then_figures(texts, record, pages) -> None:
     """The order of the page, with every figure's words on it."""
     seen = Page(pages[texts.lang]).seen
     order = [
-        summary(record, texts),
+        PAGE.summary(record, texts),
         texts("measured"),
         texts("heat_title"),
         texts("reproduce"),
@@ -152,7 +151,7 @@ def test_verdict_first_then_table_then_figures(texts, record, pages) -> None:
         figure = draw(record, texts)
         for words in (figure.headline, figure.reading, figure.not_meaning, figure.caption):
             assert words in seen
-    for card in cards(record, texts):
+    for card in PAGE.cards(record, texts):
         assert all(word in seen for word in (card.title, card.value, card.word, card.sentence, card.rule))
 
 
@@ -175,7 +174,7 @@ def test_every_number_has_a_tag(record) -> None:
     """Each row of the table and each card carries exact, estimate, bound or given; figures too."""
     known = {"exact", "estimate", "bound", "unconverged", "given"}
     assert {row.tag for row in measured(record)} <= known
-    assert {card.tag for card in cards(record)} <= known
+    assert {card.tag for card in AttentionAnswer(record).verdicts()} <= known
     for draw in drawn(record):
         assert draw(record).tags
     shown = {row.label: row for row in measured(record)}
@@ -184,55 +183,57 @@ def test_every_number_has_a_tag(record) -> None:
 
 
 def test_an_estimate_shows_its_error_and_an_unfinished_one_says_so(record) -> None:
-    """`412.7 ± 0.3` tagged as estimate; a value that did not converge is tagged so, and its card is amber."""
+    """`412.7 ± 0.3` tagged as estimate; a value that did not converge is tagged so, and its card is yellow."""
     scalars = {**record.scalars, "lambda_max": Estimate(412.7, 0.3, "estimate")}
     scalars["ceiling_sgd"] = Estimate(0.1, 0.01, "estimate", converged=False)
     rows = {row.label: row for row in measured(dataclasses.replace(record, scalars=scalars))}
     assert rows[EN("scalar_lambda_max")].value == "412.7 ± 0.3"
     assert rows[EN("scalar_lambda_max")].tag == "estimate"
     assert rows[EN("scalar_ceiling_sgd")].tag == "unconverged"
-    (card,) = [c for c in cards(dataclasses.replace(record, scalars=scalars)) if c.name == "ceiling"]
+    (card,) = [
+        c for c in AttentionAnswer(dataclasses.replace(record, scalars=scalars)).verdicts() if c.name == "ceiling"
+    ]
     assert (card.status, card.tag) == ("yellow", "unconverged")
 
 
 def test_cards_follow_their_stated_limits(record) -> None:
     """At a limit the better colour holds, just above it the worse; the card prints both limits."""
     for limits in (NEGATIVE, UNEVEN, MISSED, AUTODIFF):
-        assert [grade(v, limits) for v in (limits[0], limits[0] * 1.01, limits[1], limits[1] * 1.01)] == [
+        assert [limits.of(v) for v in (limits.green, limits.green * 1.01, limits.red, limits.red * 1.01)] == [
             "green",
             "yellow",
             "yellow",
             "red",
         ]
-    assert grade(float("nan"), NEGATIVE) == "red"
+    assert NEGATIVE.of(float("nan")) == "red"
 
     def card(name: str, **scalars: float):
         new = {**record.scalars, **{key: Estimate(value) for key, value in scalars.items()}}
-        return next(c for c in cards(dataclasses.replace(record, scalars=new)) if c.name == name)
+        return next(c for c in AttentionAnswer(dataclasses.replace(record, scalars=new)).verdicts() if c.name == name)
 
     assert [card("negative", negative_share=v).status for v in (0.0, 0.2, 0.3)] == ["green", "yellow", "red"]
-    assert [card("entropy", entropy=v).status for v in (ENTROPY[1], 0.49, 0.09)] == ["green", "yellow", "red"]
+    assert [card("entropy", entropy=v).status for v in (ENTROPY.green, 0.49, 0.09)] == ["green", "yellow", "red"]
     assert [card("checks", autodiff_error=v).status for v in (1e-13, 1e-9, 1e-7)] == ["green", "yellow", "red"]
     assert card("ceiling", ceiling_sgd=float("inf")).status == "red"
-    assert "1 %" in card("negative").rule
-    assert "25 %" in card("negative").rule
+    assert "1 %" in card("negative").rule()
+    assert "25 %" in card("negative").rule()
 
 
 def test_the_sharpest_block_is_that_of_largest_norm(record, variants) -> None:
     """Largest and smallest diagonal norm and their ratio; infinite when a block is exactly zero."""
     norms = {b: record.scalars[f"norm/total/{b}"].value for b in ("W_Q,W_Q", "W_K,W_K", "W_V,W_V")}
-    sharp, flat, ratio = extremes(Reading(record))
+    sharp, flat, ratio = AttentionAnswer(record).extremes()
     assert norms[sharp] == max(norms.values())
     assert norms[flat] == min(norms.values())
     assert ratio == pytest.approx(max(norms.values()) / min(norms.values()))
-    assert extremes(Reading(variants["one"]))[2] == float("inf")
-    assert "exactly 0" in summary(variants["one"])
+    assert AttentionAnswer(variants["one"]).extremes()[2] == float("inf")
+    assert "exactly 0" in AttentionAnswer(variants["one"]).said("en")
 
 
 def test_linear_attention_has_no_entropy_card(variants) -> None:
     """Attention without softmax is no distribution; the card is absent, not empty."""
-    assert "entropy" not in {card.name for card in cards(variants["linear"])}
-    assert "entropy" in {card.name for card in cards(variants["one"])}
+    assert "entropy" not in {card.name for card in AttentionAnswer(variants["linear"]).verdicts()}
+    assert "entropy" in {card.name for card in AttentionAnswer(variants["one"]).verdicts()}
 
 
 def test_a_failed_check_is_seen(record) -> None:

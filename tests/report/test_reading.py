@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from quadform.answers.attention import AttentionAnswer
 from quadform.applications.attention import attention
-from quadform.report.attention.reading import Reading
 from quadform.report.attention.tables import measured
 from quadform.report.texts import EN
 
@@ -14,7 +14,7 @@ from quadform.report.texts import EN
 def test_norm_of_the_whole_counts_each_off_diagonal_block_twice(factor: str) -> None:
     """|H|_F from the norms of the unique blocks is that of the whole matrix, for H, H_o and H_f."""
     record = attention(tokens=4, dim=3, factor=factor, progress=False).record
-    read = Reading(record)
+    read = AttentionAnswer(record)
     H = {"outer": record.tensors["H_o"], "functional": record.tensors["H_f"]}
     H["total"] = H["outer"] + H["functional"]
     for part, matrix in H.items():

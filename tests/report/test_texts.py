@@ -87,6 +87,7 @@ def test_every_sentence_is_used() -> None:
         "warmup",
         "adam",
         "compare",
+        "summary",
     )
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:

@@ -107,8 +107,8 @@ class Answer(ABC):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing and every check of the measurement itself is green; decides the exit code."""
-        return self.complete and all(v.status == "green" for v in self.verdicts() if v.check)
+        """Whether nothing is missing and no check of the measurement itself is red; decides the exit code."""
+        return self.complete and not any(v.check and v.status == "red" for v in self.verdicts())
 
     @property
     def said(self) -> Said:

@@ -79,7 +79,7 @@ def say(key: str, **values: Any) -> Said:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One number judged. `value` is the number as people read it; a `check` that is not green makes the answer not ok.
+    """One number judged. `value` is the number as people read it; a `check` that is red makes the answer not ok.
 
     `name` names its words in `texts`: `card_NAME_title`, `card_NAME_STATUS`, `card_NAME_rule`.
     """

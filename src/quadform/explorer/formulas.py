@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..answers.attention import LiveAnswer
 from ..answers.numbers import number
-from ..core.record import Record
 
 _J = {
     "W_Q": "J_Q = xᵀ ⊗ s W_Vᵀ M2 W_K",
@@ -59,16 +59,16 @@ class Formula:
     numbers: tuple[tuple[str, str], ...]
 
 
-def formula(record: Record, part: str, block: str) -> Formula:
+def formula(answer: LiveAnswer, part: str, block: str) -> Formula:
     """The formula of one block of one part; for a stack, how automatic differentiation makes it."""
     a, b = block.split(",")
     A, B = (name.removeprefix("W_") for name in (a, b))
     lines: tuple[str, ...]
-    if record.inputs["route"] != "closed":
+    if not answer.closed:
         outer = f"H_o({A},{B}) = (2 / L d) Σ J_{A}ᵀ J_{B},   J = dF/dW"
         functional = f"H_f({A},{B}) = Σ ⟨∂ℓ/∂F, ∂²F/∂W_{A}∂W_{B}⟩"
     else:
-        linear = record.inputs["attention"] == "linear"
+        linear = not answer.softmax
         jacobians = dict.fromkeys(_J[name].replace("M2", "G2") if linear else _J[name] for name in (a, b))
         outer = f"H_o({A},{B}) = Σ J_{A}ᵀ (∂²ℓ/∂F²) J_{B};   " + ";   ".join(jacobians)
         functional = f"H_f({A},{B}) = " + (_LINEAR if linear else _SOFTMAX)[block]
@@ -79,5 +79,6 @@ def formula(record: Record, part: str, block: str) -> Formula:
         for symbol in dict.fromkeys(words.replace(",", " ").replace(";", " ").split())
         if symbol in _NUMBERS
     ]
-    shown = [(text, number(record.scalars[key].value)) for key, text in found if key in record.scalars]
+    symbols = answer.symbols
+    shown = [(text, number(symbols[key].value)) for key, text in found if key in symbols]
     return Formula(lines, tuple(dict.fromkeys(shown)))

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..answers.attention import PARTS, SATURATED, LiveAnswer
 from ..answers.numbers import number, percent, power, times
+from ..answers.signal import COSINE
 from ..core.record import Estimate, Record
 from ..report import raster
-from ..report.attention.reading import PARTS, SATURATED, Reading
-from ..report.depth import COSINE
 from ..report.texts import Texts
 from .formulas import formula
 from .state import ALONE, State
@@ -37,9 +37,9 @@ def view(
 ) -> dict[str, Any]:
     """Everything the page draws and says about a record, compared with another one where there is one."""
     t = LANGUAGES[lang]
-    read = Reading(record)
+    read = LiveAnswer(record)
     before = against[0] if against else None
-    other = Reading(before) if before is not None else None
+    other = LiveAnswer(before) if before is not None else None
     ghost = t("ghost_pinned" if pinned else "ghost_before")
     return {
         "state": state.json(),
@@ -57,7 +57,7 @@ def view(
         "selected": {part: {b: _selected(read, part, b, t) for b in read.blocks} for part in PARTS},
         "slopes": _slopes(read, t),
         "attention": _attention(read, t),
-        "depth": _depth(read, state, before, t),
+        "depth": _depth(read, state, other, t),
         "one_hot_from": read.saturates_at(),
         "notes": _notes(read, state, t),
         "python": python,
@@ -66,24 +66,21 @@ def view(
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
-def headline(read: Reading, state: State, against: tuple[Record, State] | None, pinned: bool, t: Texts) -> str:
+def headline(read: LiveAnswer, state: State, against: tuple[Record, State] | None, pinned: bool, t: Texts) -> str:
     """What the last move did, in at most three sentences."""
-    s = read.record.scalars
-    high = s["lambda_max"].value
+    high, entropy = read.scalar("lambda_max").value, read.entropy
     if against is None:
-        said = [t("head_first", high=number(high), share=percent(s["negative_share"].value))]
+        said = [t("head_first", high=number(high), share=percent(read.scalar("negative_share").value))]
     else:
-        said = _moved(read, Reading(against[0]), _moves(against[1], state, t), pinned, t)
+        said = _moved(read, LiveAnswer(against[0]), _moves(against[1], state, t), pinned, t)
     if not bool(read.matrix("total").any()):
         return " ".join([*said, t("head_flat")])
-    if "entropy" in s and s["entropy"].value < SATURATED and len(read.tensor("A")) > 1:
-        said.append(t("head_one_hot", entropy=percent(s["entropy"].value)))
-    if "entropy" not in s and all(read.norm("functional", b) == 0 for b in read.diagonal):
+    if entropy is not None and entropy.value < SATURATED and len(read.tensor("A")) > 1:
+        said.append(t("head_one_hot", entropy=percent(entropy.value)))
+    if entropy is None and all(read.norm("functional", b) == 0 for b in read.diagonal):
         said.append(t("head_hollow"))
-    if state.depth > 1 and "cosine" in read.record.tensors:
-        cosine = float(read.tensor("cosine")[-1])
-        if cosine > COSINE[1]:
-            said.append(t("head_collapse", cosine=number(cosine)))
+    if state.depth > 1 and read.cosine and COSINE.of(read.cosine[-1]) == "red":
+        said.append(t("head_collapse", cosine=number(read.cosine[-1])))
     return " ".join(said)
 
 
@@ -108,7 +105,7 @@ def _control_value(name: str, value: Any, t: Texts) -> str:
     return t(key) if key in t.sentences else f"“{str(value)[:24]}{'…' if len(value) > 24 else ''}”"
 
 
-def _moved(read: Reading, other: Reading, moves: str, pinned: bool, t: Texts) -> list[str]:
+def _moved(read: LiveAnswer, other: LiveAnswer, moves: str, pinned: bool, t: Texts) -> list[str]:
     before, after = (r.scalar("lambda_max").value for r in (other, read))
     shared = [
         b for b in read.diagonal if b in other.blocks and other.norm("total", b) > 0 and read.norm("total", b) > 0
@@ -136,44 +133,42 @@ def _ratio(new: float, old: float) -> str:
     return times(new / old) if old else ("1" if new == old else "∞")
 
 
-def _tag(read: Reading, t: Texts) -> dict[str, str]:
-    s, route = read.record.scalars, read.record.inputs["route"]
-    closed = route == "closed"
-    error = s["autodiff_error" if closed else "difference_error"].value
+def _tag(read: LiveAnswer, t: Texts) -> dict[str, str]:
+    closed, error = read.closed, read.check_error.value
     tag = t("tag_closed" if closed else "tag_autodiff")
     line = t(
         "tag_line",
         tag=tag,
         parameters=f"{read.space.size:,}",
-        milliseconds=number(1e3 * s["seconds"].value, 2),
+        milliseconds=number(1e3 * read.scalar("seconds").value, 2),
         check=t("check_closed" if closed else "check_autodiff_line", error=number(error, 1)),
     )
-    return {"kind": route, "word": tag, "line": line}
+    return {"kind": read.route, "word": tag, "line": line}
 
 
-def _numbers(read: Reading, other: Reading | None, t: Texts) -> list[dict[str, Any]]:
+def _numbers(read: LiveAnswer, other: LiveAnswer | None, t: Texts) -> list[dict[str, Any]]:
     rows = []
     for name in ("lambda_max", "lambda_min", "negative_share", "ceiling_sgd", "loss", "entropy"):
-        if name not in read.record.scalars:
+        if name not in read.numbers:
             continue
         value = read.scalar(name).value
         write = percent if name in ("negative_share", "entropy") else number
         row: dict[str, Any] = {"name": name, "label": t(f"number_{name}"), "text": write(value), "tag": t("tag_exact")}
         row["value"] = value if math.isfinite(value) else None
-        if other is not None and name in other.record.scalars:
+        if other is not None and name in other.numbers:
             row["ratio"] = t("ratio_to_a", ratio=_ratio(value, other.scalar(name).value))
         rows.append(row)
     return rows
 
 
-def _notes(read: Reading, state: State, t: Texts) -> dict[str, str]:
+def _notes(read: LiveAnswer, state: State, t: Texts) -> dict[str, str]:
     """What stands below a control."""
     notes = {}
     if (scale := read.saturates_at()) is not None:
         notes["scale"] = t("note_one_hot", scale=number(scale, 2))
     if state.attention == "linear":
         notes["sink"] = t("note_sink_linear")
-    inputs = read.record.inputs
+    inputs = read.settings
     if state.data == "upload":
         notes |= {name: t("note_from_file", value=inputs[name]) for name in ("tokens", "dim")}
     if state.data == "text":
@@ -183,7 +178,7 @@ def _notes(read: Reading, state: State, t: Texts) -> dict[str, str]:
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
-def _heat(read: Reading, t: Texts) -> dict[str, Any]:
+def _heat(read: LiveAnswer, t: Texts) -> dict[str, Any]:
     """Signed codes of log10 |entry|: 0 blank, 1 .. LEVELS positive, LEVELS + 1 .. 2 LEVELS negative."""
     matrices = {part: read.matrix(part) for part in PARTS}
     bottom, top = raster.decades(*matrices.values())
@@ -205,7 +200,7 @@ def _heat(read: Reading, t: Texts) -> dict[str, Any]:
     return {"parts": parts, "caption": scale, "ends": [f"−{power(top)}", power(top)]}
 
 
-def _cut(M: Tensor, read: Reading, block: str) -> Tensor:
+def _cut(M: Tensor, read: LiveAnswer, block: str) -> Tensor:
     row, col = block.split(",")
     at = read.space.slices()
     return M[at[row], at[col]]
@@ -215,7 +210,7 @@ def _base64(codes: Tensor) -> str:
     return base64.b64encode(codes.contiguous().numpy().tobytes()).decode()
 
 
-def _spectrum(read: Reading, part: str, other: Reading | None, ghost: str, t: Texts) -> dict[str, Any]:
+def _spectrum(read: LiveAnswer, part: str, other: LiveAnswer | None, ghost: str, t: Texts) -> dict[str, Any]:
     lam = read.eigenvalues(part)
     tolerance = read.zero_tolerance(part)
     bins = histogram(lam, tolerance)
@@ -258,7 +253,7 @@ def histogram(lam: Tensor, tolerance: float) -> list[tuple[float, float, int]]:
     return sorted(found)
 
 
-def _blocks(read: Reading, part: str, other: Reading | None, t: Texts) -> dict[str, Any]:
+def _blocks(read: LiveAnswer, part: str, other: LiveAnswer | None, t: Texts) -> dict[str, Any]:
     """The norm of every block, its share of the strongest in words and as a bar, and its ratio to a pinned A."""
     strongest = max(read.norm(part, b) for b in read.blocks)
     cells = {}
@@ -280,9 +275,9 @@ def _share(share: float) -> str:
     return percent(share) if share >= 1e-3 else times(share)
 
 
-def _selected(read: Reading, part: str, block: str, t: Texts) -> dict[str, Any]:
-    norm, slope = read.norm(part, block), read.record.scalars.get(f"slope/{part}/{block}")
-    shown = formula(read.record, part, block)
+def _selected(read: LiveAnswer, part: str, block: str, t: Texts) -> dict[str, Any]:
+    norm, slope = read.norm(part, block), read.slope(part, block)
+    shown = formula(read, part, block)
     facts = [t("selected_norm", norm=number(norm)) if norm else t("selected_zero")]
     if slope is not None:
         facts.append(
@@ -296,14 +291,13 @@ def _selected(read: Reading, part: str, block: str, t: Texts) -> dict[str, Any]:
     }
 
 
-def _slopes(read: Reading, t: Texts) -> dict[str, Any]:
+def _slopes(read: LiveAnswer, t: Texts) -> dict[str, Any]:
     """Rows of blocks, columns of parts: the slope here and, in brackets, the paper's exponent for small inputs."""
-    s = read.record.scalars
     rows = []
     for block in read.blocks:
         row = [t.block(block)]
         for part in ("outer", "functional", "total"):
-            slope, paper = s.get(f"slope/{part}/{block}"), s.get(f"paper/{part}/{block}")
+            slope, paper = read.slope(part, block), read.paper(part, block)
             text = _with_error(slope) if slope is not None else t("slopes_zero")
             if paper is not None and paper.value:
                 text += f" [{'3, 5' if 'mix' in paper.note else f'{paper.value:g}'}]"
@@ -322,16 +316,16 @@ def _with_error(slope: Estimate) -> str:
     return text.replace("-", "−")
 
 
-def _attention(read: Reading, t: Texts) -> dict[str, Any]:
-    A, s = read.tensor("A"), read.record.scalars
+def _attention(read: LiveAnswer, t: Texts) -> dict[str, Any]:
+    A, entropy = read.tensor("A"), read.entropy
     largest = float(A.abs().max())
-    top = 1.0 if "entropy" in s else largest or 1.0
+    top = 1.0 if entropy is not None else largest or 1.0
     codes = (A.abs() / top * (raster.LEVELS - 1)).round().clamp(max=raster.LEVELS - 1) + 1
     codes = torch.where(A == 0, torch.zeros_like(codes), torch.where(A < 0, codes + raster.LEVELS, codes))
-    labels = list(read.record.inputs["labels"])
-    if "entropy" in s:
-        says = t("attention_says", entropy=percent(s["entropy"].value), first=percent(s["first_key"].value))
-        moments = t("moments_says", **{m: number(s[f"moment/{m}"].value) for m in ("M1", "M2", "M3")})
+    labels = read.labels
+    if entropy is not None:
+        says = t("attention_says", entropy=percent(entropy.value), first=percent(read.first_key.value))
+        moments = t("moments_says", **{m: number(e.value) for m, e in read.moments.items()})
     else:
         says, moments = t("attention_says_linear", largest=number(largest)), ""
     rows = [[label, *(number(v) for v in row)] for label, row in zip(labels, A.tolist(), strict=True)]
@@ -345,16 +339,15 @@ def _attention(read: Reading, t: Texts) -> dict[str, Any]:
     }
 
 
-def _depth(read: Reading, state: State, before: Record | None, t: Texts) -> dict[str, Any] | None:
-    tensors = read.record.tensors
-    if state.depth == 1 or "cosine" not in tensors:
+def _depth(read: LiveAnswer, state: State, other: LiveAnswer | None, t: Texts) -> dict[str, Any] | None:
+    if state.depth == 1 or not read.cosine:
         return None
-    cosine, rank = tensors["cosine"].tolist(), tensors["effective_rank"].tolist()
-    old = before.tensors.get("cosine") if before is not None else None
+    cosine, rank = read.cosine, read.effective_rank
+    old = [] if other is None else other.cosine
     rows = [[i, number(c), number(r)] for i, (c, r) in enumerate(zip(cosine, rank, strict=True))]
     return {
         "cosine": [_finite(c) for c in cosine],
-        "ghost": None if old is None or len(old) < 3 else [_finite(c) for c in old.tolist()],
+        "ghost": None if len(old) < 3 else [_finite(c) for c in old],
         "says": t("depth_says", first=number(cosine[0]), last=number(cosine[-1])),
         "axis": t("depth_axis"),
         "table": {"columns": [t("depth_axis"), t("col_cosine"), t("col_rank_left")], "rows": rows},

@@ -15,7 +15,6 @@ __getattr__, __dir__, __all__ = attach(
         "course": ".training",
         "ablations": ".why",
         "block_bars": ".why",
-        "cards": ".attention.verdict",
         "ceilings": ".step_size",
         "loss_bars": ".compare",
         "rank_lines": ".compare",

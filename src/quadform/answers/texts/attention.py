@@ -77,7 +77,7 @@ SENTENCES = {
     "card_entropy_green": ("spread", "퍼짐"),
     "card_entropy_yellow": ("narrow", "좁음"),
     "card_entropy_red": ("one-hot", "원-핫"),
-    "card_entropy_rule": ("green from {limit1}, red below {limit0}", "{limit1} 이상 초록, {limit0} 미만 빨강"),
+    "card_entropy_rule": ("green from {limit0}, red below {limit1}", "{limit0} 이상 초록, {limit1} 미만 빨강"),
     "card_checks_title": ("Formula against autodiff", "공식과 자동 미분의 비교"),
     "card_checks": (
         "The closed form differs from automatic differentiation by {error} of the largest entry.",

@@ -5,7 +5,7 @@ from ...core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "AttentionAnswer": ".answer",
+        "AttentionAnswer": "...answers.attention",
         "AttentionQuestion": ".question",
         "Sweep": ".growth",
         "Vary": ".question",

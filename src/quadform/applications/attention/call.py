@@ -8,6 +8,6 @@ from ..asking import Door
 from .question import AttentionQuestion
 
 if TYPE_CHECKING:
-    from .answer import AttentionAnswer
+    from ...answers.attention import AttentionAnswer
 
 attention: Door[AttentionAnswer] = Door(AttentionQuestion, opening=None)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...answers.attention import AttentionAnswer
 from ...core.errors import InputError
 from ...core.memory import in_words
 from ...core.progress import clock
@@ -21,7 +22,6 @@ from ...theory.moments import moment_norms
 from ..machine import DTYPES, MATRICES, device_of, guard, guard_tokens
 from ..problem import Problem, toy_problem
 from ..threads import threads_for
-from .answer import AttentionAnswer
 from .growth import PARTS, Sweep, block_norms, entropy, paper_scalars
 from .question import AttentionQuestion
 

@@ -140,6 +140,6 @@ class AttentionQuestion(Numerics, Question):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from .answer import AttentionAnswer
+        from ...answers.attention import AttentionAnswer
 
         return AttentionAnswer(record)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ...answers.attention import PARTS, AttentionAnswer
 from ...answers.numbers import number, percent, power, times
 from ...core.record import Record
 from ..figure import Figure, Rows, Table, decades, redraw
@@ -17,7 +18,6 @@ from ..style import LIGHT, Style
 from ..texts import EN, Texts
 from .heat import heat_map
 from .moments import moments
-from .reading import PARTS, Reading
 from .slopes import growth
 
 #: Bins of the spectrum's histogram, over the whole symlog axis.
@@ -34,8 +34,8 @@ ROUND_OFF = 1e-16
 
 def drawn(record: Record) -> tuple[Callable[..., Figure], ...]:
     """The figures this record has the data for, in the order of the report."""
-    varied = (growth,) if Reading(record).varied else ()
-    return (heat_map, spectrum, blocks, *varied, *((moments,) if "growth_moments" in record.tensors else ()))
+    read = AttentionAnswer(record)
+    return (heat_map, spectrum, blocks, *((growth,) if read.varied else ()), *((moments,) if read.has_moments else ()))
 
 
 # --- spectrum -------------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """
     from ..packages import alt
 
-    read = Reading(record)
+    read = AttentionAnswer(record)
     values = {part: read.eigenvalues(part).double().tolist() for part in PARTS}
     low, high = min(min(v) for v in values.values()), max(max(v) for v in values.values())
     reach = max(abs(low), abs(high)) or 1.0
@@ -125,7 +125,7 @@ def spectrum(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     )
 
 
-def _spectrum_headline(read: Reading, texts: Texts) -> str:
+def _spectrum_headline(read: AttentionAnswer, texts: Texts) -> str:
     lam = read.eigenvalues("total").double()
     low, high, share = float(lam[0]), float(lam[-1]), read.scalar("negative_share").value
     low = 0.0 if abs(low) <= read.zero_tolerance("total") else low
@@ -184,7 +184,7 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """The Frobenius norm of the outer (Gauss-Newton) and the functional part of every block, side by side."""
     from ..packages import alt
 
-    read = Reading(record)
+    read = AttentionAnswer(record)
     norms = {(part, b): read.norm(part, b) for part in ("outer", "functional") for b in read.blocks}
     present = [v for v in norms.values() if v > 0] or [1.0]
     log = min(present) < LINEAR_DOWN_TO * max(present)
@@ -257,7 +257,7 @@ def blocks(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     )
 
 
-def _blocks_headline(read: Reading, norms: dict[tuple[str, str], float], texts: Texts) -> str:
+def _blocks_headline(read: AttentionAnswer, norms: dict[tuple[str, str], float], texts: Texts) -> str:
     least = ROUND_OFF * max(norms.values())
     leads = [b for b in read.blocks if norms["functional", b] > max(norms["outer", b], least)]
     if leads:

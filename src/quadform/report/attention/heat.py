@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
+from ...answers.attention import PARTS, AttentionAnswer
 from ...answers.numbers import number, percent, power, times
 from ...core.record import Record
 from .. import raster
 from ..figure import Figure, Rows, Table, redraw
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
-from .reading import PARTS, Reading
 
 #: Pixels a side of one panel: three fit a page, one fits a phone.
 SIDE = 300
@@ -28,7 +28,7 @@ def heat_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """
     from ..packages import alt
 
-    read = Reading(record)
+    read = AttentionAnswer(record)
     matrices = {part: read.matrix(part).double() for part in PARTS}
     bottom, top = raster.decades(*matrices.values())
     panels, over = [], Rows()
@@ -66,7 +66,7 @@ def heat_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     )
 
 
-def headline(read: Reading, texts: Texts) -> str:
+def headline(read: AttentionAnswer, texts: Texts) -> str:
     """Which block is strongest, by how much (rules from RULES times the next), and which are exactly zero."""
     ranked = sorted(((read.norm("total", b), b) for b in read.blocks), reverse=True)
     (first, strongest), (second, runner_up) = ranked[0], ranked[min(1, len(ranked) - 1)]
@@ -87,7 +87,14 @@ def headline(read: Reading, texts: Texts) -> str:
 
 
 def _panel(
-    over: Rows, read: Reading, part: str, cells: Any, tile: int, span: tuple[int, int], texts: Texts, style: Style
+    over: Rows,
+    read: AttentionAnswer,
+    part: str,
+    cells: Any,
+    tile: int,
+    span: tuple[int, int],
+    texts: Texts,
+    style: Style,
 ) -> Any:
     from ..packages import alt
 
@@ -234,7 +241,7 @@ def _negative(M: Any, texts: Texts) -> str:
     return percent(int((M < 0).sum()) / count) if count else texts("exactly_zero")
 
 
-def _table(read: Reading, texts: Texts) -> Table:
+def _table(read: AttentionAnswer, texts: Texts) -> Table:
     rows = []
     for part in PARTS:
         for block in read.blocks:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ...answers.attention import AttentionAnswer
 from ...answers.numbers import number, percent
 from ...core.record import Record
 from ..figure import Figure, Rows, Table, decades, redraw
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
-from .reading import Reading
 
 #: Below this share of its value at the smallest scale M2 is said to have fallen.
 FALLEN = 0.5
@@ -20,7 +20,7 @@ def moments(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """
     from ..packages import alt
 
-    read = Reading(record)
+    read = AttentionAnswer(record)
     scales = read.tensor("scales").double()
     powers = scales[:, None] ** scales.new_tensor([1.0, 2.0, 3.0])
     sizes = read.tensor("growth_moments").double() / powers

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ...answers.attention import PARTS, SLOPE_TOLERANCE, AttentionAnswer
 from ...answers.numbers import number, times
 from ...core.record import Record
 from ..figure import Figure, Rows, Table, decades, redraw
 from ..style import LIGHT, Style
 from ..texts import EN, Texts
-from .reading import PARTS, Reading
-
-#: A fitted slope agrees with the paper's exponent when it is this close.
-SLOPE_TOLERANCE = 0.05
 
 
 def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
@@ -23,7 +20,7 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """
     from ..packages import alt
 
-    read = Reading(record)
+    read = AttentionAnswer(record)
     scales = read.tensor("scales").double().tolist()
     y_domain = _y_domain(read, scales)
     over = Rows()
@@ -36,22 +33,22 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         columns=2,
         narrow=760,
     )
-    lo, hi = read.record.inputs["fit_range"]
+    lo, hi = read.fit_range
     notes = [texts("growth_caption", low=number(lo), high=number(hi))]
     saturated = read.saturates_at()
     if saturated:
         notes.append(texts("growth_saturated", scale=number(saturated)))
-    elif record.inputs.get("attention") == "softmax":
+    elif read.softmax:
         notes.append(texts("growth_unsaturated"))
     for block in read.blocks:
-        mixed = record.scalars.get(f"paper/functional/{block}")
-        if mixed and mixed.note and f"slope/functional/{block}" in record.scalars:
+        mixed = read.paper("functional", block)
+        if mixed and mixed.note and read.slope("functional", block) is not None:
             notes.append(texts("growth_mix", block=texts.block(block)))
     rows = []
     for part in PARTS[1:]:
         norms = read.tensor(f"growth_{part}").double().tolist()
         for j, block in enumerate(read.blocks):
-            slope, paper = record.scalars.get(f"slope/{part}/{block}"), record.scalars.get(f"paper/{part}/{block}")
+            slope, paper = read.slope(part, block), read.paper(part, block)
             head = (
                 texts(f"part_{part}"),
                 texts.block(block),
@@ -75,7 +72,7 @@ def growth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     )
 
 
-def _y_domain(read: Reading, scales: list[float]) -> list[float]:
+def _y_domain(read: AttentionAnswer, scales: list[float]) -> list[float]:
     """Powers of ten around every norm below saturation; lines that fall further leave the picture."""
     end = read.saturates_at() or math.inf
     seen = []
@@ -86,18 +83,18 @@ def _y_domain(read: Reading, scales: list[float]) -> list[float]:
     return [10.0 ** math.floor(math.log10(low) - 0.1), 10.0 ** math.ceil(math.log10(high) + 1.2)]
 
 
-def _key_width(read: Reading, texts: Texts) -> int:
+def _key_width(read: AttentionAnswer, texts: Texts) -> int:
     """Pixels of the key: line, name of the block, slope; the names of a layer with one W_QK are long."""
     return 184 + 7 * max(0, max(len(texts.block(block)) for block in read.blocks) - 11)
 
 
 def _growth_panel(
-    over: Rows, read: Reading, part: str, scales: list[float], y_domain: list[float], texts: Texts, style: Style
+    over: Rows, read: AttentionAnswer, part: str, scales: list[float], y_domain: list[float], texts: Texts, style: Style
 ) -> Any:
     from ..packages import alt
 
     norms = read.tensor(f"growth_{part}").double().tolist()
-    fit_low, fit_high = read.record.inputs["fit_range"]
+    fit_low, fit_high = read.fit_range
     x_domain = [scales[0], scales[-1]]
     x = alt.X(
         "x:Q",
@@ -113,8 +110,7 @@ def _growth_panel(
     for j, block in sorted(enumerate(read.blocks), key=lambda e: len(set(e[1].split(",")))):
         look = _look(block, style)
         points = [(s, row[j]) for s, row in zip(scales, norms, strict=True) if row[j] > 0]
-        paper = read.record.scalars.get(f"paper/{part}/{block}")
-        slope = read.record.scalars.get(f"slope/{part}/{block}")
+        paper, slope = read.paper(part, block), read.slope(part, block)
         tip = {texts("col_block"): texts.block(block)}
         lines += [{"x": s, "y": v, "block": block, texts("col_norm"): number(v), **look, **tip} for s, v in points]
         start = next(((s, v) for s, v in points if s >= fit_low * 0.999), None)
@@ -204,10 +200,9 @@ def _look(block: str, style: Style) -> dict[str, str]:
     }
 
 
-def _growth_headline(read: Reading, texts: Texts) -> str:
-    slopes = {
-        key.removeprefix("slope/"): e.value for key, e in read.record.scalars.items() if key.startswith("slope/outer/")
-    }
+def _growth_headline(read: AttentionAnswer, texts: Texts) -> str:
+    known = {block: read.slope("outer", block) for block in read.blocks}
+    slopes = {block: e.value for block, e in known.items() if e is not None}
     if not slopes:
         return texts("growth_head_none")
     steep, flat = max(slopes, key=slopes.__getitem__), min(slopes, key=slopes.__getitem__)
@@ -215,9 +210,9 @@ def _growth_headline(read: Reading, texts: Texts) -> str:
     if slopes[steep] - slopes[flat] <= SLOPE_TOLERANCE:
         said = texts("growth_head_same", more=more)
     else:
-        names = (texts.block(key.split("/", 1)[1]) for key in (steep, flat))
+        names = (texts.block(block) for block in (steep, flat))
         said = texts("growth_head", more=more, less=less, **dict(zip(("steep", "flat"), names, strict=True)))
-    gaps = slope_gaps(read)
+    gaps = read.slope_gaps()
     if not gaps:
         return said
     worst = max(gaps, key=gaps.__getitem__)
@@ -237,14 +232,3 @@ def _growth_headline(read: Reading, texts: Texts) -> str:
             gap=number(gaps[worst], 2),
         )
     )
-
-
-def slope_gaps(read: Reading) -> dict[str, float]:
-    """`"outer/W_Q,W_Q"` -> |fitted slope - paper's exponent|, for every block that has both."""
-    scalars = read.record.scalars
-    out = {}
-    for key, fitted in scalars.items():
-        name = key.removeprefix("slope/")
-        if name != key and f"paper/{name}" in scalars:
-            out[name] = abs(fitted.value - scalars[f"paper/{name}"].value)
-    return out

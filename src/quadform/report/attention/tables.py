@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
+from ...answers.attention import SLOPE_TOLERANCE, AttentionAnswer
 from ...answers.numbers import number
 from ...core.record import Record
-from ..card import grade
 from ..rows import Row, estimate, tag
 from ..texts import EN, Texts
-from .reading import Reading
-from .slopes import SLOPE_TOLERANCE, slope_gaps
-from .verdict import autodiff_limits
 
 #: Inputs that have a row of their own or are no setting.
 _TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device")
@@ -25,12 +20,12 @@ ROUND_OFF = 1e-10
 
 def measured(record: Record, texts: Texts = EN) -> tuple[Row, ...]:
     """The rows of "What was measured", group by group."""
-    read = Reading(record)
-    return (*_setting(record, texts), *_coverage(read, texts), *_numbers(record, texts), *_checks(read, texts))
+    read = AttentionAnswer(record)
+    return (*_setting(read, texts), *_coverage(read, texts), *_numbers(read, texts), *_checks(read, texts))
 
 
-def _setting(record: Record, texts: Texts) -> Iterator[Row]:
-    group, given = texts("group_setting"), record.inputs
+def _setting(read: AttentionAnswer, texts: Texts) -> Iterator[Row]:
+    group, given, made = texts("group_setting"), read.settings, read.record.made
     kinds = {"softmax": "attention_softmax", "linear": "attention_linear"}
     kind = str(given.get("attention", ""))
     yield Row(group, texts("row_layer"), texts(kinds[kind]) if kind in kinds else kind)
@@ -42,11 +37,11 @@ def _setting(record: Record, texts: Texts) -> Iterator[Row]:
     for name, value in given.items():
         if name not in _TOLD and value is not None:
             yield Row(group, texts.sentences.get(f"row_{name}", name), _plain(value))
-    where = " · ".join(w for w in (record.made.dtype or str(given.get("dtype", "")), record.made.device) if w)
+    where = " · ".join(w for w in (made.dtype or str(given.get("dtype", "")), made.device) if w)
     yield Row(group, texts("row_precision"), where)
 
 
-def _coverage(read: Reading, texts: Texts) -> Iterator[Row]:
+def _coverage(read: AttentionAnswer, texts: Texts) -> Iterator[Row]:
     group = texts("group_coverage")
     shapes = ", ".join(f"{name} {'×'.join(map(str, shape))}" for name, shape in read.space)
     size = f"{read.space.size:,}"
@@ -57,19 +52,17 @@ def _coverage(read: Reading, texts: Texts) -> Iterator[Row]:
         yield Row(group, texts("row_sweep"), said)
 
 
-def _numbers(record: Record, texts: Texts) -> Iterator[Row]:
-    for name, e in record.scalars.items():
-        if "/" not in name and name != "autodiff_error":
-            label = texts.sentences.get(f"scalar_{name}", name)
-            note = e.note if texts.lang == EN.lang else ""  # whoever made the record wrote it in English
-            yield Row(texts("group_numbers"), label, estimate(name, e), tag(e), None, note)
+def _numbers(read: AttentionAnswer, texts: Texts) -> Iterator[Row]:
+    for name, e in read.numbers.items():
+        label = texts.sentences.get(f"scalar_{name}", name)
+        note = e.note if texts.lang == EN.lang else ""  # whoever made the record wrote it in English
+        yield Row(texts("group_numbers"), label, estimate(name, e), tag(e), None, note)
 
 
-def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
+def _checks(read: AttentionAnswer, texts: Texts) -> Iterator[Row]:
     group = texts("group_checks")
     e = read.scalar("autodiff_error")
-    limits = autodiff_limits(read.record)
-    yield Row(group, texts("check_autodiff"), estimate("autodiff_error", e), tag(e), grade(e.value, limits))
+    yield Row(group, texts("check_autodiff"), estimate("", e), tag(e), read.autodiff_limits.of(e.value))
     H = read.matrix("total").double()
     largest = float(H.abs().max()) or 1.0
     for name, error in (
@@ -78,9 +71,9 @@ def _checks(read: Reading, texts: Texts) -> Iterator[Row]:
         ("check_outer", max(0.0, -float(read.eigenvalues("outer")[0])) / largest),
     ):
         yield Row(group, texts(name), number(error, 2), "exact", "green" if error <= ROUND_OFF else "red")
-    finite = all(bool(torch.isfinite(t).all()) for t in read.record.tensors.values())
+    finite = read.finite
     yield Row(group, texts("check_finite"), texts("yes" if finite else "no"), "exact", "green" if finite else "red")
-    gaps = slope_gaps(read)
+    gaps = read.slope_gaps()
     if gaps:
         close = sum(gap <= SLOPE_TOLERANCE for gap in gaps.values())
         said = texts("of_slopes", close=close, all=len(gaps), worst=number(max(gaps.values()), 2))
