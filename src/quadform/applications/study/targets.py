@@ -84,8 +84,8 @@ class Targets:
 
     @property
     def page(self) -> Path | None:
-        """The folder of the HTML file, where no work is kept."""
-        at = Path(self.opening.out) if self.opening.out is not None else self.each[0].home
+        """The folder of the HTML file where no work is kept; what was saved is drawn beside it."""
+        at = Path(self.opening.out) if self.opening.out is not None else None if self.measured else self.each[0].home
         return at.parent if at is not None and at.suffix == ".json" else at
 
     def identity(self) -> dict[str, Any]:
