@@ -15,7 +15,7 @@ import torch
 import quadform as qf
 from quadform.answers.spectrum import Spectrum, root
 from quadform.cli import main
-from quadform.core.errors import InputError, UnknownName
+from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Estimate
 from quadform.curvature import Risk, functional, hessian
 from quadform.nn import Transformer
@@ -253,3 +253,32 @@ def test_error_of_the_root_mean_square():
     e = root(Estimate(4.0, 0.04, "estimate"))
     assert (e.value, e.stderr) == pytest.approx((2.0, (4.04**0.5 - 3.96**0.5) / 2), rel=1e-4)
     assert root(Estimate(0.0, 0.0, "estimate")).stderr == 0
+
+
+def test_eigenvectors_are_kept_and_placed(tmp_path: Path) -> None:
+    """`where` tells the shares of the kept vectors; a spectrum that is loaded again has them."""
+    found = qf.spectrum(
+        "new:pre-ln,depth=2,dim=8,heads=2", out=tmp_path / "s", top=2, data="add:digits=1", progress=False
+    )
+    again = type(found).load(tmp_path / "s")
+    assert again.vectors is not None
+    for name, t in found.vectors.items():
+        assert torch.equal(again.vectors[name], t)
+    share = {n: float(t[0].double().square().sum()) for n, t in found.vectors.items()}
+    for name, s in found.where(0):
+        if name in share:
+            assert s == pytest.approx(share[name], rel=1e-5, abs=1e-9)
+    assert sum(s for _, s in again.where(1, "layer")) == pytest.approx(1)
+    assert again.where(-1, "head")[0][1] <= 1
+    assert again.where(0, "token")[0][0].startswith("embed.W_E[")
+    with pytest.raises(UnknownName, match="no eigenvector 2"):
+        again.where(2)
+    with pytest.raises(UnknownName, match="layer"):
+        again.where(0, "planet")
+    other = qf.spectrum(
+        "new:pre-ln,depth=1,dim=4,heads=2", out=tmp_path / "t", top=1, data="add:digits=1", progress=False
+    )
+    (tmp_path / "t" / "vectors.safetensors").replace(tmp_path / "s" / "vectors.safetensors")
+    assert other.vectors is not None
+    with pytest.raises(FileError, match="another spectrum"):
+        _ = type(found).load(tmp_path / "s").vectors

@@ -179,7 +179,13 @@ class Answer(ABC):
 
     def save(self, folder: str | Path) -> Path:
         """Keep it in a folder; `load` reads it back."""
-        return self.record.save(folder)
+        folder = self.record.save(folder)
+        self.save_beside(folder)
+        return folder
+
+    def save_beside(self, folder: Path) -> None:
+        """Write what does not belong into a record, such as eigenvectors; most answers have nothing of the kind."""
+        return
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

@@ -3,7 +3,8 @@
 Record "spectrum": scalars `top/0 ...`, `bottom/0 ...`, `trace`, `loss`, `gradient_norm`, `descent`, with a density
 `negative_share`, `negative_curvature`, `rms` and `linear`, with blocks `heterogeneity` and `functional/LAYER/A,B`;
 tensors `density/x, u, density, stderr` (a curve) and `blocks/value, stderr, exact, sizes`, the Frobenius norms of all
-pairs of the blocks `inputs["blocks"]`.
+pairs of the blocks `inputs["blocks"]`; `where/layer, matrix, head, token`, the shares of each eigenvector's squared
+length under the labels `inputs["where"]`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError, UnknownName
+from ..core.errors import FileError, InputError, UnknownName
 from ..core.memory import in_words
 from ..core.progress import clock
-from ..core.record import Estimate, Provenance, Record
+from ..core.record import Estimate, Provenance, Record, write_atomically
 from ..core.space import WORDS, layer_of, paper_name, part_of
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number, percent, share_with_error, times
@@ -31,6 +33,8 @@ from .verdict import NOTHING, Limits, Said, Verdict, judged, say
 NEGATIVE = Limits(0.01, 0.25)
 #: Largest over smallest root mean square eigenvalue of the blocks.
 UNEVEN = Limits(3.0, 10.0)
+#: The file of the eigenvectors.
+VECTORS = "vectors.safetensors"
 #: Numbers beside the eigenvalues, in the order they are shown.
 NUMBERS = ("trace", "negative_share", "negative_curvature", "rms", "heterogeneity", "loss")
 
@@ -70,13 +74,57 @@ class Curve:
 
 
 class Spectrum(Answer):
-    """The spectrum of one operator at one point. `vectors` are the eigenvectors, in this process only."""
+    """The spectrum of one operator at one point. Eigenvectors lie beside the record, in `vectors.safetensors`."""
 
     kind = "spectrum"
 
-    def __init__(self, record: Record, vectors: dict[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, record: Record, vectors: dict[str, Tensor] | None = None, folder: str | Path | None = None
+    ) -> None:
         super().__init__(record)
-        self.vectors = vectors
+        self._vectors, self._folder = vectors, folder
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        return cls(Record.load(folder), folder=folder)
+
+    # --- eigenvectors -----------------------------------------------------------------------------------------------
+    @property
+    def vectors(self) -> dict[str, Tensor] | None:
+        """Unit eigenvectors `{name: (k, *shape)}`, those of `top` first, then those of `bottom`; None where they were
+        not kept."""
+        if self._vectors is None and self._folder is not None and (Path(self._folder) / VECTORS).exists():
+            self._vectors = _read_vectors(Path(self._folder) / VECTORS, self._eigenvalues())
+        return self._vectors
+
+    def save_beside(self, folder: Path) -> None:
+        if self._vectors is not None:
+            from safetensors.torch import save
+
+            kept = {n: t.detach().cpu().contiguous() for n, t in self._vectors.items()}
+            write_atomically(Path(folder) / VECTORS, save(kept, {"eigenvalues": self._eigenvalues()}))
+
+    def _eigenvalues(self) -> str:
+        return " ".join(e.value.hex() for e in (*self.top, *self.bottom))
+
+    def where(self, i: int = 0, by: str = "matrix") -> tuple[tuple[str, float], ...]:
+        """Where eigenvector i lives: (name, share of its squared length), largest first.
+
+        i counts the largest eigenvalues from 0 and the smallest from -1 downwards: 0 is lambda_max, -1 lambda_min. `by`
+        is `layer`, `matrix`, `head`, or `token`: the rows of an embedding with the largest shares.
+        """
+        t, known = self.record.tensors, self.record.inputs.get("where", {})
+        if by not in known:
+            raise UnknownName(f"shares by {by!r} were not measured; there are {', '.join(known) or 'none'}.")
+        row = i if i >= 0 else len(self.top) - 1 - i
+        if not 0 <= (i if i >= 0 else -1 - i) < (len(self.top) if i >= 0 else len(self.bottom)):
+            raise UnknownName(f"no eigenvector {i}; they go from {-len(self.bottom)} to {len(self.top) - 1}.")
+        share = t[f"where/{by}"][row]
+        if by == "token":
+            rows = zip(t["where/token_row"][row].tolist(), share.tolist(), strict=True)
+            return tuple((f"{known[by][0]}[{token}]", s) for token, s in rows)
+        order = share.argsort(descending=True).tolist()
+        return tuple((known[by][j], float(share[j])) for j in order)
 
     # --- numbers ----------------------------------------------------------------------------------------------------
     @property
@@ -297,6 +345,7 @@ class Spectrum(Answer):
         tag = "exact" if {e.kind for e in shown.values()} == {"exact"} else "estimate"
         out.append(f"{'   '.join(_said(name, e) for name, e in shown.items()):<84} [{tag}]")
         out += [said] if (said := self._point()) else []
+        out += self._where_lines()
         rest = [cell(e.value) for e in self.top[1:]]
         if rest:
             out.append(f"next: {', '.join(rest)}")
@@ -309,6 +358,27 @@ class Spectrum(Answer):
         if said is None or e is None:
             return said() if said else ""
         return f"{said()} {100 * e.value:.0f} +-{100 * (e.error or 0):.0f} % of the eigenvalues are negative."
+
+    def _where_lines(self) -> list[str]:
+        """Where the first eigenvector of each end lives."""
+        ends = [("lambda_max", 0)] * bool(self.top) + [("lambda_min", -1)] * bool(self.bottom)
+        return [f"{name} lives in {self._place(i)}" for name, i in ends] if self.record.inputs.get("where") else []
+
+    @property
+    def layers(self) -> tuple[tuple[str, ...], Tensor] | None:
+        """The layers, and the share of each eigenvector in each of them (eigenvectors, layers); None in old records."""
+        known = self.record.inputs.get("where", {})
+        return (tuple(known["layer"]), self.record.tensors["where/layer"]) if "layer" in known else None
+
+    def _place(self, i: int) -> str:
+        """`h.3 (71 %): W_Q 40 %, W_K 31 %; head W_Q[2] 38 %`."""
+        layer, share = self.where(i, "layer")[0]
+        inside = [(n, s) for n, s in self.where(i, "matrix") if f"{n}.".startswith(f"{layer}.") and s >= 0.01][:3]
+        text = f"{layer} ({100 * share:.0f} %)"
+        if inside and inside[0][0] != layer:
+            text += ": " + ", ".join(f"{n.removeprefix(layer + '.')} {100 * s:.0f} %" for n, s in inside)
+        heads = self.where(i, "head")[:1] if "head" in self.record.inputs["where"] else ()
+        return text + "".join(f"; most of one head: {n} {100 * s:.0f} %" for n, s in heads if s >= 0.01)
 
     def _block_lines(self) -> list[str]:
         """The norms inside the layer whose blocks differ most."""
@@ -346,12 +416,25 @@ def _said(name: str, e: Estimate) -> str:
     return f"{name} {mark}{cell(e.value)} +-{(e.error or 0):.1g}"
 
 
+def _read_vectors(path: Path, eigenvalues: str) -> dict[str, Tensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as f:
+            if (f.metadata() or {}).get("eigenvalues") != eigenvalues:
+                raise FileError(f"{path} holds the eigenvectors of another spectrum. Measure again.")
+            return {n: f.get_tensor(n) for n in f.keys()}  # noqa: SIM118  # no mapping
+    except (SafetensorError, OSError) as error:
+        raise FileError(f"{path} cannot be read ({error}). Measure again.") from error
+
+
 class SpectrumDraft(Draft):
     """A spectrum while it is measured: pairs, density, norms and point go into the record as `Spectrum` reads them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.vectors: Any = None
+        self.where: dict[str, list[str]] = {}
         self.products = 0
 
     def take_pairs(self, pairs: Any) -> None:
@@ -382,6 +465,15 @@ class SpectrumDraft(Draft):
         if len(sizes) > 1:
             self.scalars["heterogeneity"] = norms.heterogeneity(sizes)
 
+    def take_masses(self, masses: Mapping[str, Any], rows: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Shares of the eigenvectors by layer, matrix and head, and the embedding whose rows hold most of them."""
+        self.where = {kind: list(found.labels) for kind, found in masses.items()}
+        self.tensors |= {f"where/{kind}": found.share for kind, found in masses.items()}
+        if rows:
+            name = max(rows, key=lambda n: float(rows[n][1].sum()))
+            self.where["token"] = [name]
+            self.tensors |= {"where/token_row": rows[name][0], "where/token": rows[name][1]}
+
     def take_functional(self, path: str, norms: Mapping[tuple[str, str], Estimate]) -> None:
         """Norms of H_f inside the layer `path`, in closed form."""
         self.scalars |= {f"functional/{path}/{a},{b}": e for (a, b), e in norms.items()}
@@ -400,7 +492,9 @@ class SpectrumDraft(Draft):
     def answer(self, made: Provenance, *, blocks: Sequence[str], **inputs: Any) -> Spectrum:
         """The finished answer; blocks whose norms were not measured are left out."""
         known = list(blocks) if "blocks/value" in self.tensors else []
-        return Spectrum(self.record(Spectrum.kind, {**inputs, "blocks": known}, made), vectors=self.vectors)
+        return Spectrum(
+            self.record(Spectrum.kind, {**inputs, "blocks": known, "where": self.where}, made), vectors=self.vectors
+        )
 
 
 def root(square: Estimate) -> Estimate:

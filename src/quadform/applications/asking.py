@@ -55,6 +55,8 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
         say(measurement.plan().text)
     answer = measurement.measure(work)
     answer.record = work.finish(answer.record, complete=answer.complete)
+    if work.folder is not None:
+        answer.save_beside(work.folder)
     return answer
 
 

@@ -30,6 +30,7 @@ __getattr__, __dir__, __all__ = attach(
         "taylor_lines": ".taylor",
         "texts": ".texts:",
         "through_depth": ".depth",
+        "where_map": ".spectral",
         "write_report": ".html",
     },
 )

@@ -172,6 +172,49 @@ def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     )
 
 
+def where_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """Layers against eigenvectors: the share of each eigenvector's squared length in each layer."""
+    from .packages import alt
+
+    answer, over = Spectrum(record), Rows()
+    if answer.layers is None:
+        raise InputError("this spectrum was measured without its eigenvectors; measure it again.")
+    layers, share = answer.layers
+    names = [name for name, _ in _extremes(answer)]
+    colours = style.ramp(1, _SHADES)
+    rows, table = [], []
+    for i, name in enumerate(names):
+        for j, layer in enumerate(layers):
+            s = float(share[i, j])
+            level = min(_SHADES - 1, int(s * _SHADES))
+            ink = style.ink if level < _SHADES // 2 else style.paper
+            rows.append({"vector": name, "layer": layer, "text": percent(s), "fill": colours[level], "ink": ink})
+            table.append((name, layer, s))
+    x = alt.X("vector:N", sort=names, axis=alt.Axis(orient="top", title=None, labelAngle=0, domain=False, ticks=False))
+    y = alt.Y("layer:N", sort=list(layers), axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=260))
+    tips = ["vector:N", "layer:N", alt.Tooltip("text:N", title=texts("where_share"))]
+    base = over(rows)
+    chart = alt.layer(
+        base.mark_rect(stroke=style.paper, strokeWidth=1.5).encode(
+            x=x, y=y, color=alt.Color("fill:N", scale=None), tooltip=tips
+        ),
+        base.mark_text(fontSize=12).encode(x=x, y=y, text="text:N", color=alt.Color("ink:N", scale=None)),
+    ).properties(name="fluid", width=max(300, min(640, 90 * len(names))), height=max(60, 26 * len(layers)))
+    first, most = answer.where(0 if answer.top else -1, "layer")[0]
+    return Figure(
+        name="where",
+        title=texts("where_title"),
+        chart=over.finish(chart, style, chrome=150),
+        headline=texts("where_head", name=names[0], share=percent(most), layer=first),
+        reading=texts("where_reading"),
+        not_meaning=texts("where_not"),
+        table=Table((texts("where_vector"), texts("map_layer"), texts("where_share")), tuple(table)),
+        python=redraw("where_map"),
+        texts=texts,
+        tags=("estimate",),
+    )
+
+
 def block_pairs(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """The norms of all pairs of blocks as a heat map."""
     from .packages import alt
@@ -279,6 +322,7 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     answer = Spectrum(record)
     found: list[Draw] = [density_curve] if answer.density is not None else []
     blocks = len(answer.names)
+    found += [where_map] * (answer.layers is not None and 1 < len(answer.layers[0]) <= PAIRS_UP_TO)
     found += [block_map] * (blocks > 1) + [block_pairs] * (1 < blocks <= PAIRS_UP_TO)
     return tuple(found)
 

@@ -21,6 +21,7 @@ from ...core.question import Plan
 from ...core.record import Provenance
 from ...core.work import TimeUp, Work
 from ...curvature.groups import groups
+from ...curvature.masses import masses, rows_of_embeddings
 from ...curvature.operators import functional, gauss_newton, hessian
 from ...curvature.outline import Outline
 from ...curvature.prediction import fastest, predict
@@ -126,6 +127,8 @@ class SpectrumMeasurement:
         if self.blocks and not work.partial:
             for path, norms in functional_norms(risk.whole).items():
                 found.take_functional(path, norms)
+        if found.vectors is not None:
+            found.take_masses(masses(risk.space, found.vectors), rows_of_embeddings(risk.model, found.vectors))
         spent = {"products": found.products, "seconds": time.monotonic() - began}
         return found.answer(
             Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device),

@@ -24,6 +24,14 @@ EN = {
     "map_part": "matrix",
     "map_layer": "layer",
     "map_size": "typical eigenvalue",
+    "where_title": "Where the sharpest directions live",
+    "where_head": "{share} of {name}'s direction lies in {layer}.",
+    "where_reading": "Each column is one eigenvector of the Hessian; a field is the share of its squared length in that"
+    " layer, so a column adds up to 100 %. A dark field: this layer alone makes the curvature in that direction.",
+    "where_not": "A share is not curvature: a layer with a small share in the sharpest direction may be sharp by"
+    " itself. Eigenvectors of nearly equal eigenvalues may mix.",
+    "where_share": "share",
+    "where_vector": "eigenvector",
     "pairs_title": "Norms of all pairs of blocks",
     "pairs_head": "{share} of the squared norm of these blocks lies off the diagonal.",
     "pairs_reading": "Row and column are matrices; the colour is the norm of the Hessian between them. Dark off the"
@@ -70,6 +78,14 @@ KO = {
     "map_part": "행렬",
     "map_layer": "층",
     "map_size": "보통 고유값",
+    "where_title": "가장 가파른 방향이 놓인 곳",
+    "where_head": "{name} 방향의 {share}: {layer} 층에 있습니다.",
+    "where_reading": "각 열은 헤시안의 고유벡터 하나이고, 칸은 그 제곱 길이 가운데 해당 층이 차지하는 비율입니다."
+    " 한 열의 합은 100 %입니다. 칸이 진하면 그 방향의 곡률은 주로 그 층에서 나옵니다.",
+    "where_not": "비율은 곡률이 아닙니다. 비율이 작은 층도 그 자체로는 가파를 수 있습니다. "
+    "거의 같은 고유값의 고유벡터는 서로 섞일 수 있습니다.",
+    "where_share": "비율",
+    "where_vector": "고유벡터",
     "pairs_title": "모든 블록 쌍의 노름",
     "pairs_head": "이 블록들의 제곱 노름 가운데 {share} 비율이 대각선 밖에 있습니다.",
     "pairs_reading": "행과 열은 행렬이고 색은 그 사이 헤시안의 노름입니다. 대각선 밖이 진하면 한 행렬을 움직일 때"
