@@ -119,7 +119,7 @@ def test_an_answer_is_saved_loaded_and_shown(found: Spectrum, tmp_path: Path) ->
     assert str(again.table()) == str(found.table())
     assert "[estimate]" in str(again)
     assert json.loads(again.json())["kind"] == "spectrum"
-    assert [f.name for f in figures(again.record, "ko")] == ["density", "block_map", "block_pairs"]
+    assert [f.name for f in figures(again.record, "ko")] == ["density", "where", "block_map", "block_pairs"]
     assert all(f.svg().startswith("<svg") for f in figures(again.record))
     assert "λ_max" in PAGE.summary(again.record, EN)
     assert PAGE.summary(again.record, KO) != PAGE.summary(again.record, EN)
@@ -134,7 +134,7 @@ def test_a_smaller_wish_leaves_out_what_it_did_not_ask(subject: Any) -> None:
         *subject, top=1, density=False, blocks="none", curvature="gauss_newton", route="eager", progress=False
     )
     assert s.bottom[0].value >= -1e-9  # Gauss-Newton of a cross-entropy
-    assert not drawn(s.record)
+    assert [draw.__name__ for draw in drawn(s.record)] == ["where_map"]
     with pytest.raises(InputError, match="density=True"):
         _ = s.negative_share
     with pytest.raises(InputError, match="blocks='qkv'"):
