@@ -69,19 +69,23 @@ def stepped(name: str) -> dict[str, Tensor]:
 
 
 def fitted() -> dict[str, Tensor]:
-    """Q^T Q of full PSGD and Q_1^T Q_1 V Q_2^T Q_2 of PSGD Kron after 50 steps, on the vectors that quadform draws."""
+    """Q^T Q of full PSGD, and of PSGD Kron times a vector, after 50 steps on the vectors that quadform draws; once
+    with a diagonal factor for the longer axis."""
     H, generator = indefinite(), stream(0, "psgd", "cpu")
-    Q, kron = None, None
+    Q, longest, krons = None, {"kron": float("inf"), "kron, diagonal": 5}, {}
     for _ in range(50):
         v = torch.randn((1, 40), generator=generator, dtype=torch.float64)
         h = v @ H
         V, G = v.view(8, 5), h.view(8, 5)
         if Q is None:
             scale = (v.square().sum() / h.square().sum()) ** 0.25
-            Q, kron = scale * torch.eye(40, dtype=torch.float64), psgd.init_Q_exprs(V, scale, float("inf"), 10.0)
+            Q = scale * torch.eye(40, dtype=torch.float64)
+            krons = {kind: psgd.init_Q_exprs(V, scale, size, 10.0) for kind, size in longest.items()}
         psgd.update_precond_newton_math_(Q, None, v.T, h.T, 0.1, "2nd", 1e-300)
-        psgd.update_precond_kron_math_(*kron, V, G, 0.1, "2nd", 1e-300)
-    return {"full": Q.T @ Q, "kron": psgd.precond_grad_kron_math(*kron, vector(40).view(8, 5))}
+        for kron in krons.values():
+            psgd.update_precond_kron_math_(*kron, V, G, 0.1, "2nd", 1e-300)
+    W = vector(40).view(8, 5)
+    return {"full": Q.T @ Q} | {kind: psgd.precond_grad_kron_math(*kron, W) for kind, kron in krons.items()}
 
 
 def main() -> None:

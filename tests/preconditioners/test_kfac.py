@@ -296,6 +296,22 @@ def test_gpt2_of_hugging_face() -> None:
     check_operator(P.inverse(damping=1e-3))
 
 
+def test_positions_that_all_examples_share_have_no_factors() -> None:
+    """Rows that look like examples times places but are places alone: an embedding of positions, a map of it."""
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places, self.map, self.last = nn.Embedding(6, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(torch.tanh(x + self.map(self.places(torch.arange(6)))))
+
+    risk = risk_of(Placed(), (torch.randn(3, 6, 3).double(), torch.randn(3, 6, 2).double()))
+    P = kfac(risk, scores="exact", products=1000)
+    assert P.notes[1] == "diagonal of H_o (exact by 30 unit vectors): places.weight, map.weight, map.bias"
+
+
 def test_examples_that_see_each_other_are_refused() -> None:
     """Batch norm in training mode: scores of several examples cannot share a pass; sampled ones need not."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

@@ -77,13 +77,14 @@ SPACE = qf.Space((("W", (5, 4)), ("V", (4, 4)), ("b", (4,))))
 
 
 def test_psgd_equals_the_peer() -> None:
-    """psgd-torch after 50 steps on the same pairs (v, H v), to 1e-6: Q^T Q of both kinds."""
+    """psgd-torch after 50 steps on the same pairs (v, H v), to 1e-6: both kinds, and with a diagonal factor."""
     H = indefinite()
     full = pre.psgd(qf.Dense(H, SPACE), "full", steps=50)
     assert close(full.inverse().dense(), PEERS["psgd/full"], 1e-6)
     matrix = qf.Dense(H, qf.Space((("W", (8, 5)),)))
-    image = pre.psgd(matrix, steps=50).inverse() @ {"W": vector(40).view(8, 5)}
-    assert close(image["W"], PEERS["psgd/kron"], 1e-6)
+    for kind, longest in (("kron", 8192), ("kron, diagonal", 5)):
+        image = pre.psgd(matrix, steps=50, longest=longest).inverse() @ {"W": vector(40).view(8, 5)}
+        assert close(image["W"], PEERS[f"psgd/{kind}"], 1e-6)
 
 
 def test_full_psgd_reaches_the_inverse_of_the_absolute_hessian() -> None:

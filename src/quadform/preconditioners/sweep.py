@@ -52,9 +52,7 @@ class Sweep:
                         "no parameter of this risk acts as a matrix on the way to its output, so K-FAC has no factors."
                         " Use `diagonal` or `block_diagonal`."
                     )
-                uses = self._covered(recorder, len(F))
-                if self.alone and len(F) > 1:
-                    _require_apart(recorder, F, uses)
+                uses = self._covered(recorder, F)
                 if before is not None:
                     with torch.no_grad():
                         before(weight, len(F), uses)
@@ -67,7 +65,7 @@ class Sweep:
         """That of the risk, but with torch's own attention: the model is differentiated once."""
         return measured(self.risk.model, device=self.risk.device, train_mode=self.risk.train_mode)
 
-    def _covered(self, recorder: Recorder, examples: int) -> dict[str, list[Use]]:
+    def _covered(self, recorder: Recorder, F: Tensor) -> dict[str, list[Use]]:
         """The products of every parameter that has factors: used as one matrix, in one way, at places of examples."""
         owners: dict[str | None, set[str]] = {}
         for use in recorder.uses:
@@ -80,8 +78,10 @@ class Sweep:
         covered = {
             name: own for name, own in uses.items()
             if name not in recorder.otherwise and len({u.role for u in own}) == 1
-            and all(u.inputs(examples) is not None for u in own)
+            and all(u.inputs(len(F)) is not None for u in own)
         }  # fmt: skip
+        if self.alone and len(F) > 1:
+            covered = _apart(recorder, F, covered)
         roles_now = {n: own[0].role for n, own in covered.items()}
         if self.roles is not None and self.roles != roles_now:
             changed = sorted(n for n in {*self.roles, *roles_now} if self.roles.get(n) != roles_now.get(n))
@@ -96,14 +96,22 @@ def _send(recorder: Recorder, F: Tensor, s: Tensor) -> None:
     torch.autograd.grad(F, recorder.leaves, s, retain_graph=True, allow_unused=True)
 
 
-def _require_apart(recorder: Recorder, F: Tensor, uses: dict[str, list[Use]]) -> None:
-    """Refuse a model in which the first output sees other examples: their scores could not share a pass."""
+def _apart(recorder: Recorder, F: Tensor, uses: dict[str, list[Use]]) -> dict[str, list[Use]]:
+    """The parameters through which the first output sees the first example alone: else scores cannot share a pass.
+
+    Where rows were taken for examples and places but are places that all examples share, the parameter is left out; a
+    model whose examples see each other is refused.
+    """
     s = torch.zeros_like(F)
     s[0] = torch.sin(torch.arange(1, s[0].numel() + 1, dtype=s.dtype, device=s.device)).view_as(s[0])
     _send(recorder, F, s)
+    apart = {}
     for name, own in uses.items():
-        if any(bool(u.gradients(len(F))[1:].any()) for u in own):
+        if not any(bool(u.gradients(len(F))[1:].any()) for u in own):
+            apart[name] = own
+        elif not any(u.flattened(len(F)) for u in own):
             raise InputError(
                 f"the examples of a batch see each other (at `{name}`), or the first axis of the output does not count"
                 " examples. Use sharing='expand' with sampled or empirical scores, or batches of one example."
             )
+    return apart

@@ -59,11 +59,16 @@ class Use:
 
     def inputs(self, examples: int) -> Tensor | None:
         if self.role.kind == "embedding":
-            rows = self._rows(self.x[..., None], examples)
-            return None if rows is None else rows[..., 0]
+            if len(self.x) != examples:  # positions, the same for all examples
+                return None
+            return self.x.reshape(examples, -1)
         if self.role.kind == "convolution":
             return patches(self.x, self.role.window) if len(self.x) == examples else None
         return self._rows(self.x, examples)
+
+    def flattened(self, examples: int) -> bool:
+        """Whether examples and places lie on one axis, if they do: it may count places alone."""
+        return self.of_attention is None and self.x.dim() == 2 and len(self.x) != examples
 
     def rows(self, examples: int) -> Tensor:
         """The inputs of a use that has an axis of examples."""
