@@ -94,7 +94,7 @@ def prepared(asked: TrainTask) -> Plan:
     if device.type == "cuda" and local is not None:  # torchrun: every process its own GPU
         device = device_of(f"cuda:{local}")
         torch.cuda.set_device(device)
-    data = asked.data
+    data: Any = asked.data
     if isinstance(data, str):
         name, settings = parse_data(data)
         data = dataset(name, **settings)
