@@ -92,4 +92,4 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main(["decode", run, "abc", "--average", "3"]) == 2
     assert "2 snapshots to average; 3 were asked for" in capsys.readouterr().err
     assert main(["decode", run, "abc", "--max-length", "+x"]) == 2
-    assert "`--max-length +x`: give a number of tokens" in capsys.readouterr().err
+    assert "max_length=+x: give a number of tokens" in capsys.readouterr().err

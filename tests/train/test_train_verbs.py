@@ -36,6 +36,7 @@ def test_what_training_prints_and_keeps(tmp_path, capsys):
     said = capsys.readouterr()
     lines = said.out.splitlines()
     assert lines[0].startswith("pre-ln encoder-decoder, 1 + 1 blocks, d 16, 2 heads, ")
+    assert lines[0].count("parameters") == 1
     assert [line.split(":")[0].split(" ")[0] for line in lines[1:4]] == ["training", "valid", "test"]
     assert lines[4] == f"saved {out}; next: `quadform decode {out} TEXT`, `quadform spectrum {out}`"
     assert said.err == ""

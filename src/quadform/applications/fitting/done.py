@@ -63,7 +63,7 @@ class Fitted(Done):
 
     def __str__(self) -> str:
         inputs, s = self.record.inputs, self.record.scalars
-        head = f"{self.run.model.summary}, {inputs['parameters']:,} parameters"
+        head = f"{self.run.model.config.summary}, {inputs['parameters']:,} parameters"
         lines = [f"{head}: {s['steps'].value:.0f} steps in {clock(self.seconds)}{_WHY[inputs['stopped']]}"]
         lines.append(f"training loss {s['loss'].value:.4f} at the last step")
         for split in ("valid", "test"):
