@@ -1,4 +1,4 @@
-"""kill -9 at a random moment, then `--resume`: the numbers of a run that was left alone.
+"""kill -9 at a random moment, inside every piece and after every piece, then `--resume`: what a whole run gives.
 
 One process imports the package and forks a child for every run, so that a killed run costs its work only.
 """
@@ -13,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from quadform.core.record import Estimate, Record
+from quadform.core.record import Record
 
 PROBE = ["--data", "add:digits=1", "--batch", "2"]
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
@@ -28,10 +30,19 @@ COMMANDS = {
     "signal": ["pre-ln", "no-skip", "--depths", "2", "--dim", "8", "--heads", "2", "--tokens", "4", "--networks", "6"],
     "attention": ["--tokens", "6", "--dim", "6", "--vary", "scale=0.01:1:60"],
     "verify": ["--shapes", "40", "--largest", "4"],
+    "taylor": [MODEL, *PROBE, "--along", "grad,update", "--points", "5"],
     "report": [MODEL, *PROBE, "--batches", "1"],
 }
-#: Forks a child a run. A line of stdin is (words, seconds or null); a child that outlives its seconds is killed. The
-#: answer is (exit code or -9, seconds it ran). States are saved at every product, not every minute.
+#: The same with fewer pieces, and what has pieces alone.
+PIECES = COMMANDS | {
+    "spectrum": [MODEL, *PROBE, "--top", "1"],
+    "attention": ["--tokens", "3", "--dim", "2", "--vary", "scale=0.1:1:3"],
+    "verify": ["--shapes", "3", "--largest", "2"],
+    "reproduce": ["scalar-sinks", "--preset", "smoke"],
+}
+#: Forks a child a run. A line of stdin is (words, when it is killed): never (null), after so many seconds, inside the
+#: first piece that it computes ("inside", at the n-th step), or once that is kept ("after"). The answer is (exit code
+#: or -9, seconds it ran). States are saved at every product, not every minute.
 SERVER = """
 import json, os, sys, time
 import torch
@@ -42,8 +53,32 @@ import quadform.applications.signal.measure, quadform.applications.step_size.mea
 import quadform.applications.study.measure, quadform.applications.attention.measure
 import quadform.applications.verify.measure
 from quadform.cli import main
+from quadform.core.work import Work
 from quadform.estimate import resume
 resume.SAVE_EVERY = 0.0
+
+def killed(when):
+    keep, spend, steps = Work.keep, Work.spend, 0
+
+    def end(*_, **__):
+        os.kill(os.getpid(), 9)
+
+    def kept(self, *args, **options):
+        keep(self, *args, **options)
+        end()
+
+    def spent(self, *args, **options):
+        nonlocal steps
+        spend(self, *args, **options)
+        steps += 1
+        if steps >= when[1]:
+            end()
+
+    if when[0] == "after":
+        Work.keep = kept
+    else:
+        Work.keep, Work.spend = end, spent
+
 for line in sys.stdin:
     words, limit = json.loads(line)
     began = time.monotonic()
@@ -51,7 +86,10 @@ for line in sys.stdin:
     if not child:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
+        if isinstance(limit, list):
+            killed(limit)
         os._exit(main(words))
+    limit = limit if isinstance(limit, float) else None
     while True:
         done, status = os.waitpid(child, os.WNOHANG if limit else 0)
         if done:
@@ -64,8 +102,12 @@ for line in sys.stdin:
 """
 
 
+#: More kills than any command here has pieces.
+MOST_KILLS = 400
+
+
 class Runner:
-    """The server: `run(words)` to the end, `run(words, seconds)` until it is killed."""
+    """The server: `run(words)` to the end, `run(words, when)` until it is killed."""
 
     def __init__(self, errors: Path) -> None:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -79,10 +121,10 @@ class Runner:
             env=env,
         )
 
-    def run(self, words: list[str], seconds: float | None = None) -> tuple[int, float]:
+    def run(self, words: list[str], when: float | tuple[str, int] | None = None) -> tuple[int, float]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps([words, seconds]) + "\n")
+        self.process.stdin.write(json.dumps([words, when]) + "\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         assert answer, self.errors.read_text()
@@ -100,15 +142,19 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     runner.process.wait(timeout=60)
 
 
-def numbers(folder: Path) -> dict[str, Estimate]:
-    """Every number of every finished record below the folder, but for the speed of this machine."""
-    found = {}
+def numbers(folder: Path) -> dict[str, Any]:
+    """Every number and tensor of every finished record below the folder, but for the speed of this machine."""
+    found: dict[str, Any] = {}
     for path in sorted(folder.rglob("record.json")):
         if "state" not in path.parts and "unfinished" not in path.parts:
-            scalars = Record.load(path).scalars
+            record = Record.load(path)
+            tensors = {
+                name: (str(t.dtype), tuple(t.shape), t.reshape(-1).view(torch.uint8).numpy().tobytes())
+                for name, t in record.tensors.items()
+            }
             found |= {
                 f"{path.parent.relative_to(folder)} {n}": e
-                for n, e in scalars.items()
+                for n, e in (dict(record.scalars) | tensors).items()
                 if not n.endswith(("speed", "seconds"))
             }
     return found
@@ -123,17 +169,49 @@ def take_plan(source: Path, target: Path) -> None:
     (target / "pieces.jsonl").write_text(plan + "\n")
 
 
+def begun(runner: Runner, command: list[str], whole: Path, cut: Path) -> tuple[list[str], float]:
+    """Run the command into `whole`: the words of the same run into `cut`, and the seconds it took."""
+    resume = [] if command[0] == "reproduce" else ["--resume"]  # it always goes on where it was
+    words = [*command, "--quiet", *resume, "--out"]
+    if words[0] == "compare":
+        planned = whole.with_name("planned")
+        runner.run([*words, str(planned), "--max-time", "0.001s"])
+        take_plan(planned, whole)
+        take_plan(planned, cut)
+    _, took = runner.run([*words, str(whole)])
+    return [*words, str(cut)], took
+
+
+def moment(verb: str, killed: int) -> tuple[str, int]:
+    """When the next run is killed."""
+    if verb == "report":  # its stages are killed inside by themselves
+        return "after", 0
+    if verb == "spectrum":  # it keeps states of estimators and no pieces
+        return "inside", 8 + killed % 5
+    return ("after", 0) if killed % 2 else ("inside", 1 + killed % 3)
+
+
+@pytest.mark.parametrize("verb", PIECES)
+def test_killed_inside_and_after_every_piece(verb: str, runner: Runner, tmp_path: Path) -> None:
+    """Killed inside the next piece, then as soon as it is kept, until none is left: the record of a whole run."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    words, _ = begun(runner, [verb, *PIECES[verb]], whole, cut)
+    killed = 0
+    while runner.run(words, moment(verb, killed))[0] == -9:
+        killed += 1
+        assert killed < MOST_KILLS, "no piece is ever finished"
+    assert killed >= 4
+    of_cut, of_whole = numbers(cut), numbers(whole)
+    assert of_cut.keys() == of_whole.keys()
+    assert not [name for name in of_cut if of_cut[name] != of_whole[name]]
+    assert not list(cut.rglob("work"))
+
+
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_killed_and_resumed_is_the_same(verb: str, runner: Runner, tmp_path: Path) -> None:
     """Killed twice at shares of the time the whole run takes; resumed, every number is equal to the last bit."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    begun = [verb, *COMMANDS[verb], "--quiet", "--resume", "--out"]
-    if verb == "compare":
-        runner.run([*begun, str(tmp_path / "planned"), "--max-time", "0.001s"])
-        take_plan(tmp_path / "planned", whole)
-        take_plan(tmp_path / "planned", cut)
-    _, took = runner.run([*begun, str(whole)])
-    words = [*begun, str(cut)]
+    words, took = begun(runner, [verb, *COMMANDS[verb]], whole, cut)
     killed = 0
     draw = random.Random(verb)  # the load of the machine makes the moment more random still
     for share in (draw.uniform(0.1, 0.5), draw.uniform(0.3, 0.7)):
