@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ class ReportQuestion(Question):
 
     Folders that hold saved records are redrawn and nothing is computed; several are set side by side. A MODEL (a run
     folder, a local Hugging Face folder, `new:pre-ln,depth=6`) is measured first: learning rate, spectrum, signal, and
-    what each of its parts does. A resumed study keeps the sections that are finished; where the time is limited the
-    page is drawn from those there are, and says which are missing.
+    what each of its parts does. The exact layer beside the default is in float64. A resumed study keeps the sections
+    that are finished; where the time is limited the page is drawn from those there are, and says which are missing.
     """
 
     verb = "report"
@@ -70,16 +70,8 @@ class ReportOpening(Probe):
     )
     batch: int = option(16, "Sequences in a batch.", least=1)
     batches: int = option(4, "Batches; their mean is the loss.", least=1)
-    dtype: str = option(
-        "float32",
-        "Number format of the models; half precision is refused, it underflows. The exact layer is in float64.",
-        choices=("float32", "float64"),
-    )
     out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
     resume: bool = option(False, "Go on with the unfinished work in `--out`.")
-
-    def check(self) -> None:
-        object.__setattr__(self, "out", None if self.out is None else str(self.out))  # a Path in Python
 
     @classmethod
     def naming(cls, model: Any) -> dict[str, Any] | None:
@@ -104,10 +96,8 @@ class ReportOpening(Probe):
         """Where the work is kept; None where nothing is measured."""
         if not self.open().measured:
             return None
-        if self.out is not None:
-            return self.out
-        if not self.runs:
-            return str(DEFAULT_RUN)
+        if self.out is not None or not self.runs:
+            return str(DEFAULT_RUN) if self.out is None else self.out
         if len(self.targets) == 1 and self.targets[0].home is not None:
             if self.targets[0].stale:
                 raise FileError(f"{self.targets[0].stale} Choose another folder to study it as it is.")
@@ -124,6 +114,4 @@ class ReportOpening(Probe):
         return Targets(self.targets, self)
 
     def light(self) -> Targets:
-        from .targets import Targets
-
-        return Targets(self.targets, self, light=True)
+        return replace(self.open(), light=True)

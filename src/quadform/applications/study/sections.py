@@ -21,6 +21,7 @@ from ..signal.question import SignalQuestion
 from ..spectrum.question import SpectrumQuestion
 from ..step_size.question import StepSizeQuestion
 from ..subject import Subject, ours
+from ..threads import threads_for
 from ..training import record_of_run
 from ..why.question import WhyQuestion
 from .question import ReportOpening
@@ -146,7 +147,8 @@ class DefaultTraining(_Kept):
         seconds = None if work.deadline.until is None else work.deadline.left
         recipe = _recipe(self.seed)
         made = _default(self.seed, self.dtype, self.device), _data(), recipe
-        done = train(*made, out=self.run, resume=work.resume, seconds=seconds, progress=work.progress)
+        with threads_for(0):  # one: the same weights on every machine
+            done = train(*made, out=self.run, resume=work.resume, seconds=seconds, progress=work.progress)
         work.deadline.advanced = True
         if done.step < recipe.log_every:
             raise TimeUp("the time was up before the first line of the training log.")
