@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ...answers.answer import Answer, Grid
 from ...core.errors import InputError
 from ...core.question import Plan, Question, option
 from ...core.record import Record
@@ -86,15 +87,17 @@ def _of_model(model: Once, asked: ReportOpening, seed: int, light: bool = False)
 
 
 # --- what has no question of its own ----------------------------------------------------------------------------------
-@dataclass
-class Kept:
-    """An answer that is a record and nothing else."""
+class Kept(Answer):
+    """A record of any kind and its numbers."""
 
-    record: Record
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
-    @property
-    def complete(self) -> bool:
-        return not self.record.inputs.get("partial")
+    def table(self) -> Grid:
+        return Grid(("what", "value"), tuple((name, e.value) for name, e in self.record.scalars.items()))
+
+    def lines(self) -> list[str]:
+        return str(self.table()).splitlines()
 
 
 @dataclass(frozen=True)
