@@ -357,6 +357,21 @@ def test_true_residual() -> None:
     assert "no longer falls" in s.note
 
 
+@pytest.mark.parametrize("method", DEFINITE)
+def test_starts_again_from_the_true_residual(method: str) -> None:
+    """Products that are wrong for a while: the first x is off, the next run starts from its residual and mends it."""
+
+    class Late(Spectrum):
+        def apply(self, V: Any) -> dict[str, Tensor]:
+            wrong = 1 + 0.05 * (self.count % 3) * (self.count < 20)
+            return {name: t * wrong for name, t in super().apply(V).items()}
+
+    A, b = Late(log_spectrum(40, 10), psd=True), randn(40, 2)
+    s = solve(A, b, method=method, tol=1e-9)
+    assert s.converged, s
+    torch.testing.assert_close(s.x, torch.linalg.solve(A.dense(), b), rtol=0, atol=1e-6)
+
+
 def test_progress_and_start() -> None:
     """`progress` sees products and residual; a start near x saves products, a bad one is thrown away."""
     A, b = Spectrum(log_spectrum(100, 1e3), psd=True), randn(100)
