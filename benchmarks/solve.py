@@ -2,7 +2,7 @@
 
     python benchmarks/solve.py [--repeats 3] [--out benchmarks/records/solve-cpu.json]
 
-A row is one solver on one operator: products with vectors, seconds (the best of `--repeats`, the product itself
+A row is one solver on one operator: products with vectors, CPU seconds (the best of `--repeats`, products
 included), and the largest true relative residual |b - A x| / |b|, from a product after the solve. All solvers
 run with tolerance 1e-6 in float64; scipy's minres stops by |r| / (|A| |x|), so it is run with 1e-9 too. Peers that are
 not installed are left out (`pip install --target DIR --no-deps curvlinops-for-pytorch linear_operator ...` and
@@ -31,7 +31,7 @@ from quadform.estimate import eigenpairs
 
 TOL = 1e-6
 N = 20_000
-WHAT = "products, seconds (best of the repeats) and true relative residual of solvers to 1e-6 on the same operator"
+WHAT = "products, CPU seconds (one thread, best of the repeats), true relative residual; tolerance 1e-6, same operator"
 Solver = Callable[[Operator, Tensor], Tensor]
 
 
@@ -65,7 +65,7 @@ class Hartley(Operator):
 
 
 def gauss_newton() -> Operator:
-    """H_o of a network of three layers with tanh, 17,226 parameters, on 256 points."""
+    """H_o of a network of three layers with tanh, 17,282 parameters, on 256 points."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(20, 120), nn.Tanh(), nn.Linear(120, 120), nn.Tanh(), nn.Linear(120, 2)).double()
     x, y = torch.randn(256, 20).double(), torch.randn(256, 2).double()
@@ -84,7 +84,6 @@ def problems() -> dict[str, tuple[Callable[[], Counted], int]]:
         "30 outliers, 8 right-hand sides": (lambda: Counted(Hartley(outliers), psd=True), 8),
         "both signs, 30 outliers": (lambda: Counted(Hartley(signed)), 1),
         "Gauss-Newton, damping 1e-3": (lambda: Counted(gauss_newton(), 1e-3, psd=True), 1),
-        "Gauss-Newton, damping 1e-3, 8 right-hand sides": (lambda: Counted(gauss_newton(), 1e-3, psd=True), 8),
     }
 
 
@@ -119,7 +118,7 @@ def curvlinops_cg() -> Solver:
         def _matmat(self, X: list[Tensor]) -> list[Tensor]:
             return [self.A @ X[0]]
 
-    options = {"tolerance": TOL, "max_iter": 20_000, "max_tridiag_iter": 0}
+    options = {"tolerance": TOL, "max_iter": 1000, "max_tridiag_iter": 0}
     return lambda A, B: CGInverseLinearOperator(Wrapped(A), **options) @ B
 
 
@@ -138,9 +137,9 @@ def solvers(A: Counted) -> dict[str, Solver]:
 def timed(A: Counted, B: Tensor, solver: Solver, repeats: int) -> dict[str, float]:
     best, X = float("inf"), B
     for _ in range(repeats):
-        A.count, begun = 0, time.perf_counter()
+        A.count, begun = 0, time.process_time()
         X = solver(A, B)
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.process_time() - begun)
     products = A.count
     left = ((B - A @ X).norm(dim=0) / B.norm(dim=0)).max()
     return {"products": products, "seconds": round(best, 4), "residual": float(left)}
@@ -165,17 +164,17 @@ def main() -> None:
         for name, solver in asked.items():
             rows[where][name] = timed(A, B, solver, options.repeats)
             print(f"{where:48} {name:48}", "  ".join(f"{k} {v:.4g}" for k, v in rows[where][name].items()), flush=True)
-    if options.out:
-        made = asdict(Provenance.collect(seed=0, dtype=torch.float64))
-        options.out.write_text(strict_json({"what": WHAT, "rows": rows, "made": made}))
+        if options.out:
+            made = asdict(Provenance.collect(seed=0, dtype=torch.float64))
+            options.out.write_text(strict_json({"what": WHAT, "rows": rows, "made": made}))
 
 
 def product_time(A: Counted, B: Tensor) -> float:
     """Seconds of one product with all right-hand sides, the second of two."""
     A @ B
-    begun = time.perf_counter()
+    begun = time.process_time()
     A @ B
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 if __name__ == "__main__":
