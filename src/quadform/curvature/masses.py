@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +30,14 @@ def masses(space: Space, vectors: Vector) -> dict[str, Masses]:
     """Shares of k vectors by `layer`, `matrix` and, where the model has them, `head`."""
     if not space.lead(vectors):
         raise InputError("masses are of a stack of vectors, {name: (k, *shape)}; add an axis of length 1 for one.")
-    total = sum(_squares(t) for t in vectors.values())
+    total: Any = sum(_squares(t) for t in vectors.values())
     found = {"layer": groups(space, "layer"), "matrix": _matrices(space)}
     with contextlib.suppress(InputError):  # no attention
         found["head"] = groups(space, "heads")
     out = {}
     for kind, members in found.items():
         parts = [space.restrict(space.select(*names), vectors) for names in members.values()]
-        sums = [sum(_squares(t) for t in part.values()) for part in parts]
+        sums: list[Any] = [sum(_squares(t) for t in part.values()) for part in parts]
         out[kind] = Masses(tuple(members), torch.stack(sums, 1) / total[:, None])
     return out
 
@@ -57,7 +58,8 @@ def rows_of_embeddings(model: object, vectors: Vector, most: int = ROWS) -> dict
     if not isinstance(model, nn.Module):
         return {}
     tables = {f"{path}.weight".lstrip(".") for path, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    total, out = sum(_squares(t) for t in vectors.values()), {}
+    total: Any = sum(_squares(t) for t in vectors.values())
+    out = {}
     for name in vectors:
         if name in tables or part_of(name) == "W_E":
             share = vectors[name].double().square().sum(-1).cpu() / total[:, None]

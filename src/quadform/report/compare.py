@@ -46,7 +46,7 @@ def loss_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     over, answer = Rows(), Compare(record)
     look = _look(answer, style)
     found = sorted(answer.each("loss").items(), key=lambda pair: pair[1].value)
-    bars = [
+    bars: list[dict[str, Any]] = [
         {
             "name": name(c), "x": e.value, "colour": look[c[0]], "said": number(e.value),
             "low": e.value - e.reach, "high": e.value + e.reach,

@@ -146,25 +146,25 @@ def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts
         axis=alt.Axis(title=texts("col_layer"), grid=False, values=list(range(0, deepest + 1, step)), format="d"),
     )
     scale, axis = _y_scale(measure, log, [p["y"] for p in points + lines])
-    y = alt.Y("y:Q", scale=scale, axis=alt.Axis(title=None, **axis))
+    up = alt.Y("y:Q", scale=scale, axis=alt.Axis(title=None, **axis))
     colour = alt.Color("colour:N", scale=None)
     dashes = alt.Scale(domain=[str(i) for i in range(len(_DASHES))], range=list(_DASHES))
     data, tips = over(points), [texts("col_curve"), texts(f"signal_{measure}")]
     layers = [
         over(lines).mark_line(strokeWidth=1.8, opacity=0.85, clip=True).encode(
-            x=x, y=y, color=colour, detail="curve:N", strokeDash=alt.StrokeDash("dash:N", scale=dashes, legend=None)
+            x=x, y=up, color=colour, detail="curve:N", strokeDash=alt.StrokeDash("dash:N", scale=dashes, legend=None)
         ),
         data.mark_rule(strokeWidth=1.4, clip=True).encode(
             x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=colour
         ),
         data.mark_point(filled=True, size=30, opacity=1, clip=True).encode(
-            x=x, y=y, color=colour, shape=alt.Shape("shape:N", scale=None),
+            x=x, y=up, color=colour, shape=alt.Shape("shape:N", scale=None),
             tooltip=[alt.Tooltip("x:Q", title=texts("col_layer")), *(alt.Tooltip(f"{t}:N") for t in tips)],
         ),
     ]  # fmt: skip
     if measure == "cosine":
         limit = over([{"y": COSINE[0]}]).mark_rule(strokeDash=[2, 4], strokeWidth=1, color=style.muted)
-        layers.insert(0, limit.encode(y=y))
+        layers.insert(0, limit.encode(y=up))
     title = alt.TitleParams(texts(f"signal_{measure}_title"), fontSize=12, fontWeight="normal")
     return alt.layer(*layers).properties(name=f"fluid_{measure}", width=230, height=250, title=title)
 
@@ -293,8 +293,8 @@ def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         )  # fmt: skip
         title = alt.TitleParams(texts(f"signal_{measure}_title"), fontSize=12, fontWeight="normal")
         panels.append(view.properties(name=f"fluid_{measure}", width=340, height=220, title=title))
-    row = alt.concat(*panels, columns=2, spacing=28)
-    chart = alt.vconcat(row, _key(over, found, texts, style, lines=False), spacing=18)
+    both = alt.concat(*panels, columns=2, spacing=28)
+    chart = alt.vconcat(both, _key(over, found, texts, style, lines=False), spacing=18)
     for curve in found:
         for l, (shares, sinks) in enumerate(
             zip(curve.heads("entropy_share"), curve.heads("sink"), strict=True), start=1

@@ -132,7 +132,8 @@ def _offline_kind(kind: type) -> type:
 
 def offline(chart: Any) -> Any:
     """The same Altair chart, and every chart made from it by its methods, drawn here rather than by a server."""
-    object.__setattr__(chart, "__class__", _offline_kind(type(chart)))  # past Altair, which keeps attributes as data
+    kind: Any = type(chart)
+    object.__setattr__(chart, "__class__", _offline_kind(kind))  # past Altair, which keeps attributes as data
     return chart
 
 

@@ -103,7 +103,8 @@ def _bundle() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, from vl-convert; made once in a process, it takes a second."""
     from .packages import vl_convert
 
-    return vl_convert.javascript_bundle().replace("</script", "<\\/script")
+    script = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # a snippet may be left out
+    return script.replace("</script", "<\\/script")
 
 
 def _environment(texts: Texts) -> Any:

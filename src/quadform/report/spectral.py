@@ -143,7 +143,7 @@ def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     x = alt.X("part:N", sort=parts, axis=top)
     y = alt.Y("layer:N", sort=layers, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=260))
     base = over(rows)
-    tips = [alt.Tooltip("layer:N", title=texts("map_layer")), alt.Tooltip("part:N", title=texts("map_part"))]
+    tips: list[Any] = [alt.Tooltip("layer:N", title=texts("map_layer")), alt.Tooltip("part:N", title=texts("map_part"))]
     tips += [f"{texts('col_norm')}:N", f"{texts('map_size')}:N"]
     fields = base.mark_rect(stroke=style.paper, strokeWidth=1.5).encode(
         x=x, y=y, color=alt.Color("fill:N", scale=None), tooltip=tips
@@ -230,7 +230,7 @@ def block_pairs(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
             said = number(v) + (f" ± {number(e, 2)}" if e else "")
             rows.append({"row": a, "column": b, "text": number(v, 2), texts("col_norm"): said, **shade(v)})
             table.append((a, b, v, e))
-    labels = {"domain": False, "ticks": False, "labelLimit": 220}
+    labels: dict[str, Any] = {"domain": False, "ticks": False, "labelLimit": 220}
     x = alt.X("column:N", sort=shown, axis=alt.Axis(title=None, labelAngle=-60, **labels))
     y = alt.Y("row:N", sort=shown, axis=alt.Axis(title=None, **labels))
     tips = [alt.Tooltip("row:N", title=texts("pairs_row")), alt.Tooltip("column:N", title=texts("pairs_column"))]

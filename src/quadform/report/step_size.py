@@ -86,7 +86,7 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         reach = over([{"name": own, "x": span[0], "x2": span[1]}])
         layers.append(reach.mark_bar(height=8, color=style.ink).encode(x=x, x2="x2:Q", y=y))
     if marks:
-        tried = [
+        tried: list[dict[str, Any]] = [
             {
                 "name": own,
                 "x": t.fraction * mine,

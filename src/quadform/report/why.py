@@ -43,7 +43,8 @@ def ablations(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
 
     over, why = Rows(), Why(record)
     names = [label(v, texts) for v in why.variants[1:]]
-    points, table = [], []
+    points: list[dict[str, Any]] = []
+    table = []
     for name in _DRAWN:
         base = why.get("full", name)
         for variant in why.variants[1:]:
@@ -52,7 +53,7 @@ def ablations(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
                 continue
             ratio = e.value / base.value
             table.append((label(variant, texts), texts(f"why_{name}"), base.value, e.value, ratio))
-            about = {"measure": name, "said": f"{times(ratio)}×"}
+            about: dict[str, Any] = {"measure": name, "said": f"{times(ratio)}×"}
             points.append({"variant": label(variant, texts), "x": ratio, "one": 1.0, **about})
     reach = max([CHANGED * 2, *(max(p["x"], 1 / p["x"]) for p in points)])
     domain = [1 / reach / 1.6, reach * 1.6]
@@ -116,7 +117,7 @@ def block_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figur
     x = alt.X("x:Q", scale=scale, axis=alt.Axis(title=texts("block_norm"), **axis))
     order = [texts.parameter(p) for p in BLOCKS.values()]
     y = alt.Y("block:N", sort=order, axis=alt.Axis(title=None, ticks=False, grid=True))
-    panels = []
+    panels: list[Any] = []
     for variant in why.variants:
         data = over([p for p in found if p["variant"] == label(variant, texts)])
         colour = alt.Color("colour:N", scale=None)

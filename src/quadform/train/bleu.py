@@ -56,7 +56,8 @@ def score_translations(hypotheses: Sequence[str], references: Sequence[str], lan
         raise InputError(f"{len(hypotheses)} translations and {len(references)} references: give equally many, not 0.")
     characters = language[:2] in _BY_CHARACTER
     metrics = {"bleu": _plain(BLEU)(tokenize="char" if characters else "13a"), "chrf": _plain(CHRF)()}
-    values, signature = {}, {}
+    values: dict[str, Any] = {}
+    signature: dict[str, str] = {}
     for name, metric in metrics.items():
         score = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAP)
         signature[name] = str(metric.get_signature())
@@ -77,7 +78,7 @@ def _plain(metric: type[Any]) -> Any:
     sacrebleu's mean takes no list of both.
     """
 
-    class Plain(metric):  # type: ignore[misc]
+    class Plain(metric):
         def _compute_score_from_stats(self, stats: Any) -> Any:
             score = super()._compute_score_from_stats(stats)
             score.score = float(score.score)

@@ -189,7 +189,7 @@ class _Run(Loop[Meal]):
     def go(self, progress: bool | bars.Report, seconds: float | None) -> None:
         c, g = self.config, self.group
         sizes = {"batch_size": c.batch_size, "accumulate": c.accumulate, "bucket": c.bucket}
-        stream_of = meals(self.model, self.data, **sizes, seed=c.seed, step=self.step, rank=g.rank, world=g.world)
+        stream_of: Any = meals(self.model, self.data, **sizes, seed=c.seed, step=self.step, rank=g.rank, world=g.world)
         self.seconds = seconds
         with bars.Progress(c.steps, "training", show=progress) as self.bar, gently() as self.asked:
             if self.step:
@@ -316,17 +316,17 @@ class _Run(Loop[Meal]):
     def validate(self) -> None:
         c, s = self.config, self.state
         self.settle()
-        sizes = {"batches": c.valid_batches, "batch_size": c.batch_size, "seed": c.seed}
-        found = {"loss": lambda: evaluate(self.model, self.data, **sizes)}
+        sizes: dict[str, Any] = {"batches": c.valid_batches, "batch_size": c.batch_size, "seed": c.seed}
+        asked: dict[str, Any] = {"loss": lambda: evaluate(self.model, self.data, **sizes)}
         if c.questions:
-            found["exact"] = lambda: exact_match(self.model, self.data, count=c.questions, seed=c.seed)
+            asked["exact"] = lambda: exact_match(self.model, self.data, count=c.questions, seed=c.seed)
         if self.model.config.kind == "encoder":
-            found["accuracy"] = lambda: accuracy(self.model, self.data, **sizes)
-        seen = [measure() if self.group.first else Estimate(math.nan) for measure in found.values()]
+            asked["accuracy"] = lambda: accuracy(self.model, self.data, **sizes)
+        seen = [measure() if self.group.first else Estimate(math.nan) for measure in asked.values()]
         numbers = [x for e in seen for x in (e.value, e.stderr or 0.0)]
         told = self.group.same(torch.tensor(numbers, dtype=torch.float64)).tolist()
         values = [Estimate(told[2 * i], told[2 * i + 1], "estimate") for i in range(len(seen))]
-        found = dict(zip(found, values, strict=True))
+        found = dict(zip(asked, values, strict=True))
         s.valid = {name: vars(e) for name, e in found.items()}
         self.log(valid={name: {"value": e.value, "stderr": e.stderr} for name, e in found.items()})
         now = [found["exact"].value if c.questions else 0.0, -found["loss"].value]

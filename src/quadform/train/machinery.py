@@ -25,7 +25,7 @@ def compiled(loss_of: Callable[..., Tensor], dynamic: bool) -> Callable[..., Ten
     def call(*words: Any, **more: Any) -> Tensor:
         nonlocal fast
         try:
-            with shapes.patch(use_duck_shape=False):
+            with shapes.patch(use_duck_shape=False):  # type: ignore[attr-defined]  # torch adds it when loaded
                 return fast(*words, **more)
         except TorchDynamoException as error:
             if fast is loss_of:

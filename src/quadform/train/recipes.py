@@ -267,7 +267,7 @@ def _test_scores(run: Run, count: int) -> dict[str, Estimate]:
         from .bleu import score_model
 
         data.tokens("test")  # is there any?
-        found = {}
+        found: dict[str, Any] = {}
         for name, how in (("greedy", Search()), (f"beam {run.search.beam}", run.search)):
             more = how.beyond if how.beyond is not None and model.config.positions != "learned" else 0
             how = dataclasses.replace(how, max_length=data.longest + 1 + more)

@@ -128,7 +128,7 @@ def _growth_panel(
         "dash:N", scale=alt.Scale(domain=["own", "query", "key"], range=[[1, 0], [7, 3], [2, 2]]), legend=None
     )
     shape = alt.Shape("shape:N", scale=None)
-    bands = [
+    bands: list[dict[str, Any]] = [
         {
             "x": max(fit_low, x_domain[0]),
             "x2": min(fit_high, x_domain[1]),

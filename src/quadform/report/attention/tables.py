@@ -12,8 +12,8 @@ from ..rows import Row, estimate, tag
 from ..texts import EN, Texts
 
 #: Inputs that have a row of their own or are no setting.
-_TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device")
-_TOLD += ("question", "partial")
+_TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device",
+         "question", "partial")  # fmt: skip
 #: Round-off of a symmetric eigenvalue problem, relative to the largest number in it.
 ROUND_OFF = 1e-10
 
