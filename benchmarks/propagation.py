@@ -94,8 +94,8 @@ def print_meanfield(networks: int, dim: int, tokens: int, depth: int, path: Path
     print("| design | measured | predicted | largest difference | |\n| --- | --- | --- | --- | --- |")
     rows, failed = [], 0
     for name in DESIGNS:
-        sizes = {"depths": [depth], "dim": dim, "heads": 8, "settings": {"d_ff": 2 * dim}}
-        found = signal(name, **sizes, networks=networks, tokens=tokens, batch=4, progress=False)
+        sizes = {"depths": [depth], "d_model": dim, "heads": 8, "settings": {"d_ff": 2 * dim}}
+        found = signal(name, **sizes, networks=networks, tokens=tokens, batch_size=4, progress=False)
         measured = torch.tensor([e.value for e in found.layers("cosine")], dtype=torch.float64)
         line = found.predicted("cosine")
         gap = (line - measured).abs()

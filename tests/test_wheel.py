@@ -82,7 +82,7 @@ def test_the_source_distribution_has_what_its_tests_read(built: Built) -> None:
 def test_an_installed_command_answers(built: Built) -> None:
     """`quadform attention` and the list of experiments, away from the repository."""
     command = str(built.installed / "bin" / "quadform")
-    found = json.loads(built.run(command, "attention", "--tokens", "4", "--dim", "2", "--json"))
+    found = json.loads(built.run(command, "attention", "--tokens", "4", "--d-model", "2", "--json"))
     assert found["ok"]
     listed = json.loads(built.run(command, "ls", "experiments", "--json"))
     assert len(listed["experiments"]) == len(quadform.experiments.CATALOG)

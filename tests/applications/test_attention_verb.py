@@ -31,7 +31,7 @@ def run(**fields: Any) -> Record:
 
 @pytest.fixture(scope="module")
 def record() -> Record:
-    return run(tokens=8, dim=5, d_k=4, d_v=3, vary="scale=0.01:0.1:6")
+    return run(tokens=8, d_model=5, d_k=4, d_v=3, vary="scale=0.01:0.1:6")
 
 
 def oracle(problem: Problem) -> torch.Tensor:
@@ -62,7 +62,15 @@ KINDS = [
 @given(SIZES, SIZES, SIZES, SIZES, st.sampled_from(KINDS))
 def test_record_holds_the_hessian(tokens: int, dim: int, d_k: int, d_v: int, kind: dict[str, str]) -> None:
     """H_o + H_f of the record is the Hessian of the loss, to 1e-12 of its largest entry."""
-    options = {"tokens": tokens, "dim": dim, "d_k": d_k, "d_v": d_v, "seed": tokens, "scale": 0.7, "temperature": 1.3}
+    options = {
+        "tokens": tokens,
+        "d_model": dim,
+        "d_k": d_k,
+        "d_v": d_v,
+        "seed": tokens,
+        "scale": 0.7,
+        "temperature": 1.3,
+    }
     got = run(**options, **kind, vary="none")
     want = oracle(toy_problem(**options, **kind))  # type: ignore[arg-type]
     H = got.tensors["H_o"] + got.tensors["H_f"]
@@ -97,7 +105,7 @@ def test_scalars_follow_from_the_tensors(record: Record) -> None:
 
 def test_flat_directions_are_not_negative() -> None:
     """One token: attention is constant, the query and key rows of H are 0, and no eigenvalue counts as negative."""
-    got = run(tokens=1, dim=3, vary="none")
+    got = run(tokens=1, d_model=3, vary="none")
     assert got.scalars["norm/total/W_Q,W_Q"].value == 0
     assert got.scalars["negative_share"].value == 0
     assert got.scalars["lambda_max"].value > 0
@@ -121,7 +129,7 @@ def test_slopes_are_the_papers(record: Record) -> None:
 
 def test_slopes_of_the_single_matrix() -> None:
     """With one matrix W_QK the functional query-key block grows as X^5: its X^3 was the curvature of the product."""
-    got = run(dim=4, factor="single", vary="scale=0.01:0.1:6")
+    got = run(d_model=4, factor="single", vary="scale=0.01:0.1:6")
     for part, table in PAPER["single"].items():
         for block, power in table.items():
             fitted = got.scalars.get(f"slope/{part}/{block}")
@@ -141,7 +149,7 @@ def test_tables_are_what_the_growth_calculus_derives(kind: str, stage: object) -
 
 def test_slopes_of_linear_attention() -> None:
     """Without the softmax every outer block grows as X^6 and the functional ones as X^3; QQ, KK, VV are exactly 0."""
-    got = run(dim=4, attention="linear", vary="scale=0.01:0.1:6")
+    got = run(d_model=4, attention="linear", vary="scale=0.01:0.1:6")
     slopes = {b: got.scalars[f"slope/outer/{b}"].value for b in BLOCKS}
     assert slopes == pytest.approx(dict.fromkeys(BLOCKS, 6.0), abs=1e-6)
     functional = {
@@ -154,7 +162,7 @@ def test_slopes_of_linear_attention() -> None:
 def test_growth_at_one_scale_is_the_norm_there(record: Record) -> None:
     """A point of the sweep equals a measurement at that scale."""
     at = float(record.tensors["scales"][3])
-    there = run(tokens=8, dim=5, d_k=4, d_v=3, scale=at, vary="none")
+    there = run(tokens=8, d_model=5, d_k=4, d_v=3, scale=at, vary="none")
     for part in ("outer", "functional"):
         want = [there.scalars[f"norm/{part}/{b}"].value for b in BLOCKS]
         assert record.tensors[f"growth_{part}"][3].tolist() == pytest.approx(want, rel=1e-12)
@@ -177,7 +185,7 @@ def test_large_hessian_is_checked_on_some_columns(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(measure, "_FULL_CHECK", 10)
     monkeypatch.setattr(measure, "_COLUMNS", 5)
-    checked = run(tokens=3, dim=3, vary="none").scalars["autodiff_error"]
+    checked = run(tokens=3, d_model=3, vary="none").scalars["autodiff_error"]
     assert checked.note == "5 of 27 columns"
     assert checked.value <= 1e-12
 
@@ -186,7 +194,7 @@ def test_autodiff_error_sees_a_wrong_hessian() -> None:
     """A relative change of 1e-6 in one entry is seen."""
     from quadform.applications.attention.measure import autodiff_error
 
-    problem = toy_problem(tokens=3, dim=2)
+    problem = toy_problem(tokens=3, d_model=2)
     H = problem.layer().hessian().dense()
     H[0, 1] += 1e-6 * H.abs().max()
     assert autodiff_error(problem, H).value == pytest.approx(1e-6, rel=1e-3)
@@ -195,7 +203,7 @@ def test_autodiff_error_sees_a_wrong_hessian() -> None:
 # --- Python ---------------------------------------------------------------------------------------------------------
 def test_toy_attention_hessian_and_vary() -> None:
     """The journey of a teacher: toy -> Hessian -> one block is exactly 0 -> slopes 6 and 2."""
-    layer = attention_hessian(*toy(tokens=8, dim=4, seed=0))
+    layer = attention_hessian(*toy(tokens=8, d_model=4, seed=0))
     assert layer.functional("value", "value").abs().max() == 0
     sweep = vary(layer, "scale", 0.01, 0.3)
     slopes = sweep.slopes()
@@ -249,7 +257,7 @@ def test_grid_is_geometric(lo: float, ratio: float, points: int) -> None:
 
 def test_the_share_of_negative_eigenvalues_is_a_bound_in_float32() -> None:
     """Eigenvalues within rounding of zero have no sign: the share of the others is at most that of float64."""
-    config = {"tokens": 8, "dim": 8, "vary": "scale=0.01:0.1:3"}
+    config = {"tokens": 8, "d_model": 8, "vary": "scale=0.01:0.1:3"}
     exact, rounded = (run(**config, dtype=dtype).scalars["negative_share"] for dtype in ("float64", "float32"))
     assert (exact.kind, rounded.kind) == ("exact", "bound")
     assert 0.8 * exact.value < rounded.value <= exact.value
@@ -257,11 +265,11 @@ def test_the_share_of_negative_eigenvalues_is_a_bound_in_float32() -> None:
 
 def test_toy_streams_are_independent() -> None:
     """Another d_v moves W_V and Y only; float32 is the same problem rounded."""
-    one, other = toy_problem(tokens=4, dim=3), toy_problem(tokens=4, dim=3, d_v=2)
+    one, other = toy_problem(tokens=4, d_model=3), toy_problem(tokens=4, d_model=3, d_v=2)
     assert torch.equal(one.X, other.X)
     assert torch.equal(one.W_Q, other.W_Q)
     assert not torch.equal(one.W_Q, one.W_K)
-    rounded = toy_problem(tokens=4, dim=3, dtype=torch.float32)
+    rounded = toy_problem(tokens=4, d_model=3, dtype=torch.float32)
     assert torch.equal(rounded.X, one.X.float())
 
 
@@ -270,7 +278,7 @@ def test_a_sink_draws_attention_and_stays_exact(mask: str, factor: str) -> None:
     """`--sink b` adds b to every score of the first token: its share rises to 1, and autodiff agrees."""
     shares = []
     for sink in (0.0, 2.0, 8.0):
-        record = run(tokens=5, dim=3, sink=sink, mask=mask, factor=factor, vary="none")
+        record = run(tokens=5, d_model=3, sink=sink, mask=mask, factor=factor, vary="none")
         assert record.scalars["autodiff_error"].value < 1e-12
         shares.append(float(record.tensors["A"][:, 0].mean()))
     assert shares == sorted(shares)
@@ -280,8 +288,8 @@ def test_a_sink_draws_attention_and_stays_exact(mask: str, factor: str) -> None:
 
 def test_a_plan_of_the_exact_hessian() -> None:
     """Memory as the guard counts it, the time of one Hessian times what follows."""
-    found = attention.plan(tokens=4, dim=4, vary="none")
-    assert found.bytes == MATRICES * 8 * AttentionQuestion(tokens=4, dim=4).parameters ** 2
+    found = attention.plan(tokens=4, d_model=4, vary="none")
+    assert found.bytes == MATRICES * 8 * AttentionQuestion(tokens=4, d_model=4).parameters ** 2
     assert found.seconds > 0
 
 
@@ -297,7 +305,7 @@ def test_the_error_of_a_slope_is_that_of_least_squares() -> None:
 
 def test_time_up_ends_a_sweep_and_it_is_resumed(tmp_path: Path) -> None:
     """The record holds the scales that were measured and says so; resumed, it is that of an undisturbed run."""
-    fields: dict[str, Any] = {"tokens": 3, "dim": 2, "vary": "scale=0.1:1:3"}
+    fields: dict[str, Any] = {"tokens": 3, "d_model": 2, "vary": "scale=0.1:1:3"}
     first = attention(**fields, out=tmp_path, max_time=1e-9, progress=False)
     assert first.partial
     assert not first.ok

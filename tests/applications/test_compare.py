@@ -37,7 +37,7 @@ def data():
     return dataset("add", digits=1)
 
 
-OPTIONS = {"dim": 4, "heads": 2, "batch": 4, "budget": 0.5, "dtype": "float64", "progress": False}
+OPTIONS = {"d_model": 4, "heads": 2, "batch_size": 4, "budget": 0.5, "dtype": "float64", "progress": False}
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def fake(lr: float = 1e-3, **cells: dict[str, tuple[float, float]]) -> Compare:
 
 
 def work_of(data, budget):
-    sizes = {"dim": 8, "heads": 2, "batch": 4, "dtype": "float64"}
+    sizes = {"d_model": 8, "heads": 2, "batch_size": 4, "dtype": "float64"}
     return CompareQuestion(designs=["pre-ln"], depths=2, data=data, budget=budget, **sizes).measurement()
 
 
@@ -313,7 +313,7 @@ def test_a_design_that_cannot_be_built_is_a_note(tmp_path):
 
 
 def test_the_verb(capsys, tmp_path):
-    flags = ["--designs", "pre-ln,sas", "--depths", "1", "--dim", "4", "--heads", "2", "--batch", "4"]
+    flags = ["--designs", "pre-ln,sas", "--depths", "1", "--d-model", "4", "--heads", "2", "--batch-size", "4"]
     flags += ["--data", "add:digits=1", "--budget", "1s"]
     assert main(["compare", *flags, "--out", str(tmp_path / "c"), "--quiet"]) == 0
     out = capsys.readouterr().out
@@ -331,7 +331,7 @@ def test_the_verb(capsys, tmp_path):
         (["--designs", "paralel"], "Did you mean `parallel`"),
         (["--depths", "0"], "at least 1"),
         (["--budget", "long"], "not a length of time"),
-        (["--dim", "30", "--heads", "4"], "does not divide"),
+        (["--d-model", "30", "--heads", "4"], "does not divide"),
         (["--data", "nothing"], "nothing"),
     ],
 )

@@ -63,7 +63,7 @@ def test_1_why_does_my_transformer_need_adam(capsys: pytest.CaptureFixture[str],
             qf.datasets.addition(digits=1),
             remove=["softmax", "norm", "skip", "qk"],
             steps=[0, 1],
-            batch=4,
+            batch_size=4,
             progress=False,
         )
     print(why.table())
@@ -107,7 +107,7 @@ def test_2_what_learning_rate_can_i_use(tmp_path: Path) -> None:
 def test_3_compare_blocks_before_i_commit_gpu_money(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Five designs, a budget, a folder that resumes; the table sorted by ceiling, a chart, a report."""
     corpus = qf.datasets.addition(digits=1)
-    options: dict[str, Any] = {"depths": [1], "dim": 4, "heads": 2, "batch": 4, "data": corpus, "budget": "1s"}
+    options: dict[str, Any] = {"depths": [1], "d_model": 4, "heads": 2, "batch_size": 4, "data": corpus, "budget": "1s"}
     designs = ["pre-ln", "post-ln", "parallel", "sas-p", "v-skipinit"]
     c = qf.compare(designs=designs, **options, out="runs/blocks", resume=True, progress=False)
     print(c.table(sort="lr_ceiling"))
@@ -160,7 +160,7 @@ def test_4_spectrum_of_my_hugging_face_model(tmp_path: Path) -> None:
 
 def test_5_teach_me_the_exact_hessian_of_attention() -> None:
     """The closed form of one layer: blocks by either name, moments, the check, growth with the scale."""
-    X, Wq, Wk, Wv, Y = qf.toy(tokens=8, dim=8, seed=0)
+    X, Wq, Wk, Wv, Y = qf.toy(tokens=8, d_model=8, seed=0)
     H = qf.attention_hessian(X, Wq, Wk, Wv, Y)
     assert H.outer("W_Q", "W_Q").shape == (64, 64)
     assert H.functional("W_V", "W_V").abs().max() == 0
@@ -177,5 +177,5 @@ def test_5_teach_me_the_exact_hessian_of_attention() -> None:
 
 def test_the_signal_of_any_model_shows_like_the_others(tmp_path: Path) -> None:
     """`qf.signal` gives a result with the same doors."""
-    found = qf.signal(["pre-ln", "no-skip"], depths=[2], dim=8, heads=2, tokens=6, batch=2, networks=2)
+    found = qf.signal(["pre-ln", "no-skip"], depths=[2], d_model=8, heads=2, tokens=6, batch_size=2, networks=2)
     shows(found, tmp_path / "signal")

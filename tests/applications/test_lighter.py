@@ -37,7 +37,7 @@ def test_headers_tell_the_size(gpt2: tuple[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_small_model_is_asked_as_it_is(gpt2: tuple[str, Any]) -> None:
-    asked = Opening(model=gpt2[0], batch=8)
+    asked = Opening(model=gpt2[0], batch_size=8)
     assert lighter.lighter(asked) == (asked, 1.0)
 
 
@@ -54,10 +54,10 @@ def test_a_large_model_is_asked_with_single_sequences(
 ) -> None:
     """sequences that are timed x scale = sequences that are meant."""
     monkeypatch.setattr(lighter, "LARGE", 1)
-    found, times = lighter.lighter(Opening(model=gpt2[0], batch=batch, batches=batches))
-    assert (found.batch, found.batches) == light
+    found, times = lighter.lighter(Opening(model=gpt2[0], batch_size=batch, batches=batches))
+    assert (found.batch_size, found.batches) == light
     assert times == scale
-    assert times * found.batch * found.batches == batch * batches
+    assert times * found.batch_size * found.batches == batch * batches
 
 
 def planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_the_plan_runs_no_whole_probe(
         return forward(self, input_ids=input_ids, **more)
 
     monkeypatch.setattr(transformers.GPT2LMHeadModel, "forward", watched)
-    words = [verb[0], gpt2[0], *verb[1:], "--batch", "3", "--batches", "4"]
+    words = [verb[0], gpt2[0], *verb[1:], "--batch-size", "3", "--batches", "4"]
     whole = planned(words, capsys)
     assert max(seen) == 3
     seen.clear()
@@ -100,7 +100,7 @@ def test_the_time_of_a_product_is_scaled(
     monkeypatch.setattr(lighter, "LARGE", 1)
     monkeypatch.setattr(prediction, "timed", lambda run, v: 1.0)
     monkeypatch.setattr("quadform.applications.spectrum.measure.vector_seconds", lambda *words: 0.0)
-    words = ["spectrum", gpt2[0], "--top", "1", "--blocks", "none", "--route", "eager", "--batch"]
+    words = ["spectrum", gpt2[0], "--top", "1", "--blocks", "none", "--route", "eager", "--batch-size"]
     for batch in (1, 8):
         found = planned([*words, str(batch)], capsys)
         assert found["seconds"] == found["products"] * batch

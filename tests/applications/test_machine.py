@@ -32,7 +32,7 @@ def test_vectors_are_held_against_memory() -> None:
 
 def test_a_plan_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line before the work has both numbers where the vectors do not fit."""
-    model, asked = "new:pre-ln,depth=1,dim=4,heads=2", {"data": "add:digits=1", "batch": 2}
+    model, asked = "new:pre-ln,depth=1,dim=4,heads=2", {"data": "add:digits=1", "batch_size": 2}
     assert "free" not in spectrum.plan(model, **asked).text
     monkeypatch.setattr("quadform.applications.room.free_bytes", lambda device: 1000.0)
     assert "for vectors, and 1 kB free" in spectrum.plan(model, **asked).text

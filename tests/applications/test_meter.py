@@ -58,7 +58,7 @@ def test_why_in_rounds(tmp_path: Path) -> None:
 
     def ask(folder: Path, **how: Any) -> Any:
         data = qf.datasets.addition(digits=1)
-        return qf.why(model, data, remove=["norm"], steps=[0, 20], batch=2, out=folder, resume=True, **how)
+        return qf.why(model, data, remove=["norm"], steps=[0, 20], batch_size=2, out=folder, resume=True, **how)
 
     found, rounds = in_rounds(ask, tmp_path / "cut", 60)
     assert rounds > 2

@@ -91,7 +91,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-SMALL = ["--batch", "2", "--length", "8", "--quiet"]
+SMALL = ["--batch-size", "2", "--length", "8", "--quiet"]
 VERBS = {"lr": ["--batches", "1", "--verify", "0"], "spectrum": ["--top", "1", "--blocks", "none"], "signal": []}
 
 
@@ -121,7 +121,7 @@ def test_the_file_and_its_field_are_named(verb, folder, tmp_path, capsys):
 def test_the_probe_is_the_text_of_the_field(folder, tmp_path):
     """Tokens of the field alone: no braces, no names of fields."""
     path = table(tmp_path, ".csv", [{"n": i, "text": t} for i, t in enumerate(TEXTS)])
-    batch = open_subject(Opening(model=str(folder), data=path, batch=2, length=8)).batches[0]["input_ids"]
+    batch = open_subject(Opening(model=str(folder), data=path, batch_size=2, length=8)).batches[0]["input_ids"]
     assert batch.shape == (2, 8)
     _, tok = qf.integrations.hf.load(folder)
     assert tok.decode(batch.flatten()) == WHOLE[:16]
@@ -129,11 +129,11 @@ def test_the_probe_is_the_text_of_the_field(folder, tmp_path):
 
 def test_data_of_our_own_models_is_named(tmp_path, capsys):
     """A data set with its settings and split, in `lr`, `spectrum`, `why` and `compare`."""
-    tiny = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "4", "--quiet"]
+    tiny = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "4", "--quiet"]
     for verb, more in (VERBS | {"why": ["--remove", "norm"]}).items():
         assert main([verb, *tiny, *more, "--out", str(tmp_path / verb)]) == 0
         assert "data: Addition (digits 1), valid split" in capsys.readouterr().out, verb
-    flags = ["--designs", "pre-ln", "--depths", "1", "--dim", "4", "--heads", "2", "--batch", "4"]
+    flags = ["--designs", "pre-ln", "--depths", "1", "--d-model", "4", "--heads", "2", "--batch-size", "4"]
     assert main(["compare", *flags, "--data", "add:digits=1", "--budget", "0.2s", "--quiet"]) == 0
     assert "Addition (digits 1)" in capsys.readouterr().out
 

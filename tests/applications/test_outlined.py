@@ -56,7 +56,7 @@ def test_no_weights_are_read_for_a_plan(
 ) -> None:
     """The plan without weights counts the products and vectors of the plan with them."""
     transformers = pytest.importorskip("transformers")
-    words = [words[0], gpt2, *words[1:], "--batch", "2"]
+    words = [words[0], gpt2, *words[1:], "--batch-size", "2"]
     loaded = planned(words, capsys)
     assert room.NOTE not in loaded["text"]
     monkeypatch.setattr(outlined, "LARGE", 1)
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused_before_the_work(monkeypatch: pytest.Monkey
 
 def test_the_peak_of_a_product_is_more_than_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the sequences keep twice as much; small products, and models whose code is not known, are not counted."""
-    one, two = (Opening(model=NEW, batch=b).open().risk() for b in (4, 8))
+    one, two = (Opening(model=NEW, batch_size=b).open().risk() for b in (4, 8))
     assert room.product_bytes(one) == 0
     monkeypatch.setattr(room, "WORTH_COUNTING", 0)
     beside = room.VECTORS * one.space.size * 4

@@ -29,7 +29,7 @@ from quadform.explorer.question import ExploreTask
 from quadform.explorer.serving import Served
 
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
-PROBE: dict[str, Any] = {"data": "add:digits=1", "batch": 2}
+PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2}
 
 #: verb -> (its Python function, fields of a small question)
 ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
@@ -38,20 +38,40 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "why": (qf.why, {**PROBE, "remove": ("norm",), "steps": (0, 2), "lr": 1e-2, "seed": 1}),
     "signal": (
         qf.signal,
-        {**PROBE, "depths": [1, 2], "dim": 8, "heads": 2, "tokens": 4, "networks": 2, "jacobian": True, "batches": 2},
+        {
+            **PROBE,
+            "depths": [1, 2],
+            "d_model": 8,
+            "heads": 2,
+            "tokens": 4,
+            "networks": 2,
+            "jacobian": True,
+            "batches": 2,
+        },
     ),
     "attention": (
         qf.attention,
-        {"tokens": 3, "dim": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
+        {"tokens": 3, "d_model": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
     ),
     "taylor": (qf.taylor, {**PROBE, "along": ("grad", "update", "random"), "random": 1, "points": 5}),
     "verify": (qf.verify, {"shapes": 2, "largest": 2, "seed": 1}),
     "doctor": (qf.doctor, {"dtype": "float32", "seed": 1}),
-    "compare": (qf.compare, {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "dim": 4, "heads": 2, "budget": 1}),
+    "compare": (
+        qf.compare,
+        {**PROBE, "designs": ("pre-ln", "sas"), "depths": (1,), "d_model": 4, "heads": 2, "budget": 1},
+    ),
     "report": (qf.study, {**PROBE, "batches": 1}),
 }
 #: A small training.
-TRAINED: dict[str, Any] = {"data": "add:digits=1", "depth": 1, "dim": 4, "heads": 2, "steps": 3, "batch": 2, "test": 4}
+TRAINED: dict[str, Any] = {
+    "data": "add:digits=1",
+    "depth": 1,
+    "d_model": 4,
+    "heads": 2,
+    "steps": 3,
+    "batch_size": 2,
+    "test": 4,
+}
 #: What a verb is asked of, where it is not MODEL alone.
 NAMED: dict[str, list[str]] = {"signal": ["pre-ln", MODEL]}
 #: Entries of a record that differ between two runs of one question.
@@ -248,8 +268,8 @@ def test_unknown_fields_are_named() -> None:
     """A mistyped field of a question, or one that only a named model has."""
     with pytest.raises(UnknownName, match="has no field 'tpo'"):
         qf.spectrum(MODEL, tpo=3)
-    with pytest.raises(UnknownName, match="has no field 'batch'"):
-        qf.spectrum(torch.nn.Linear(1, 1), torch.ones(1, 1), batch=3)
+    with pytest.raises(UnknownName, match="has no field 'batch_size'"):
+        qf.spectrum(torch.nn.Linear(1, 1), torch.ones(1, 1), batch_size=3)
 
 
 def test_a_named_model_takes_no_loss() -> None:

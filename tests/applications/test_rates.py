@@ -42,7 +42,7 @@ def folder(data, tmp_path_factory) -> Path:
     return out
 
 
-WORDS = ["--batch", "4", "--batches", "1", "--verify", "0", "--quiet"]
+WORDS = ["--batch-size", "4", "--batches", "1", "--verify", "0", "--quiet"]
 
 
 def test_the_rate_of_a_run_is_the_one_of_its_step(data, folder):
@@ -164,7 +164,7 @@ def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
     assert "step 4, float32" in said
     assert "learning rate in force at this step, 6.67e-03, is" in said
     assert "The schedule peaks at 0.02" in said
-    subject = open_subject(Opening(model=str(tmp_path / "c"), batch=4, length=8))
+    subject = open_subject(Opening(model=str(tmp_path / "c"), batch_size=4, length=8))
     own = lr(model.eval(), subject.batches, optimizer=optimizer, verify=0, progress=False)
     assert found.ceiling == pytest.approx(own.ceiling, rel=1e-3)
     (tmp_path / "c" / "optimizer.pt").unlink()

@@ -76,7 +76,7 @@ def test_the_live_monitor_measures_the_same(kind, pad):
 @pytest.mark.parametrize("name", ["pre-ln", "post-ln", "sas-p", "e-spa"])
 def test_prediction_meets_drawn_networks(name):
     """Designs drawn at d = 256 agree with their mean field within 0.02 or 5 %, or two standard errors."""
-    found = signal(name, depths=[4], dim=256, networks=4, tokens=24, batch=2)
+    found = signal(name, depths=[4], d_model=256, networks=4, tokens=24, batch_size=2)
     apart = found.record.scalars[f"{name}, 4 blocks/difference"]
     assert apart.converged, str(apart)
     assert found.predicted("cosine").shape == (5,)
@@ -108,8 +108,8 @@ def test_designed_models_are_healthy_when_built(name, health):
     of the limit or below it (mean of four networks), size within the stated factor; and it keeps every contract.
     """
     settings = {"dim": 256, "heads": 4, "vocab": 64, "d_ff": 512}
-    sizes = {"dim": 256, "heads": 4, "settings": {"vocab": 64, "d_ff": 512}}
-    start = signal(name, depths=[1], networks=4, tokens=24, batch=4, **sizes).record.tensors["0/kernel/0"]
+    sizes = {"d_model": 256, "heads": 4, "settings": {"vocab": 64, "d_ff": 512}}
+    start = signal(name, depths=[1], networks=4, tokens=24, batch_size=4, **sizes).record.tensors["0/kernel/0"]
     made = design(6, name, health=health, Sigma_0=start, **settings)
     assert made.config.blocks != design(6, name, health=Health(cosine=0.999), Sigma_0=start, **settings).config.blocks
     (curve,) = curves(Design(SignalQuestion(), Drawing(made.config, networks=4, batch=4, tokens=24)))
@@ -167,7 +167,7 @@ def test_singular_values_both_ways():
 
 def test_an_isometry_is_seen_as_one():
     """ReZero starts as the identity: every singular value of every block and of the stack is one."""
-    found = signal("rezero", depths=[2], dim=16, heads=2, networks=1, tokens=4, batch=1, jacobian=True)
+    found = signal("rezero", depths=[2], d_model=16, heads=2, networks=1, tokens=4, batch_size=1, jacobian=True)
     for name in ("block 1", "block 2", "stack"):
         assert found.record.tensors[f"0/jacobian/{name}"].tolist() == pytest.approx([1.0] * len(LEVELS), rel=1e-5)
 
@@ -245,7 +245,9 @@ def test_hugging_face_decoder_masks():
 # ------------------------------------------------------------------------------------------------ the result
 @pytest.fixture(scope="module")
 def drawn():
-    return signal(["pre-ln", "no-skip"], depths=[2, 9], dim=32, heads=2, networks=2, tokens=6, batch=2, jacobian=True)
+    return signal(
+        ["pre-ln", "no-skip"], depths=[2, 9], d_model=32, heads=2, networks=2, tokens=6, batch_size=2, jacobian=True
+    )
 
 
 def test_the_record_comes_back(drawn, tmp_path):
@@ -286,7 +288,7 @@ def test_figures_and_report(drawn, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ work that is stopped
-DRAWN = {"depths": [2], "dim": 16, "heads": 2, "networks": 3, "tokens": 6, "batch": 2}
+DRAWN = {"depths": [2], "d_model": 16, "heads": 2, "networks": 3, "tokens": 6, "batch_size": 2}
 
 
 def same(a, b):
@@ -377,7 +379,7 @@ def test_time_that_is_up_keeps_what_is_there():
         ({"subjects": ()}, "needs a design or a model"),
         ({"subjects": ("pre-ln",), "depths": "6,x"}, "whole numbers with commas"),
         ({"subjects": ("pre-ln",), "depths": [0, 6]}, "at least 1 block"),
-        ({"subjects": ("pre-ln",), "dim": 30, "heads": 4}, "does not divide"),
+        ({"subjects": ("pre-ln",), "d_model": 30, "heads": 4}, "does not divide"),
         ({"subjects": ("runs/x",), "depths": [3]}, "belongs to designs"),
         ({"subjects": ("pre-ln", "pre-ln")}, "named twice"),
         ({"subjects": ("pre-ln",), "tokens": 1}, "between tokens"),

@@ -10,7 +10,21 @@ from quadform.core.work import Work
 from quadform.corpora.datasets import dataset
 from quadform.nn import Transformer
 
-SMALL = ["--dim", "32", "--heads", "2", "--networks", "2", "--tokens", "8", "--batch", "2", "--depths", "2", "--quiet"]
+SMALL = [
+    "--d-model",
+    "32",
+    "--heads",
+    "2",
+    "--networks",
+    "2",
+    "--tokens",
+    "8",
+    "--batch-size",
+    "2",
+    "--depths",
+    "2",
+    "--quiet",
+]
 
 
 def asked(capsys, *words):
@@ -34,7 +48,7 @@ def test_a_saved_model_as_json(capsys, tmp_path):
     """A saved model is measured on data; stdout is one JSON value with tagged numbers."""
     settings = dataset("add", digits=2).settings
     folder = Transformer("pre-ln", depth=2, dim=16, heads=2, seed=0, **settings).save(tmp_path / "model")
-    code, out, _ = asked(capsys, str(folder), "--data", "add:digits=2", "--batch", "4", "--json", "--quiet")
+    code, out, _ = asked(capsys, str(folder), "--data", "add:digits=2", "--batch-size", "4", "--json", "--quiet")
     assert code == 0
     body = json.loads(out)
     assert body["scalars"][f"{folder}/cosine"]["kind"] == "estimate"
@@ -43,7 +57,7 @@ def test_a_saved_model_as_json(capsys, tmp_path):
 
 def test_a_new_model(capsys):
     """`new:DESIGN,...` draws a model for the data and measures it beside its prediction."""
-    code, out, _ = asked(capsys, "new:pre-ln,depth=2,dim=32,heads=2", "--batch", "4", "--quiet")
+    code, out, _ = asked(capsys, "new:pre-ln,depth=2,dim=32,heads=2", "--batch-size", "4", "--quiet")
     assert code in (0, 3)
     assert "new:pre-ln,depth=2,dim=32,heads=2" in out
 

@@ -443,7 +443,7 @@ def test_entries_near_zero_by_accident_do_not_set_the_ceiling(data, batches):
 
 def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
     """A training run: its model is drawn again with its seed, and the ceiling before its first step is told."""
-    words = ["train", "--data", "add:digits=1", "--dim", "8", "--heads", "2", "--depth", "1", "--steps", "30"]
+    words = ["train", "--data", "add:digits=1", "--d-model", "8", "--heads", "2", "--depth", "1", "--steps", "30"]
     assert main([*words, "--test", "0", "--out", str(tmp_path / "run"), "--quiet"]) == 0
     ask = ["lr", str(tmp_path / "run"), "--verify", "0", "--quiet"]
     assert main([*ask, "--out", str(tmp_path / "lr")]) == 0
@@ -701,7 +701,7 @@ def test_optimizers_without_a_known_ceiling(optimizer, message, data, batches):
         lr(make(data), batches, None, optimizer=optimizer, verify=0, progress=False)
 
 
-TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "4", "--batches", "2"]
+TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "4", "--batches", "2"]
 
 
 def test_the_verb(capsys, tmp_path):
@@ -730,7 +730,7 @@ def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
 
     model = make(data, dtype=torch.float32)
     train(model, data, TrainConfig(steps=5, batch_size=8), out=tmp_path / "run", progress=False)
-    words = ["--batch", "4", "--batches", "1", "--verify", "0", "--quiet"]
+    words = ["--batch-size", "4", "--batches", "1", "--verify", "0", "--quiet"]
     assert main(["lr", str(tmp_path / "run"), *words]) == 0
     first = capsys.readouterr().out
     assert "P from the optimizer state at step 5" in first

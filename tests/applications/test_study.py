@@ -23,8 +23,8 @@ from quadform.core.record import Estimate, Provenance, Record
 from quadform.core.work import Work
 
 MODEL = "new:sas-p,depth=1,dim=4,heads=2"
-SMALL: dict[str, Any] = {"data": "add:digits=1", "batch": 2, "batches": 2}
-FLAGS = ["--data", "add:digits=1", "--batch", "2", "--batches", "2", "--quiet"]
+SMALL: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2, "batches": 2}
+FLAGS = ["--data", "add:digits=1", "--batch-size", "2", "--batches", "2", "--quiet"]
 KINDS = {"step-size": "lr", "spectrum": "spectrum", "signal": "signal"}
 
 
@@ -189,7 +189,7 @@ def test_a_training_run_is_studied_beside_itself(
     A run that was trained further is not drawn as if it were the one that was studied.
     """
     run = str(tmp_path / "run")
-    train = ["train", "--data", "add:digits=1", "--dim", "4", "--heads", "2", "--depth", "1", "--batch", "2"]
+    train = ["train", "--data", "add:digits=1", "--d-model", "4", "--heads", "2", "--depth", "1", "--batch-size", "2"]
     train += ["--test", "0", "--quiet", "--out", run, "--dtype", "float32", "--steps"]
     assert main([*train, "10"]) == 0
     opened.clear()

@@ -20,11 +20,11 @@ from quadform.train import TrainConfig, train
 
 def test_new() -> None:
     """`new:sas-p,depth=2,dim=16` with `add:digits=2`: the design, the data's vocabulary, batches of the size asked."""
-    s = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3, batches=2))
+    s = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch_size=3, batches=2))
     assert (s.model.config.design, s.model.config.depth, s.model.config.d_model) == ("sas-p", 2, 16)
     assert [len(b["tokens"]) for b in s.batches] == [3, 3]
     assert torch.isfinite(s.risk(quiet=True).value())
-    again = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch=3))
+    again = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch_size=3))
     assert again.source["weights"] == s.source["weights"]
 
 
@@ -48,7 +48,7 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=50, n_positions=32)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    s = open_subject(Opening(model=str(tmp_path), dtype="float64", batch=2, length=8))
+    s = open_subject(Opening(model=str(tmp_path), dtype="float64", batch_size=2, length=8))
     assert s.batches[0]["input_ids"].shape == (2, 8)
     assert "random tokens" in s.notes[0]
     risk = s.risk(quiet=True)
@@ -61,7 +61,7 @@ def test_a_part_of_a_stored_matrix_is_said_to_be_one(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    question = Opening(model=str(tmp_path), length=4, batch=1)
+    question = Opening(model=str(tmp_path), length=4, batch_size=1)
     told = "64 parameters were asked for, parts of matrices that are stored with others: the whole 192 are measured"
     for params, count in (("*.W_Q", 1), ("*.W_Q,*.W_K,*.W_V", 0), ("*.c_attn.weight", 0)):
         risk = open_subject(question).risk(SpectrumQuestion(params=params), quiet=True)
@@ -133,7 +133,7 @@ def test_words() -> None:
     for bad in ("", "ten", "0", "5d", "-3s"):
         with pytest.raises(InputError, match="length of time"):
             seconds_of(bad)
-    for field in ("batch", "batches", "length"):
+    for field in ("batch_size", "batches", "length"):
         with pytest.raises(InputError, match="at least 1"):
             Opening(model="new:pre-ln", **{field: 0})
 
@@ -146,7 +146,7 @@ def test_a_tokenizer_made_up_from_the_config_is_none(name: str, tmp_path: Path) 
     small |= {"intermediate_size": 4, "embedding_size": 4, "dim": 4, "n_layers": 1, "n_heads": 1, "hidden_dim": 4}
     model = getattr(transformers, f"{name}ForMaskedLM")(getattr(transformers, f"{name}Config")(**small))
     model.save_pretrained(tmp_path)
-    subject = open_subject(Opening(model=str(tmp_path), batch=4, length=16))
+    subject = open_subject(Opening(model=str(tmp_path), batch_size=4, length=16))
     assert subject.notes == ["this folder has no tokenizer: the probe is random tokens"]
     assert subject.batches[0]["labels"].unique().numel() > 4
     with pytest.raises(InputError, match="has no tokenizer to read"):
@@ -160,7 +160,7 @@ def test_an_encoder_decoder_has_its_input_as_its_target(tmp_path: Path) -> None:
         vocab_size=30, d_model=4, d_kv=4, d_ff=4, num_layers=1, num_heads=1, decoder_start_token_id=0
     )
     transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path)
-    subject = open_subject(Opening(model=str(tmp_path), batch=2, length=4))
+    subject = open_subject(Opening(model=str(tmp_path), batch_size=2, length=4))
     assert "encoder-decoder: its target is its own input" in subject.notes
     batch = subject.batches[0]
     logits = subject.model(**batch).logits

@@ -20,7 +20,7 @@ QUESTIONS: dict[str, Callable[[Any, list[Any]], Any]] = {
     "lr": lambda m, b: qf.lr(m, b, verify=2, progress=False),
     "spectrum": lambda m, b: qf.spectrum(m, b, top=1, blocks="qkv", progress=False),
     "signal": lambda m, b: qf.signal(m, b),
-    "why": lambda m, b: qf.why(m, DATA, remove=["norm"], steps=[0, 2], batch=2, progress=False),
+    "why": lambda m, b: qf.why(m, DATA, remove=["norm"], steps=[0, 2], batch_size=2, progress=False),
 }
 
 
@@ -53,18 +53,18 @@ def test_python_leaves_the_model_as_it_was(name: str, training: bool) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
-    words = ["train", "--data", "add:digits=1", "--dim", "4", "--heads", "2", "--depth", "1", "--steps", "3"]
-    assert main([*words, "--batch", "2", "--test", "0", "--quiet", "--out", str(folder)]) == 0
+    words = ["train", "--data", "add:digits=1", "--d-model", "4", "--heads", "2", "--depth", "1", "--steps", "3"]
+    assert main([*words, "--batch-size", "2", "--test", "0", "--quiet", "--out", str(folder)]) == 0
     return folder
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["lr", "RUN", "--verify", "2", "--batch", "2"],
-        ["spectrum", "RUN", "--top", "1", "--batch", "2", "--blocks", "none", "--out", "OUT"],
+        ["lr", "RUN", "--verify", "2", "--batch-size", "2"],
+        ["spectrum", "RUN", "--top", "1", "--batch-size", "2", "--blocks", "none", "--out", "OUT"],
         ["signal", "RUN"],
-        ["why", "RUN", "--remove", "norm", "--steps", "0,2", "--batch", "2"],
+        ["why", "RUN", "--remove", "norm", "--steps", "0,2", "--batch-size", "2"],
         ["decode", "RUN", "1+1="],
         ["ls", "runs", "RUN"],
         ["report", "RUN", "--dry-run"],

@@ -22,7 +22,7 @@ from quadform.theory.attention import AttentionLayer
 
 def test_three_ways_agree() -> None:
     """Closed form, double backward and central differences give one Hessian-vector product."""
-    problem = toy_problem(tokens=4, dim=3, d_k=2, d_v=5)
+    problem = toy_problem(tokens=4, d_model=3, d_k=2, d_v=5)
     v = torch.randn(problem.space.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     v /= v.norm()
     closed = problem.layer().hessian() @ v
@@ -32,14 +32,14 @@ def test_three_ways_agree() -> None:
 
 def test_columns_are_columns() -> None:
     """Chosen columns of the autodiff Hessian are those columns of the whole."""
-    problem = toy_problem(tokens=3, dim=2)
+    problem = toy_problem(tokens=3, d_model=2)
     chosen = torch.tensor([3, 0, 7])
     assert torch.allclose(problem.autodiff(chosen), problem.autodiff()[:, chosen], atol=1e-15)
 
 
 def test_functional_part() -> None:
     """H - H_f is J^T (d2l) J with J from jacfwd: the two parts of the split, each by autodiff."""
-    problem = toy_problem(tokens=3, dim=2, d_k=3, d_v=2, mask="causal")
+    problem = toy_problem(tokens=3, d_model=2, d_k=3, d_v=2, mask="causal")
     space = problem.space
     J = torch.func.jacfwd(lambda w: problem.output(space.unflatten(w)).reshape(-1))(space.flatten(problem.weights))
     want = J.T @ J * 2 / problem.Y.numel()

@@ -78,7 +78,7 @@ def test_designs_lose_what_they_have(name):
 def test_the_numbers_are_those_of_the_dense_matrices(data):
     """lambda_max, lambda_min, ceilings, value:query and the share of H_f against dense H, H_o and H_f."""
     model = make(data)
-    found = why(model, data, remove=("qk",), batch=8, progress=False)
+    found = why(model, data, remove=("qk",), batch_size=8, progress=False)
     probe = next(data.batches("valid", 8))
     for variant, what in (("full", "nothing"), ("no qk", "qk")):
         risk = Risk(model_without(model, what), None, probe, quiet=True)
@@ -104,7 +104,7 @@ def test_the_numbers_are_those_of_the_dense_matrices(data):
 def test_the_model_is_left_untouched(data):
     model = make(data).train()
     before = weights_hash(model), torch.get_rng_state()
-    why(model, data, remove=("norm",), steps=(0, 2), batch=4, progress=False)
+    why(model, data, remove=("norm",), steps=(0, 2), batch_size=4, progress=False)
     assert weights_hash(model) == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
     assert model.training
@@ -209,7 +209,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("moment", [60])
 def test_killed_and_resumed_gives_the_same(moment, data, tmp_path):
     """Stopped at any product: the same folder ends with the numbers of an undisturbed run, bit for bit."""
-    count, options = 0, {"remove": ("norm",), "steps": (0, 2), "batch": 4}
+    count, options = 0, {"remove": ("norm",), "steps": (0, 2), "batch_size": 4}
 
     def kill(done, total, left, text):
         nonlocal count
@@ -227,13 +227,13 @@ def test_killed_and_resumed_gives_the_same(moment, data, tmp_path):
 
 
 def test_time_that_is_over_leaves_a_partial_answer(data):
-    cut = why(make(data), data, remove=("norm",), batch=4, max_time=1e-9, progress=False)
+    cut = why(make(data), data, remove=("norm",), batch_size=4, max_time=1e-9, progress=False)
     assert cut.record.inputs["partial"]
     assert not cut.ok
     assert "PARTIAL" in str(cut)
 
 
-TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "4"]
+TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "4"]
 
 
 def test_the_verb(capsys, tmp_path):
@@ -284,7 +284,7 @@ def test_other_peoples_models_are_refused(data):
 
 def test_a_folder_begun_with_other_data_is_refused(data, tmp_path):
     """A resumed run has the data set it was begun with, not only the same weights."""
-    how = {"remove": (), "batch": 2, "out": tmp_path, "resume": True, "progress": False}
+    how = {"remove": (), "batch_size": 2, "out": tmp_path, "resume": True, "progress": False}
     why(make(data), data, max_time=1e-9, **how)
     with pytest.raises(InputError, match="other settings"):
         why(make(data), dataset("add", digits=2), **how)
@@ -292,9 +292,9 @@ def test_a_folder_begun_with_other_data_is_refused(data, tmp_path):
 
 def test_python_and_a_named_model_give_the_same_numbers(data):
     """A model that was made in Python with a Dataset, and the same model by its name."""
-    named = why(TINY[0], data="add:digits=1", batch=4, remove="norm", steps="2,0", progress=False)
+    named = why(TINY[0], data="add:digits=1", batch_size=4, remove="norm", steps="2,0", progress=False)
     made = Transformer("pre-ln", depth=1, dim=4, heads=2, dtype=torch.float32, **data.settings)
-    here = why(made, data, batch=4, remove=["norm"], steps=[0, 2], progress=False)
+    here = why(made, data, batch_size=4, remove=["norm"], steps=[0, 2], progress=False)
     assert here.record.scalars == named.record.scalars
     assert here.steps == (0, 2)
 
@@ -358,7 +358,7 @@ def test_models_of_others_lose_norm_and_softmax(name):
 def test_the_verb_takes_hugging_face_folders(tmp_path, capsys):
     model, _ = other("gpt2")
     model.save_pretrained(tmp_path / "gpt")
-    words = ["why", str(tmp_path / "gpt"), "--batch", "2", "--length", "6", "--quiet"]
+    words = ["why", str(tmp_path / "gpt"), "--batch-size", "2", "--length", "6", "--quiet"]
     assert main([*words, "--out", str(tmp_path / "w")]) == 0
     printed = capsys.readouterr()
     assert "Without norm" in printed.out

@@ -24,7 +24,7 @@ from quadform.curvature.risk import Risk
 from quadform.nn.transformer import Transformer
 
 MODEL = "new:pre-ln,depth=1,dim=8,heads=2"
-SMALL = [MODEL, "--data", "add:digits=2", "--batch", "2"]
+SMALL = [MODEL, "--data", "add:digits=2", "--batch-size", "2"]
 QUICK = ["--top", "1", "--blocks", "none", "--products", "4", "--quiet"]
 MODELS = "a run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`."
 
@@ -111,9 +111,9 @@ def test_typo_in_a_design(words: list[str], text: str, capsys: pytest.CaptureFix
 # --- sizes and precision ----------------------------------------------------------------------------------------------
 def test_full_matrix_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     """What it needs, what is free, and the way without a matrix; before anything is allocated."""
-    said = refused(["attention", "--dim", "5000"], capsys)
+    said = refused(["attention", "--d-model", "5000"], capsys)
     assert said.startswith("The exact Hessian of 75,000,000 parameters with its eigenvalues needs 270 PB; ")
-    assert said.endswith("parameters fit here: lower dim, or measure it matrix-free with `quadform spectrum`.")
+    assert said.endswith("parameters fit here: lower d_model, or measure it matrix-free with `quadform spectrum`.")
     model = nn.Linear(3000, 3000, bias=False)
     x = torch.zeros(1, 3000)
     risk = Risk(model, lambda out, b: out.square().mean(), (x, x), quiet=True)
@@ -298,7 +298,7 @@ def test_pickles(tmp_path: Path, gpt2: Any, capsys: pytest.CaptureFixture[str]) 
     config.architectures = ["GPT2LMHeadModel"]
     config.save_pretrained(tmp_path)
     torch.save(transformers.GPT2LMHeadModel(config).state_dict(), tmp_path / "pytorch_model.bin")
-    words = ["spectrum", str(tmp_path), "--length", "4", "--batch", "2", *QUICK]
+    words = ["spectrum", str(tmp_path), "--length", "4", "--batch-size", "2", *QUICK]
     assert refused(words, capsys) == (
         "`pytorch_model.bin` holds Python objects and could run code. Convert to safetensors, or trust it"
         " (trust_pickle) if you made it."
@@ -371,12 +371,12 @@ def test_a_name_longer_than_a_file_can_have(words: list[str], capsys: pytest.Cap
         (["lr", *SMALL, "--verify", HUGE], "the course of 99,999,999,999 steps on a copy"),
         (["why", *SMALL, "--batches", HUGE], "a probe of 99,999,999,999 x 2 sequences"),
         (["why", *SMALL, "--steps", HUGE], "the course of 99,999,999,999 training steps"),
-        (["compare", "--batch", HUGE], "a probe of 1 x 99,999,999,999 sequences"),
+        (["compare", "--batch-size", HUGE], "a probe of 1 x 99,999,999,999 sequences"),
         (["compare", "--depths", HUGE], "with 99,999,999,999 blocks of width 64"),
-        (["compare", "--dim", "99999999996"], "blocks of width 99,999,999,996"),
+        (["compare", "--d-model", "99999999996"], "blocks of width 99,999,999,996"),
         (["signal", "pre-ln", "--depths", HUGE], "with 99,999,999,999 blocks of width 256"),
         (["signal", "pre-ln", "--tokens", HUGE], "attention of 8 x 99,999,999,999 tokens"),
-        (["signal", "pre-ln", "--batch", HUGE], "attention of 99,999,999,999 x 64 tokens"),
+        (["signal", "pre-ln", "--batch-size", HUGE], "attention of 99,999,999,999 x 64 tokens"),
         (["signal", "pre-ln", "--networks", HUGE], "the signal of 99,999,999,999 networks"),
         (["signal", MODEL, "--batches", HUGE], "a probe of 99,999,999,999 x 8 sequences"),
     ],
@@ -440,7 +440,7 @@ def test_what_the_machine_says(
 
 def test_a_record_that_contradicts_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tensors of another size than the scalars say: told by `report`, and by `ls runs` in its row."""
-    assert main(["attention", "--tokens", "3", "--dim", "2", "--out", "run", "--quiet"]) == 0
+    assert main(["attention", "--tokens", "3", "--d-model", "2", "--out", "run", "--quiet"]) == 0
     record = Record.load("run")
     for name in record.tensors:
         for other in (torch.zeros(1, dtype=torch.float64), torch.zeros(2, 3, 5, 7, dtype=torch.float64)):

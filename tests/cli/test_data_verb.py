@@ -87,7 +87,7 @@ def test_build_then_use(tmp_path, capsys):
 
 def test_ls_designs_counts_parameters(capsys):
     """Every design once, with the number of parameters of the asked shape."""
-    assert main(["ls", "designs", "--depth", "2", "--dim", "16", "--json"]) == 0
+    assert main(["ls", "designs", "--depth", "2", "--d-model", "16", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["designs"]
     assert [row["design"] for row in rows] == list(DESIGNS)
     for row in rows:

@@ -16,19 +16,19 @@ from quadform.cli.main import VERBS
 from quadform.core import progress
 
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
-PROBE = ["--data", "add:digits=1", "--batch", "2"]
+PROBE = ["--data", "add:digits=1", "--batch-size", "2"]
 #: A small command of each verb; RUN is the folder the command `train` made.
 COMMANDS = {
-    "attention": ["--tokens", "2", "--dim", "2", "--vary", "none", "--out", "attention"],
+    "attention": ["--tokens", "2", "--d-model", "2", "--vary", "none", "--out", "attention"],
     "spectrum": [MODEL, *PROBE, "--top", "1", "--products", "4", "--blocks", "none", "--out", "spectrum"],
-    "signal": ["pre-ln", "--depths", "1", "--dim", "4", "--heads", "2", "--tokens", "3", "--out", "signal"],
+    "signal": ["pre-ln", "--depths", "1", "--d-model", "4", "--heads", "2", "--tokens", "3", "--out", "signal"],
     "why": [MODEL, *PROBE, "--remove", "norm", "--out", "why"],
     "compare": [
         "--designs",
         "pre-ln",
         "--depths",
         "1",
-        "--dim",
+        "--d-model",
         "4",
         "--heads",
         "2",
@@ -41,7 +41,7 @@ COMMANDS = {
     "taylor": [MODEL, *PROBE, "--along", "grad", "--points", "3", "--out", "taylor"],
     "verify": ["--shapes", "1", "--largest", "2"],
     "reproduce": ["growth-linear", "--out", "reproduce"],
-    "train": [*PROBE, "--dim", "4", "--heads", "2", "--depth", "1", "--steps", "3", "--test", "2", "--out", "run"],
+    "train": [*PROBE, "--d-model", "4", "--heads", "2", "--depth", "1", "--steps", "3", "--test", "2", "--out", "run"],
     "decode": ["run", "1+1=", "2+3="],
     "data": ["list"],
     "ls": ["runs", "."],

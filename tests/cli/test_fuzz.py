@@ -142,19 +142,29 @@ def test_any_flags_are_understood_or_refused(verb: str, data: st.DataObject) -> 
 
 #: Commands that are small whatever a single flag says: one word more or less makes seconds of work, not minutes.
 BOUNDED = {
-    "attention": ["--tokens", "2", "--dim", "2", "--vary", "none"],
+    "attention": ["--tokens", "2", "--d-model", "2", "--vary", "none"],
     "ls": ["runs", "."],
     "verify": ["--shapes", "1", "--largest", "2"],
     "spectrum": ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--dry-run"],
     "lr": ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--dry-run"],
     "why": ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--dry-run"],
-    "signal": ["pre-ln", "--depths", "1", "--dim", "4", "--heads", "2", "--tokens", "3", "--dry-run"],
+    "signal": ["pre-ln", "--depths", "1", "--d-model", "4", "--heads", "2", "--tokens", "3", "--dry-run"],
     "reproduce": ["growth", "--dry-run"],
     "data": ["list"],
 }
 #: Flags that make work as large as their number, or open a window: their values are fuzzed above, where nothing runs.
-_LARGE = ("--tokens", "--dim", "--d-k", "--d-v", "--shapes", "--largest", "--open", "--depth", "--vary")
-_LARGE += ("--batches", "--batch", "--networks", "--depths", "--length", "--points", "--dry-run", "--out", "--data")
+_LARGE = ("--tokens", "--d-model", "--d-k", "--d-v", "--shapes", "--largest", "--open", "--depth", "--vary")
+_LARGE += (
+    "--batches",
+    "--batch-size",
+    "--networks",
+    "--depths",
+    "--length",
+    "--points",
+    "--dry-run",
+    "--out",
+    "--data",
+)
 
 
 @pytest.mark.parametrize("verb", BOUNDED)
@@ -217,7 +227,10 @@ def test_models_that_cannot_be_opened(model: str) -> None:
 @pytest.mark.parametrize("data", DATA)
 def test_data_that_cannot_be_opened(verb: str, data: str) -> None:
     """`--data` is any text: refused in one line, whatever the verb."""
-    words = {"spectrum": ["new:pre-ln,depth=1,dim=4,heads=2"], "train": ["--dim", "4", "--heads", "2", "--steps", "1"]}
+    words = {
+        "spectrum": ["new:pre-ln,depth=1,dim=4,heads=2"],
+        "train": ["--d-model", "4", "--heads", "2", "--steps", "1"],
+    }
     assert sound([verb, *words.get(verb, []), "--data", data, "--dry-run", "--quiet"])[0] == 2
 
 
@@ -238,15 +251,15 @@ def one_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One small run folder of each kind that is read again."""
     base = tmp_path_factory.mktemp("saved")
-    small = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch", "2", "--quiet"]
+    small = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "2", "--quiet"]
     commands_ = {
-        "attention": ["--tokens", "2", "--dim", "2", "--vary", "none", "--quiet"],
+        "attention": ["--tokens", "2", "--d-model", "2", "--vary", "none", "--quiet"],
         "spectrum": [*small, "--top", "1", "--products", "4", "--blocks", "none"],
         "signal": [
             "pre-ln",
             "--depths",
             "1",
-            "--dim",
+            "--d-model",
             "4",
             "--heads",
             "2",
@@ -259,7 +272,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "train": [
             "--data",
             "add:digits=1",
-            "--dim",
+            "--d-model",
             "4",
             "--heads",
             "2",
@@ -267,7 +280,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "1",
             "--steps",
             "2",
-            "--batch",
+            "--batch-size",
             "2",
         ],
     }
@@ -418,7 +431,7 @@ def test_records_of_any_shape(shape: list[int], inputs: dict[str, Any]) -> None:
 
 def test_damaged_pieces_are_measured_again(tmp_path: Path) -> None:
     """A number that was changed in a kept piece is noticed by its checksum and not used."""
-    words = ["signal", "pre-ln", "--depths", "1", "--dim", "4", "--heads", "2", "--tokens", "3", "--networks", "2"]
+    words = ["signal", "pre-ln", "--depths", "1", "--d-model", "4", "--heads", "2", "--tokens", "3", "--networks", "2"]
     words += ["--quiet", "--json", "--out", str(tmp_path / "s"), "--resume"]
     assert run([*words, "--max-time", "0.001s"])[0] == 3
     pieces = tmp_path / "s" / "work" / "pieces.jsonl"
@@ -436,7 +449,7 @@ def test_damaged_hugging_face_folders(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=16)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path)
-    words = ["spectrum", str(tmp_path), "--length", "4", "--batch", "2", "--dry-run", "--quiet"]
+    words = ["spectrum", str(tmp_path), "--length", "4", "--batch-size", "2", "--dry-run", "--quiet"]
     assert sound(words)[0] == 0
     whole = {p: p.read_bytes() for p in tmp_path.iterdir()}
     settings_, weights = tmp_path / "config.json", tmp_path / "model.safetensors"

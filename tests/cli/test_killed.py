@@ -20,15 +20,28 @@ import torch
 
 from quadform.core.record import Record
 
-PROBE = ["--data", "add:digits=1", "--batch", "2"]
+PROBE = ["--data", "add:digits=1", "--batch-size", "2"]
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
 COMMANDS = {
     "spectrum": [MODEL, *PROBE, "--top", "2", "--density", "--blocks", "qkv"],
     "lr": [MODEL, *PROBE, "--batches", "2", "--verify", "3"],
     "why": [MODEL, *PROBE, "--remove", "norm", "--steps", "0,2"],
-    "compare": ["--designs", "pre-ln,sas-p", "--depths", "1", "--dim", "4", "--heads", "2", "--budget", "1s"],
-    "signal": ["pre-ln", "no-skip", "--depths", "2", "--dim", "8", "--heads", "2", "--tokens", "4", "--networks", "6"],
-    "attention": ["--tokens", "6", "--dim", "6", "--vary", "scale=0.01:1:60"],
+    "compare": ["--designs", "pre-ln,sas-p", "--depths", "1", "--d-model", "4", "--heads", "2", "--budget", "1s"],
+    "signal": [
+        "pre-ln",
+        "no-skip",
+        "--depths",
+        "2",
+        "--d-model",
+        "8",
+        "--heads",
+        "2",
+        "--tokens",
+        "4",
+        "--networks",
+        "6",
+    ],
+    "attention": ["--tokens", "6", "--d-model", "6", "--vary", "scale=0.01:1:60"],
     "verify": ["--shapes", "40", "--largest", "4"],
     "taylor": [MODEL, *PROBE, "--along", "grad,update", "--points", "5"],
     "report": [MODEL, *PROBE, "--batches", "1"],
@@ -36,7 +49,7 @@ COMMANDS = {
 #: The same with fewer pieces, and what has pieces alone.
 PIECES = COMMANDS | {
     "spectrum": [MODEL, *PROBE, "--top", "1"],
-    "attention": ["--tokens", "3", "--dim", "2", "--vary", "scale=0.1:1:3"],
+    "attention": ["--tokens", "3", "--d-model", "2", "--vary", "scale=0.1:1:3"],
     "verify": ["--shapes", "3", "--largest", "2"],
     "reproduce": ["scalar-sinks", "--preset", "smoke"],
 }

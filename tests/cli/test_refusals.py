@@ -97,10 +97,10 @@ def test_refusal(words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 
 def test_too_large(capsys: pytest.CaptureFixture[str]) -> None:
     """A Hessian that does not fit is refused before anything is computed, with the size that does fit."""
-    assert main(["attention", "--dim", "5000"]) == 2
+    assert main(["attention", "--d-model", "5000"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("quadform: The exact Hessian of 75,000,000 parameters with its eigenvalues needs 270 PB;")
-    assert "parameters fit here: lower dim" in said
+    assert "parameters fit here: lower d_model" in said
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,7 +113,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_underscores_and_equals_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     """`--d_k=2` is `--d-k 2`."""
-    assert main(["attention", "--d_k=2", "--tokens=2", "--dim", "2", "--vary=none", "--json", "--quiet"]) == 0
+    assert main(["attention", "--d_k=2", "--tokens=2", "--d-model", "2", "--vary=none", "--json", "--quiet"]) == 0
     assert json.loads(capsys.readouterr().out)["inputs"]["d_k"] == 2
 
 
@@ -140,7 +140,19 @@ def test_errors_of_the_library_name_no_flags() -> None:
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "small"
-    words = ["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--json", "--quiet", "--out", str(folder)]
+    words = [
+        "attention",
+        "--tokens",
+        "2",
+        "--d-model",
+        "2",
+        "--vary",
+        "none",
+        "--json",
+        "--quiet",
+        "--out",
+        str(folder),
+    ]
     assert main(words) == 0
     return folder
 

@@ -15,7 +15,7 @@ import pytest
 from quadform.cli import main
 from quadform.core.work import Work
 
-SMALL = ["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--quiet"]
+SMALL = ["attention", "--tokens", "2", "--d-model", "2", "--vary", "none", "--quiet"]
 
 
 def _run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
@@ -106,7 +106,7 @@ def test_a_file_of_the_model_is_not_the_model(gpt: Path, capsys: pytest.CaptureF
 def test_numbers_beyond_floating_point_are_refused(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["attention", "--tokens", "3", "--dim", "2", "--quiet", *words]) == 2
+    assert main(["attention", "--tokens", "3", "--d-model", "2", "--quiet", *words]) == 2
     assert text in capsys.readouterr().err
 
 
@@ -159,7 +159,7 @@ def test_threads_sleep_while_they_wait(said):
 
 # --- what a folder already holds --------------------------------------------------------------------------------------
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
-QUICK = ["--data", "add:digits=1", "--batch", "2", "--quiet"]
+QUICK = ["--data", "add:digits=1", "--batch-size", "2", "--quiet"]
 SPECTRUM = [*QUICK, "--top", "1", "--products", "4", "--blocks", "none"]
 
 
@@ -171,8 +171,8 @@ def _kept(folder: Path) -> dict[str, bytes]:
 def trained(tmp_path: Path) -> Path:
     """A training run of two steps."""
     run = tmp_path / "trained"
-    shape = ["--design", "pre-ln", "--depth", "1", "--dim", "4", "--heads", "2", "--steps", "2", "--test", "0"]
-    assert main(["train", "--data", "add:digits=1", *shape, "--batch", "2", "--quiet", "--out", str(run)]) == 0
+    shape = ["--design", "pre-ln", "--depth", "1", "--d-model", "4", "--heads", "2", "--steps", "2", "--test", "0"]
+    assert main(["train", "--data", "add:digits=1", *shape, "--batch-size", "2", "--quiet", "--out", str(run)]) == 0
     return run
 
 
@@ -218,7 +218,7 @@ def test_another_model_in_the_folder(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_training_run_is_no_place_for_a_result(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`lr RUN --out RUN` is refused; where an earlier version wrote one, `ls runs` shows both."""
     capsys.readouterr()
-    assert main(["lr", str(trained), "--verify", "0", "--batch", "2", "--quiet", "--out", str(trained)]) == 2
+    assert main(["lr", str(trained), "--verify", "0", "--batch-size", "2", "--quiet", "--out", str(trained)]) == 2
     said = capsys.readouterr().err
     other = f"Choose another folder: `--out {trained}-lr`."
     assert said == f"quadform: `{trained}` holds a training run, which is kept. {other}\n"

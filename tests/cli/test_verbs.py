@@ -21,7 +21,7 @@ from quadform.core import progress
 from quadform.core.errors import MissingExtra
 from quadform.core.record import Record
 
-SMALL = ["--tokens", "8", "--dim", "4", "--vary", "scale=0.01:30:7"]
+SMALL = ["--tokens", "8", "--d-model", "4", "--vary", "scale=0.01:30:7"]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 COMMAND = [sys.executable, "-c", "import sys; from quadform.cli import main; sys.exit(main())"]
 
@@ -84,7 +84,7 @@ def test_infinite_values_are_strict_json(capsys: pytest.CaptureFixture[str], mon
     zeros = measure.spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
     assert zeros["ceiling_sgd"].value == float("inf")
     monkeypatch.setattr(measure, "spectrum_scalars", lambda *_: zeros)
-    assert main(["attention", "--tokens", "2", "--dim", "2", "--vary", "none", "--json"]) == 0
+    assert main(["attention", "--tokens", "2", "--d-model", "2", "--vary", "none", "--json"]) == 0
     assert strict(capsys.readouterr().out)["scalars"]["ceiling_sgd"]["value"] == {"float": "inf"}
 
 
@@ -122,7 +122,7 @@ def test_report_of_the_default(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "dim": 16, "heads": 2})
     monkeypatch.setattr(study, "DEFAULT_STEPS", 20)
-    assert main(["report", "--figures", "pictures", "--quiet", "--batch", "4", "--batches", "2"]) == 0
+    assert main(["report", "--figures", "pictures", "--quiet", "--batch-size", "4", "--batches", "2"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "report: runs/default/report.html"
     assert said[0].startswith("Learning-rate ceiling:")
@@ -139,7 +139,7 @@ def test_report_in_the_time_there_is(
 ) -> None:
     """`--dry-run` plans and writes nothing; `--max-time` draws what there is and names the rest; `--resume` ends it."""
     monkeypatch.chdir(tmp_path)
-    probe = ["--data", "add:digits=1", "--batch", "2", "--batches", "1", "--quiet"]
+    probe = ["--data", "add:digits=1", "--batch-size", "2", "--batches", "1", "--quiet"]
     words = ["report", "new:pre-ln,depth=1,dim=8,heads=2", *probe, "--out", "run"]
     assert main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()

@@ -25,7 +25,7 @@ def record(scalars: dict[str, Estimate]) -> Record:
 
 
 def things() -> dict[str, object]:
-    X, W_Q, W_K, W_V, Y = qf.toy(tokens=4, dim=3, seed=0)
+    X, W_Q, W_K, W_V, Y = qf.toy(tokens=4, d_model=3, seed=0)
     layer = qf.attention_hessian(X, W_Q, W_K, W_V, Y)
     model = nn.Linear(3, 2, dtype=torch.float64)
     risk = qf.Risk(model, lambda out, batch: (out - batch[1]).square().mean(), (X, Y[:, :2]), quiet=True)

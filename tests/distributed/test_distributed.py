@@ -371,7 +371,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     words = [
         "spectrum",
         "new:pre-ln,depth=1,dim=8",
-        "--batch",
+        "--batch-size",
         "3",
         "--batches",
         "2",

@@ -50,7 +50,7 @@ CLOSED = [
 def layer_by_hand(state: State):
     """The closed form of a state, written out with the public names."""
     tokens = min(state.tokens, len(state.text.split())) if state.data == "text" else state.tokens
-    X, W_Q, W_K, W_V, Y = qf.toy(tokens=tokens, dim=state.dim, seed=state.seed)
+    X, W_Q, W_K, W_V, Y = qf.toy(tokens=tokens, d_model=state.dim, seed=state.seed)
     X = words_as_tokens(state.text, state.dim, state.seed) if state.data == "text" else X
     bias = torch.zeros(tokens, tokens, dtype=torch.float64)
     bias[:, 0] = state.sink
@@ -87,7 +87,7 @@ def test_every_control_of_one_layer_is_theorys_number(state: State) -> None:
 def test_a_stack_of_one_layer_is_the_closed_form(change: dict) -> None:
     """Attention alone at depth 1, made by the blocks of nn and autodiff, has the H_o, H_f and A of the closed form."""
     state = State(tokens=4, dim=3, **change)
-    problem = toy_problem(tokens=4, dim=3)
+    problem = toy_problem(tokens=4, d_model=3)
     H_o, H_f = Stack.of(state, problem, {}).parts()
     layer = layer_by_hand(state)
     for got, want in ((H_o, layer.outer_operator()), (H_f, layer.functional_operator())):
@@ -98,7 +98,7 @@ def test_a_stack_of_one_layer_is_the_closed_form(change: dict) -> None:
 def test_linear_attention_with_one_matrix_is_exact() -> None:
     """The combination without a closed form: H is `jacfwd(grad)` of the layer written out."""
     state = State(tokens=3, dim=2, attention="linear", factor="single")
-    p = toy_problem(tokens=3, dim=2, attention="linear", factor="single")
+    p = toy_problem(tokens=3, d_model=2, attention="linear", factor="single")
     record = measure(state)
     assert record.inputs["route"] == "autodiff"
     want = torch.func.jacfwd(torch.func.grad(lambda w: p.loss(p.space.unflatten(w))))(p.space.flatten(p.weights))
@@ -108,7 +108,7 @@ def test_linear_attention_with_one_matrix_is_exact() -> None:
 def test_two_layers_by_hand() -> None:
     """Depth 2, second and first layer: `jacfwd(grad)` of softmax attention applied twice."""
     state = State(tokens=3, dim=2, depth=2, temperature=1.5, sink=1.0)
-    stack = Stack.of(state, toy_problem(tokens=3, dim=2), {})
+    stack = Stack.of(state, toy_problem(tokens=3, d_model=2), {})
     weights = [dict(block.attn.named_parameters()) for block in stack.model.layers]
     for layer in (1, 2):
 
@@ -130,7 +130,7 @@ def test_two_layers_by_hand() -> None:
 def test_designs_agree_with_the_curvature_room(design: str) -> None:
     """H, H_o and H_f of a layer of a stack are those of `curvature` on the same blocks."""
     state = State(tokens=3, dim=4, depth=2, layer=2, design=design, scale=0.7)
-    stack = Stack.of(state, toy_problem(tokens=3, dim=4), {})
+    stack = Stack.of(state, toy_problem(tokens=3, d_model=4), {})
 
     def run(params, batch):
         return stack.output(torch.cat([params[name].flatten() for name in stack.weights]))
@@ -151,7 +151,7 @@ def test_every_design_can_be_looked_at(design: str) -> None:
         assert torch.allclose(record.tensors[name], record.tensors[name].T)
     assert float(record.tensors["eigenvalues_outer"][0]) > -1e-9
     assert all(math.isfinite(e.value) for n, e in record.scalars.items() if n != "ceiling_sgd")
-    stack = Stack.of(state, toy_problem(tokens=3, dim=2), {})
+    stack = Stack.of(state, toy_problem(tokens=3, d_model=2), {})
     want = torch.stack([token_cosine(X) for X in stack.streams()])
     assert torch.allclose(record.tensors["cosine"], want, atol=1e-12)
     view(record, state, None, False, "ko", "")
@@ -265,7 +265,7 @@ def test_uploads_are_read_and_measured() -> None:
     """.npy, .csv and .safetensors of the same tokens are the same upload; given weights are the layer's."""
     from safetensors.torch import save
 
-    p = toy_problem(tokens=4, dim=3, d_k=2, d_v=5, seed=3)
+    p = toy_problem(tokens=4, d_model=3, d_k=2, d_v=5, seed=3)
     uploads, blob = Uploads(), io.BytesIO()
     np.save(blob, p.X.numpy())
     csv = "\n".join(",".join(repr(float(v)) for v in row) for row in p.X)

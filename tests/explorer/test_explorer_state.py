@@ -244,7 +244,7 @@ def test_a_layer_is_explored(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG"):
         monkeypatch.delenv(name, raising=False)
-    X, W_Q, W_K, W_V, Y = qf.toy(tokens=3, dim=2, seed=5)
+    X, W_Q, W_K, W_V, Y = qf.toy(tokens=3, d_model=2, seed=5)
     layer = qf.attention_hessian(X, W_Q, W_K, W_V, Y, temperature=2.0)
     page = explore(layer)
     try:
@@ -264,7 +264,7 @@ def test_a_layer_is_explored(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layers_the_page_cannot_show_are_refused() -> None:
     import quadform as qf
 
-    X, W_Q, W_K, W_V, Y = qf.toy(tokens=3, dim=2)
+    X, W_Q, W_K, W_V, Y = qf.toy(tokens=3, d_model=2)
     with pytest.raises(InputError, match="one sequence without mask"):
         explore(qf.attention_hessian(X, W_Q, W_K, W_V, Y, mask="causal"))
     with pytest.raises(InputError, match="got int"):

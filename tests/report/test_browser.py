@@ -109,7 +109,7 @@ def study(tmp_path_factory) -> Path:
     from quadform import study
 
     folder = tmp_path_factory.mktemp("study")
-    found = study("new:pre-ln,depth=1,dim=16,heads=2", data="add:digits=2", batch=4, batches=2, progress=False)
+    found = study("new:pre-ln,depth=1,dim=16,heads=2", data="add:digits=2", batch_size=4, batches=2, progress=False)
     return write_report([found.records, make_record(tokens=3, dim=3)], folder / "study.html")
 
 
@@ -202,7 +202,7 @@ def test_long_names_and_small_numbers_have_room(browser, tmp_path) -> None:
     one = spectrum(model, batch, top=1, density=False, blocks="qkv", progress=False).record
     blocks = {"blocks/value": 1e-7 * (1 + torch.rand(6, 6)), "blocks/stderr": torch.zeros(6, 6)}
     small = dataclasses.replace(one, tensors={**one.tensors, **blocks})
-    layer = attention(tokens=3, dim=2, factor="single", vary="scale=0.5:2:3", progress=False).record
+    layer = attention(tokens=3, d_model=2, factor="single", vary="scale=0.5:2:3", progress=False).record
     with opened(browser, write_report([layer, small], tmp_path / "report.html")) as page:
         assert clashes(page, "growth-1") == []
         assert clashes(page, "block_pairs-2") == []

@@ -81,7 +81,18 @@ def test_the_original_recipe():
 
 def test_on_the_command_line(tmp_path, capsys):
     """`train --recipe vaswani --average 2`, then `decode --recipe vaswani --average 2`, and what is refused."""
-    words = ["--data", "reverse:letters=3,longest=3", "--depth", "1", "--dim", "8", "--heads", "1", "--batch", "4"]
+    words = [
+        "--data",
+        "reverse:letters=3,longest=3",
+        "--depth",
+        "1",
+        "--d-model",
+        "8",
+        "--heads",
+        "1",
+        "--batch-size",
+        "4",
+    ]
     run = str(tmp_path / "run")
     made = ["train", *words, "--recipe", "vaswani", "--steps", "4", "--save-every", "2", "--average", "2"]
     assert main([*made, "--test", "4", "--out", run, "--quiet"]) == 0

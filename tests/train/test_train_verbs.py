@@ -16,7 +16,7 @@ from quadform.nn import Sampling, Search, Transformer
 from quadform.train import fit, open_run, prepare, score_test
 from quadform.train.recipes import recipe_for, with_objective
 
-SMALL = ["--depth", "1", "--dim", "16", "--heads", "2", "--batch", "8", "--test", "20", "--quiet"]
+SMALL = ["--depth", "1", "--d-model", "16", "--heads", "2", "--batch-size", "8", "--test", "20", "--quiet"]
 WORDS = "reverse:letters=4,longest=3"
 
 
@@ -24,7 +24,7 @@ WORDS = "reverse:letters=4,longest=3"
 def run(tmp_path_factory):
     """A run that has learned to reverse words of 3 letters, made by the verb."""
     folder = tmp_path_factory.mktemp("runs") / "reverse"
-    words = ["--data", WORDS, *SMALL, "--dim", "32", "--batch", "32", "--steps", "250", "--lr", "5e-3"]
+    words = ["--data", WORDS, *SMALL, "--d-model", "32", "--batch-size", "32", "--steps", "250", "--lr", "5e-3"]
     assert main(["train", *words, "--out", str(folder)]) == 0
     return folder
 
@@ -80,7 +80,7 @@ def test_counted_work():
 
 def test_a_run_is_not_overwritten(run, capsys):
     """A folder with a run is refused without `--resume`, and a finished run resumed is at its end at once."""
-    words = ["--data", WORDS, *SMALL, "--dim", "32", "--batch", "32", "--steps", "250", "--lr", "5e-3"]
+    words = ["--data", WORDS, *SMALL, "--d-model", "32", "--batch-size", "32", "--steps", "250", "--lr", "5e-3"]
     assert main(["train", *words, "--out", str(run)]) == 2
     assert "holds a run already" in capsys.readouterr().err
     assert main(["train", *words, "--out", str(run), "--resume"]) == 0
@@ -111,9 +111,9 @@ def test_out_of_time_goes_on(tmp_path, capsys):
         (["--steps", "99999999999"], "steps is at most 1,000,000,000; got 99,999,999,999."),
         (["--test", "99999999999"], "give at most 1,000,000"),
         (["--depth", "99999999999"], "depth is at most 100,000 blocks"),
-        (["--batch", "99999999999"], "this training needs at least"),
+        (["--batch-size", "99999999999"], "this training needs at least"),
         (["--accumulate", "99999999999"], "this training needs at least"),
-        (["--dim", "99999999996"], "this training needs at least"),
+        (["--d-model", "99999999996"], "this training needs at least"),
         (["--d-ff", "99999999999"], "this training needs at least"),
         (["--data", "reverse:longest=99999999999"], "this training needs at least"),
         (["--data", "a" * 300], "no data set"),
@@ -212,7 +212,7 @@ def test_no_run_to_decode(tmp_path, capsys):
 def test_one_function_trains():
     """qf.fit(...) trains by the recipe as quadform.train.fit does, and what it gives decodes."""
     data = dataset("add", digits=1)
-    a = qf.fit(data, steps=3, depth=1, dim=16, heads=2, test=10, progress=False)
+    a = qf.fit(data, steps=3, depth=1, d_model=16, heads=2, test=10, progress=False)
     b = fit(data, steps=3, depth=1, dim=16, heads=2, progress=False)
     for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
         assert torch.equal(p, q)

@@ -27,7 +27,9 @@ def lighter(question: Asked) -> tuple[Asked, float]:
     if parameters_stored(question.model) < LARGE:
         return question, 1.0
     batches = min(question.batches, 2)  # several batches are planned otherwise than one
-    return dataclasses.replace(question, batch=1, batches=batches), question.batch * question.batches / batches
+    return dataclasses.replace(
+        question, batch_size=1, batches=batches
+    ), question.batch_size * question.batches / batches
 
 
 def parameters_stored(model: str) -> int:

@@ -85,7 +85,7 @@ def guard(parameters: int, device: torch.device, dtype: torch.dtype) -> None:
         device,
         f"The exact Hessian of {parameters:,} parameters with its eigenvalues",
         f"At most {largest_hessian(device, dtype):,} parameters fit here:"
-        " lower dim, or measure it matrix-free with `quadform spectrum`.",
+        " lower d_model, or measure it matrix-free with `quadform spectrum`.",
     )
 
 

@@ -32,7 +32,7 @@ class Probe(Fields, ABC):
     """Batches that models are measured on, and how models are opened."""
 
     data: str = option("auto", "A data set (`quadform ls data`), a text file, or `auto` (what the run was trained on).")
-    batch: int = option(8, "Sequences in a batch.", least=1)
+    batch_size: int = option(8, "Sequences in a batch.", least=1)
     batches: int = option(1, "Batches; their mean is the loss.", least=1)
     length: int | None = option(
         None,

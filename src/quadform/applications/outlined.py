@@ -59,7 +59,7 @@ def _described(opening: Opening) -> Outlined | None:
         from ..corpora.zoo import TOKENS, outline
 
         model = outline(name, dtype)
-        ids = torch.zeros((opening.batch, opening.length or TOKENS), dtype=torch.long, device=meta)
+        ids = torch.zeros((opening.batch_size, opening.length or TOKENS), dtype=torch.long, device=meta)
         batches = [{"input_ids": ids, "labels": ids}] * opening.batches
         found = None if model is None else Outlined(opening.model, model, batches, source)
     elif parameters_stored(opening.model) >= LARGE:
@@ -72,7 +72,7 @@ def _of_folder(opening: Opening, dtype: torch.dtype) -> tuple[torch.nn.Module, l
     if opening.data != "auto":
         text_of(opening)  # what cannot be read is told now
     model: Any = hf.read_outline(opening.model, dtype, allow_download=opening.allow_download)
-    ids = torch.zeros((opening.batch, length_of(opening, model.config)), dtype=torch.long, device="meta")
+    ids = torch.zeros((opening.batch_size, length_of(opening, model.config)), dtype=torch.long, device="meta")
     batch = hf.labelled(model, ids, None, opening.seed)
     del batch["attention_mask"]  # it hides nothing
     return model, [batch] * opening.batches

@@ -64,5 +64,5 @@ def rows_of(ids: list[int], question: Opening, length: int) -> list[Tensor]:
         raise InputError(
             f"the text has {len(ids)} tokens, one sequence has {length}. Give more text or a smaller length."
         )
-    table = torch.tensor(ids[: rows * length]).reshape(rows, length)[: question.batch * question.batches]
-    return list(table.split(question.batch))
+    table = torch.tensor(ids[: rows * length]).reshape(rows, length)[: question.batch_size * question.batches]
+    return list(table.split(question.batch_size))

@@ -155,7 +155,7 @@ def _second(scalar: Scalar, space: Space, w: Tensor, columns: Tensor | None = No
 def toy_problem(
     *,
     tokens: int,
-    dim: int,
+    d_model: int,
     d_k: int | None = None,
     d_v: int | None = None,
     seed: int = 0,
@@ -163,20 +163,20 @@ def toy_problem(
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Problem:
-    """A seeded problem: X and Y ~ N(0, 1), weights ~ N(0, 1/dim). Drawn on the CPU in float64, so every device and
+    """A seeded problem: X and Y ~ N(0, 1), weights ~ N(0, 1/d_model). Drawn on the CPU in float64, so every device and
     number format gets the same one; each tensor has its own stream, so changing d_v moves only W_V and Y."""
-    d_k, d_v = d_k or dim, d_v or dim
+    d_k, d_v = d_k or d_model, d_v or d_model
 
     def draw(name: str, *shape: int, std: float = 1.0) -> Tensor:
         t = torch.randn(shape, generator=stream(seed, f"toy/{name}"), dtype=torch.float64)
         return (std * t).to(device=device, dtype=dtype)
 
-    std = dim**-0.5
+    std = d_model**-0.5
     return Problem(
-        X=draw("X", tokens, dim),
-        W_Q=draw("W_Q", dim, d_k, std=std),
-        W_K=draw("W_K", dim, d_k, std=std),
-        W_V=draw("W_V", dim, d_v, std=std),
+        X=draw("X", tokens, d_model),
+        W_Q=draw("W_Q", d_model, d_k, std=std),
+        W_K=draw("W_K", d_model, d_k, std=std),
+        W_V=draw("W_V", d_model, d_v, std=std),
         Y=draw("Y", tokens, d_v),
         **options,
     )

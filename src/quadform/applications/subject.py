@@ -201,7 +201,7 @@ def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Sub
     name, _, variant = question.model.partition(":")
     found = load(name, variant, dtype=dtype)
     probes = [
-        found.probe(batch=question.batch, length=question.length, seed=question.seed + i)
+        found.probe(batch=question.batch_size, length=question.length, seed=question.seed + i)
         for i in range(question.batches)
     ]
     batches = [{k: v.to(device) for k, v in probe.items()} for probe in probes]
@@ -231,9 +231,9 @@ def _hugging_face(question: Opening, device: torch.device, dtype: torch.dtype) -
     elif not hasattr(config, "vocab_size"):
         raise InputError(f"`{where}` ({type(model).__name__}) takes no tokens; use Python with batches of your own.")
     else:
-        shape = (question.batches * question.batch, length)
+        shape = (question.batches * question.batch_size, length)
         drawn = torch.randint(config.vocab_size, shape, generator=stream(question.seed, "probe"))
-        rows, described = list(drawn.split(question.batch)), RANDOM
+        rows, described = list(drawn.split(question.batch_size)), RANDOM
         notes.append("this folder has no tokenizer: the probe is random tokens")
     batches = [hf.labelled(model, ids.to(device), tokenizer, question.seed) for ids in rows]
     if config.is_encoder_decoder and "labels" in batches[0]:
@@ -327,8 +327,8 @@ def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None
         if data is None or question.data != "auto":
             data = _data(question, DEFAULT_DATA)
         _fits(model, data, name)
-        guard_probe(question.batches, question.batch, next(data.batches("valid", 1, question.seed)))
-        batches = list(itertools.islice(data.batches("valid", question.batch, question.seed), question.batches))
+        guard_probe(question.batches, question.batch_size, next(data.batches("valid", 1, question.seed)))
+        batches = list(itertools.islice(data.batches("valid", question.batch_size, question.seed), question.batches))
         described, split = data.to_dict(), {"split": "valid"}
     device = next(model.parameters()).device
     batches = [{k: v.to(device) for k, v in b.items()} for b in batches]

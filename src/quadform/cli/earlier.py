@@ -88,6 +88,7 @@ def subject_of(inputs: Any) -> str:
         return ", ".join(inputs["subjects"])
     if "cells" in inputs:
         return ", ".join(dict.fromkeys(str(design) for design, _ in inputs["cells"]))
-    if "tokens" in inputs and "dim" in inputs:
-        return f"one layer, {inputs['tokens']} tokens of width {inputs['dim']}"
+    width = inputs.get("d_model", inputs.get("dim"))  # older records
+    if "tokens" in inputs and width is not None:
+        return f"one layer, {inputs['tokens']} tokens of width {width}"
     return str(inputs.get("name") or inputs.get("design") or "-")

@@ -34,7 +34,7 @@ class LsTask(Task):
     )
     where: str = option("runs", "runs: the folder to look in.", positional=True, metavar="[DIR]")
     depth: int = option(6, "designs: blocks of the model whose parameters are counted.", least=1)
-    dim: int = option(64, "designs: its width.", least=1)
+    d_model: int = option(64, "designs: its width.", least=1)
     heads: int = option(4, "designs: its heads.", least=1)
     vocab: int = option(256, "designs: its vocabulary.", least=1)
 
@@ -55,10 +55,10 @@ def designs(asked: LsTask) -> Listing:
 
     rows = []
     for name, chosen in DESIGNS.items():
-        shape = design(name, depth=asked.depth, dim=asked.dim, heads=asked.heads, vocab=asked.vocab)
+        shape = design(name, depth=asked.depth, dim=asked.d_model, heads=asked.heads, vocab=asked.vocab)
         rows.append((name, chosen.title, formula(shape.blocks[-1]), f"{count_parameters(shape):,}"))
     below = (
-        f"parameters of a decoder with {asked.depth} blocks of width {asked.dim}, {asked.heads} heads and"
+        f"parameters of a decoder with {asked.depth} blocks of width {asked.d_model}, {asked.heads} heads and"
         f" {asked.vocab} tokens. The formula is that of the last block; N is its norm, A the attention matrix, C the"
         " uniform one, B and D a fixed bias and row scale."
         " Learned: alpha, beta, gamma (one a head), s (skip), b (branch)."

@@ -40,7 +40,7 @@ def measure(state: State, uploads: Uploads | None = None) -> Record:
     try:
         asked = AttentionQuestion(
             tokens=L,
-            dim=d,
+            d_model=d,
             d_k=given["W_Q"].shape[1] if "W_Q" in given else None,
             d_v=given["W_V"].shape[1] if "W_V" in given else None,
             attention=state.attention if state.closed else "softmax",

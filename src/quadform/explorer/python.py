@@ -44,7 +44,7 @@ def _open(state: State, given: tuple[str, ...]) -> str:
     else:
         if state.data == "text":
             tokens = min(tokens, len(state.text.split()))
-        lines.append(f"X, W_Q, W_K, W_V, Y = qf.toy(tokens={tokens}, dim={state.dim}, seed={state.seed})")
+        lines.append(f"X, W_Q, W_K, W_V, Y = qf.toy(tokens={tokens}, d_model={state.dim}, seed={state.seed})")
         if state.data == "text":
             lines.insert(2, "from quadform.explorer import words_as_tokens")
             lines.insert(3, "")

@@ -116,7 +116,7 @@ class Run:
         return tokenizer_of(self.data)
 
     def decode(
-        self, texts: Sequence[str], how: Search | Sampling | None = None, *, batch: int = 64
+        self, texts: Sequence[str], how: Search | Sampling | None = None, *, batch_size: int = 64
     ) -> list[list[Decoded]]:
         """What the model makes of every text, best first: a translation, an answer, a continuation.
 
@@ -154,7 +154,7 @@ class Run:
         if config.positions == "learned" or (usual and how.beyond is None):
             least = min(how.min_length, room)
             how = dataclasses.replace(how, max_length=min(how.max_length, self._usual(room)), min_length=least)
-        found = generate(self.model, inputs, how, batch_size=batch)
+        found = generate(self.model, inputs, how, batch_size=batch_size)
         return [[Decoded(coder.decode(h.tokens), h.score, h.log_prob, h.finished) for h in best] for best in found]
 
     def _usual(self, room: int) -> int:

@@ -41,9 +41,9 @@ _MIX = "3 (small inputs) and 5 mix"
 FIT_UP_TO = 0.1
 
 
-def toy(tokens: int = 8, dim: int = 8, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """X, W_Q, W_K, W_V, Y of a seeded toy problem in float64: X and Y ~ N(0, 1), weights ~ N(0, 1/dim)."""
-    p = toy_problem(tokens=tokens, dim=dim, seed=seed)
+def toy(tokens: int = 8, d_model: int = 8, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """X, W_Q, W_K, W_V, Y of a seeded toy problem in float64: X and Y ~ N(0, 1), weights ~ N(0, 1/d_model)."""
+    p = toy_problem(tokens=tokens, d_model=d_model, seed=seed)
     return p.X, p.W_Q, p.W_K, p.W_V, p.Y
 
 

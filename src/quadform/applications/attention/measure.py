@@ -34,10 +34,10 @@ AS_MANY = 60
 
 def problem_of(asked: AttentionQuestion) -> Problem:
     """The seeded problem a question is about."""
-    tokens, dim, d_k, d_v = asked.shape
+    tokens, d_model, d_k, d_v = asked.shape
     return toy_problem(
         tokens=tokens,
-        dim=dim,
+        d_model=d_model,
         d_k=d_k,
         d_v=d_v,
         seed=asked.seed,
@@ -59,7 +59,7 @@ class AttentionMeasurement:
         self.asked, self.sweep = asked, asked.vary
         self.device, self.dtype = device_of(asked.device), DTYPES[asked.dtype]
         guard(asked.parameters, self.device, self.dtype)
-        guard_tokens(1, asked.tokens, asked.dim, 1, self.device, self.dtype)
+        guard_tokens(1, asked.tokens, asked.d_model, 1, self.device, self.dtype)
         self.problem = problem_of(asked)
 
     def plan(self) -> Plan:

@@ -68,16 +68,17 @@ class Vary:
 class AttentionQuestion(Numerics, Question):
     """The exact Hessian of one attention layer with mean squared loss, on a seeded toy problem.
 
-    Tokens X ~ scale N(0, 1), targets Y ~ N(0, 1), weights ~ N(0, 1/dim). The layer is softmax(Q K^T / (t sqrt(d_k))) V,
-    or the same without the softmax. Every number is exact; the slopes are fits and carry their standard error.
+    Tokens X ~ scale N(0, 1), targets Y ~ N(0, 1), weights ~ N(0, 1/d_model). The layer is
+    softmax(Q K^T / (t sqrt(d_k))) V, or the same without the softmax. Every number is exact; the slopes are fits and
+    carry their standard error.
     """
 
     verb = "attention"
 
     tokens: int = option(8, "Tokens in the sequence.", least=1)
-    dim: int = option(8, "Width of a token.", least=1)
-    d_k: int | None = option(None, "Width of queries and keys.", least=1, metavar="INT", shown="(default: dim)")
-    d_v: int | None = option(None, "Width of values.", least=1, metavar="INT", shown="(default: dim)")
+    d_model: int = option(8, "Width of a token.", least=1)
+    d_k: int | None = option(None, "Width of queries and keys.", least=1, metavar="INT", shown="(default: d_model)")
+    d_v: int | None = option(None, "Width of values.", least=1, metavar="INT", shown="(default: d_model)")
     attention: str = option(
         "softmax", "Softmax attention, or the same layer without the softmax.", choices=("softmax", "linear")
     )
@@ -108,8 +109,8 @@ class AttentionQuestion(Numerics, Question):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """tokens, dim, d_k, d_v."""
-        return self.tokens, self.dim, self.d_k or self.dim, self.d_v or self.dim
+        """tokens, d_model, d_k, d_v."""
+        return self.tokens, self.d_model, self.d_k or self.d_model, self.d_v or self.d_model
 
     @property
     def space(self) -> dict[str, tuple[int, int]]:

@@ -70,9 +70,11 @@ class CompareMeasurement:
         self.asked, self.data, self.cells = asked, asked.dataset, asked.cells
         self.device, self.dtype = device_of(asked.device), DTYPES[asked.dtype]
         for name, depth in self.cells:
-            guard_design(name, depth, self.device, self.dtype, dim=asked.dim, heads=asked.heads, **self.data.settings)
-        guard_probe(1, asked.batch, next(self.data.batches("valid", 1, asked.seed)))
-        self.probe = self._on(next(self.data.batches("valid", asked.batch, asked.seed)))
+            guard_design(
+                name, depth, self.device, self.dtype, dim=asked.d_model, heads=asked.heads, **self.data.settings
+            )
+        guard_probe(1, asked.batch_size, next(self.data.batches("valid", 1, asked.seed)))
+        self.probe = self._on(next(self.data.batches("valid", asked.batch_size, asked.seed)))
         self.end = Deadline(None)  # of the budget, once it is planned
         self._timed: dict[str, Any] | None = None
 
@@ -81,7 +83,7 @@ class CompareMeasurement:
 
     def model(self, design: str, depth: int) -> Transformer:
         asked = self.asked
-        sizes = {"depth": depth, "dim": asked.dim, "heads": asked.heads, "seed": asked.seed}
+        sizes = {"depth": depth, "dim": asked.d_model, "heads": asked.heads, "seed": asked.seed}
         return Transformer(design, dtype=self.dtype, device=self.device, **sizes, **self.data.settings)
 
     # --- the cost ---------------------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class CompareMeasurement:
 
     def config(self, steps: int) -> TrainConfig:
         asked = self.asked
-        return TrainConfig(steps=max(steps, 1), lr=asked.lr, batch_size=asked.batch, seed=asked.seed)
+        return TrainConfig(steps=max(steps, 1), lr=asked.lr, batch_size=asked.batch_size, seed=asked.seed)
 
     def plan_text(self, plan: dict[str, Any]) -> str:
         counts = plan["steps"].values() or [0]
@@ -184,9 +186,9 @@ class CompareMeasurement:
         return found.answer(
             Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device),
             cells=[list(cell) for cell in self.cells],
-            dim=asked.dim,
+            dim=asked.d_model,
             heads=asked.heads,
-            batch=asked.batch,
+            batch=asked.batch_size,
             lr=asked.lr,
             tol=TOL,
             seed=asked.seed,
@@ -283,7 +285,7 @@ class CompareMeasurement:
             return {"scalars": {}, "curves": {"losses": run.losses}, "note": run.broken}
         cut = f"trained {run.step:,} of {steps:,} steps: its share of the budget was over" if run.step < steps else ""
         asked = self.asked
-        loss = evaluate(run.model, self.data, batches=VALID_BATCHES, batch_size=asked.batch, seed=asked.seed)
+        loss = evaluate(run.model, self.data, batches=VALID_BATCHES, batch_size=asked.batch_size, seed=asked.seed)
         scalars = {"loss": loss, "steps": Estimate(run.step)}
         if run.speeds:
             speeds = torch.tensor(run.speeds, dtype=torch.float64)

@@ -35,12 +35,12 @@ class CompareQuestion(Question):
     depths: Sequence[int] | int = option(
         (2, 6), "Numbers of blocks, commas between.", parse=whole_numbers, metavar="DEPTHS"
     )
-    dim: int = option(64, "Width of the stream.", least=1)
+    d_model: int = option(64, "Width of the stream.", least=1)
     heads: int = option(4, "Attention heads.", least=1)
     data: str | object = option(
         "add", "Data set (`quadform ls data`), with settings as in `add:digits=3`; in Python also a Dataset."
     )
-    batch: int = option(32, "Sequences in a batch.", least=1)
+    batch_size: int = option(32, "Sequences in a batch.", least=1)
     lr: float = option(
         1e-3, "Learning rate of the short training (AdamW, warm-up 5 %, linear decay), the same for all.", above=0
     )
@@ -69,8 +69,8 @@ class CompareQuestion(Question):
             raise InputError("a comparison needs at least one design and one depth.")
         if min(depths) < 1:
             raise InputError(f"depths={list(depths)}: give numbers of at least 1.")
-        if self.dim % self.heads:
-            raise InputError(f"dim={self.dim} does not divide into heads={self.heads}. Change one of them.")
+        if self.d_model % self.heads:
+            raise InputError(f"d_model={self.d_model} does not divide into heads={self.heads}. Change one of them.")
 
     @property
     def cells(self) -> list[tuple[str, int]]:

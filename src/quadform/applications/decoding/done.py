@@ -56,7 +56,7 @@ def decoded(asked: DecodeTask, work: Work) -> Decodings:
         most = int(asked.max_length)
         relative = asked.max_length.startswith("+")
         how = dataclasses.replace(how, beyond=most) if relative else dataclasses.replace(how, max_length=most)
-    found = tuple(tuple(best) for best in run.decode(texts, how, batch=asked.batch))
+    found = tuple(tuple(best) for best in run.decode(texts, how, batch_size=asked.batch_size))
     done = Decodings(asked, run.step, tuple(texts), found)
     if work.folder is not None:
         write_atomically(work.folder / "decoded.json", strict_json(done.plain()).encode())

@@ -52,7 +52,7 @@ class DecodeTask(Numerics, Task):
         "Decode with the mean of the weights of the last so many snapshots (`quadform train --average N` keeps them).",
         least=1,
     )
-    batch: int = option(64, "Texts decoded together.", least=1)
+    batch_size: int = option(64, "Texts decoded together.", least=1)
     dtype: str = option("float32", "Number format of the computation.", choices=("float32", "float64"))
 
     def check(self) -> None:

@@ -101,7 +101,7 @@ def _size(device: torch.device, dtype: torch.dtype) -> list[Line]:
             "size",
             f"exact Hessian, {kind}, {device}",
             f"up to {most:,} parameters",
-            advice=f"one attention layer up to dim = d_k = d_v = {width}",
+            advice=f"one attention layer up to d_model = d_k = d_v = {width}",
         )
     ]
 

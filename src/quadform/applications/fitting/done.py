@@ -51,9 +51,9 @@ class Fitted(Done):
     def model(self) -> Transformer:
         return self.run.model
 
-    def decode(self, texts: Any, how: Any = None, *, batch: int = 64) -> list[list[Decoded]]:
+    def decode(self, texts: Any, how: Any = None, *, batch_size: int = 64) -> list[list[Decoded]]:
         """`Run.decode`: what the model makes of every text."""
-        return self.run.decode(texts, how, batch=batch)
+        return self.run.decode(texts, how, batch_size=batch_size)
 
     def plain(self) -> dict[str, Any]:
         r = self.record

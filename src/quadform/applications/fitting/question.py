@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 #: Questions or sentences of a test: more say nothing new, and are drawn at once.
 MOST_TESTED = 1_000_000
 #: Flags whose name in Python is another.
-_OTHER_NAMES = {"batch": "batch_size", "optimizer": "optimiser"}
+_OTHER_NAMES = {"d_model": "dim", "optimizer": "optimiser"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,14 @@ class TrainTask(Numerics, Task):
     depth: int | None = option(
         None, "Blocks (on each side of an encoder-decoder).", metavar="NUMBER", shown="(default: what fits the data)"
     )
-    dim: int | None = option(None, "Width of a token.", metavar="NUMBER", shown="(default: what fits the data)")
+    d_model: int | None = option(None, "Width of a token.", metavar="NUMBER", shown="(default: what fits the data)")
     heads: int | None = option(None, "Attention heads.", metavar="NUMBER", shown="(default: what fits the data)")
     d_ff: int | None = option(None, "Width of the MLP.", metavar="NUMBER", shown="(default: what fits the data)")
     dropout: float | None = option(
         None, "Dropout in training.", metavar="NUMBER", shown="(default: what fits the data)"
     )
     steps: int | None = option(None, "Steps of the optimizer.", metavar="NUMBER", shown="(default: what fits the data)")
-    batch: int | None = option(
+    batch_size: int | None = option(
         None,
         "Sequences of a batch, in the mean where batches are cut by length.",
         metavar="NUMBER",

@@ -1,7 +1,7 @@
 """Signal measured: depth profiles of any `nn.Module`, and of drawn designs beside their prediction.
 
     qf.signal(model, batches)                                    # ours, Hugging Face, any module with a list of blocks
-    qf.signal(["pre-ln", "sas-p"], depths=[6, 24], dim=256)      # networks drawn from designs, predicted and measured
+    qf.signal(["pre-ln", "sas-p"], depths=[6, 24], d_model=256)  # networks drawn from designs, predicted and measured
 
 A *curve* is one stack of blocks: of one model, with error bars over sequences, or of one design at one depth, with
 error bars over networks. The model is left as it was. Definitions of the measures: `quadform.propagation.collapse`.

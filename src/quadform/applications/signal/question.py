@@ -76,7 +76,7 @@ class SignalOpening(Probe):
     depths: tuple[int, ...] = option(
         _DEPTHS, "Designs: numbers of blocks, commas between (`6,24,72`).", parse=whole_numbers
     )
-    dim: int = option(256, "Designs: width; the prediction is the limit of large width.", least=1)
+    d_model: int = option(256, "Designs: width; the prediction is the limit of large width.", least=1)
     heads: int = option(8, "Designs: attention heads.", least=1)
     tokens: int = option(64, f"Designs: tokens of a sequence, drawn uniformly from {VOCAB}.")
     networks: int = option(4, "Designs: networks drawn; the error bars are over them.", least=1)
@@ -91,8 +91,8 @@ class SignalOpening(Probe):
             raise InputError(f"a subject is named twice: {' '.join(self.subjects)}.")
         if self.tokens < 2:
             raise InputError(f"tokens={self.tokens}: a cosine is between tokens; give at least 2.")
-        if self.dim % self.heads:
-            raise InputError(f"dim={self.dim} does not divide into heads={self.heads}.")
+        if self.d_model % self.heads:
+            raise InputError(f"d_model={self.d_model} does not divide into heads={self.heads}.")
         object.__setattr__(self, "depths", tuple(sorted(set(self.depths))))
         if not self.depths or self.depths[0] < 1:
             raise InputError(f"depths={list(self.depths)}: a stack has at least 1 block.")

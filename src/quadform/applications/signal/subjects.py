@@ -77,14 +77,14 @@ def _known(word: str) -> None:
 
 
 def _settings(asked: SignalOpening) -> dict[str, Any]:
-    return {"dim": asked.dim, "heads": asked.heads, "vocab": VOCAB} | dict(asked.settings or {})
+    return {"dim": asked.d_model, "heads": asked.heads, "vocab": VOCAB} | dict(asked.settings or {})
 
 
 def _guard(asked: SignalOpening, name: str) -> None:
     device, dtype = device_of(asked.device), DTYPES[asked.dtype]
     for depth in asked.depths:
         guard_design(name, depth, device, dtype, **_settings(asked))
-    guard_tokens(asked.batch, asked.tokens, asked.dim, asked.heads, device, dtype)
+    guard_tokens(asked.batch_size, asked.tokens, asked.d_model, asked.heads, device, dtype)
     guard_kept(asked.networks * max(asked.depths), f"the signal of {asked.networks:,} networks")
 
 
@@ -92,7 +92,7 @@ def _drawing(asked: SignalOpening, name: str, depth: int) -> Drawing:
     return Drawing(
         design(name, depth=depth, **_settings(asked)),
         asked.networks,
-        asked.batch,
+        asked.batch_size,
         asked.tokens,
         asked.seed,
         DTYPES[asked.dtype],

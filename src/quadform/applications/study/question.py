@@ -68,7 +68,7 @@ class ReportOpening(Probe):
         positional=True,
         metavar="[MODEL|RUN ...]",
     )
-    batch: int = option(16, "Sequences in a batch.", least=1)
+    batch_size: int = option(16, "Sequences in a batch.", least=1)
     batches: int = option(4, "Batches; their mean is the loss.", least=1)
     out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
     resume: bool = option(False, "Go on with the unfinished work in `--out`.")

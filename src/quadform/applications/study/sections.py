@@ -82,7 +82,7 @@ def _of_model(model: Once, asked: ReportOpening, seed: int, light: bool = False)
     spectrum = SpectrumQuestion(seed=seed, top=5, bottom=2, density=True, blocks="parts")
     yield Section("spectrum", "eigenvalues, density and blocks of the Hessian", spectrum, model)
     if isinstance(opened.model, Transformer):
-        why = WhyQuestion(seed=seed, batch=asked.batch)
+        why = WhyQuestion(seed=seed, batch_size=asked.batch_size)
         yield Section("why", "the model without softmax, norm, skip, QK product", why, model)
 
 

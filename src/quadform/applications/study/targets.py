@@ -95,7 +95,7 @@ class Targets:
         if len(self.each) > 1:
             return {"model": self.named}
         (target,) = self.each
-        asked = {name: getattr(self.opening, name) for name in ("data", "batch", "batches", "length", "dtype")}
+        asked = {name: getattr(self.opening, name) for name in ("data", "batch_size", "batches", "length", "dtype")}
         found = {"model": target.word, **asked, "sections": []}
         if target.measured:
             found["sections"] = [section.name for section in sections_of(self, Path())]

@@ -80,12 +80,12 @@ class VerifyMeasurement:
 def draw(asked: VerifyQuestion, index: int, device: torch.device) -> tuple[Problem, str]:
     """Layer number `index`: independent sizes from 1 to `largest`; the kinds of `KINDS` in turn."""
     generator = stream(asked.seed, f"verify/{index}")
-    names = ("tokens", "dim", "d_k", "d_v")
+    names = ("tokens", "d_model", "d_k", "d_v")
     sizes: dict[str, Any] = {name: int(torch.randint(1, asked.largest + 1, (), generator=generator)) for name in names}
     temperature = 0.5 + float(torch.rand((), generator=generator))
     kind: dict[str, Any] = KINDS[index % len(KINDS)]
     problem = toy_problem(**sizes, seed=asked.seed + index, device=device, temperature=temperature, **kind)
-    told = "{tokens} tokens, dim {dim}, d_k {d_k}, d_v {d_v}".format(**sizes)
+    told = "{tokens} tokens, d_model {d_model}, d_k {d_k}, d_v {d_v}".format(**sizes)
     return problem, f"{' '.join(kind.values())}, {told}"
 
 

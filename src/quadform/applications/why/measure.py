@@ -125,7 +125,7 @@ class WhyMeasurement:
         """What is measured of one variant at each step; it is trained from one to the next."""
         asked = self.asked
         part = without(self.model, variant.removeprefix("no ") if variant != "full" else "nothing")
-        train = TrainConfig(steps=max(asked.steps[-1], 1), lr=asked.lr, batch_size=asked.batch, seed=asked.seed)
+        train = TrainConfig(steps=max(asked.steps[-1], 1), lr=asked.lr, batch_size=asked.batch_size, seed=asked.seed)
         run = ShortRun(part, self.data, train, None if work.folder is None else work.state(variant))
         size = KEPT * sum(p.numel() * p.element_size() for p in part.parameters())
         for before, step in zip((0, *asked.steps), asked.steps, strict=False):
@@ -156,7 +156,7 @@ def _data(asked: WhyQuestion, subject: Subject) -> tuple[Dataset | None, Batches
     if isinstance(given, Dataset):
         if not isinstance(subject.model, Transformer):
             raise InputError(f"{subject.name} is no model of quadform; give batches it takes, not a Dataset.")
-        data, given = given, next(given.batches("valid", asked.batch, asked.seed))
+        data, given = given, next(given.batches("valid", asked.batch_size, asked.seed))
     if data is None and asked.steps[-1] > 0:
         raise InputError(
             f"steps={list(asked.steps)}: training needs a model of quadform and a data set. Ask for step 0."

@@ -33,7 +33,7 @@ class WhyQuestion(Question):
         metavar="STEPS",
     )
     lr: float = option(1e-3, "Learning rate of that training (AdamW).", above=0)
-    batch: int = option(8, "Sequences in a batch.", least=1)
+    batch_size: int = option(8, "Sequences in a batch.", least=1)
     seed: int = option(0, "Seed of everything that is drawn.")
 
     def check(self) -> None:

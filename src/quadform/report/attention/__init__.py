@@ -13,7 +13,11 @@ def title(record: Record, texts: Texts) -> str:
     """Which layer it is."""
     given = AttentionAnswer(record).settings
     kind = f"attention_{given.get('attention')}"
-    told = {"tokens": given.get("tokens"), "dim": given.get("dim"), "scale": number(float(given.get("scale", 1)))}
+    told = {
+        "tokens": given.get("tokens"),
+        "dim": given.get("d_model", given.get("dim")),
+        "scale": number(float(given.get("scale", 1))),
+    }
     layer = texts(kind) if kind in texts.sentences else str(given.get("attention"))
     return texts("record_attention", layer=layer, **told)
 

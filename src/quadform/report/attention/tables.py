@@ -13,7 +13,7 @@ from ..texts import EN, Texts
 
 #: Inputs that have a row of their own or are no setting.
 _TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device",
-         "question", "partial")  # fmt: skip
+         "d_model", "question", "partial")  # fmt: skip
 #: Round-off of a symmetric eigenvalue problem, relative to the largest number in it.
 ROUND_OFF = 1e-10
 
@@ -29,7 +29,7 @@ def _setting(read: AttentionAnswer, texts: Texts) -> Iterator[Row]:
     kinds = {"softmax": "attention_softmax", "linear": "attention_linear"}
     kind = str(given.get("attention", ""))
     yield Row(group, texts("row_layer"), texts(kinds[kind]) if kind in kinds else kind)
-    shape = ", ".join(f"{name} {given[name]}" for name in ("tokens", "dim", "d_k", "d_v") if name in given)
+    shape = ", ".join(f"{name} {given[name]}" for name in ("tokens", "d_model", "dim", "d_k", "d_v") if name in given)
     yield Row(group, texts("row_shape"), shape)
     masks = {"none": "mask_none", "causal": "mask_causal"}
     mask = str(given.get("mask", ""))
