@@ -24,7 +24,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quadform.cli import parse
-from quadform.cli.main import VERBS, _asked, fields_of, main
+from quadform.cli.flags import command_of
+from quadform.cli.main import VERBS, fields_of, main
 from quadform.cli.options import Output
 from quadform.core import progress
 from quadform.core.errors import QuadformError
@@ -132,12 +133,12 @@ def commands(draw: st.DrawFn, verb: str) -> list[str]:
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_flags_are_understood_or_refused(verb: str, data: st.DataObject) -> None:
-    """From words to a config: a config, or a refusal of ours; nothing else comes out of the parser."""
+    """From words to a question: a question, or a refusal of ours; nothing else comes out of the parser."""
     words = data.draw(commands(verb))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(QuadformError, SystemExit):
-        device, output, _ = _asked(verb, VERBS[verb], words)
-        assert isinstance(device, str)
-        assert isinstance(output, Output)
+        command = command_of(verb, VERBS[verb].asks, VERBS[verb].opening, words)
+        assert isinstance(command.device, str)
+        assert isinstance(command.output, Output)
 
 
 #: Commands that are small whatever a single flag says: one word more or less makes seconds of work, not minutes.
