@@ -202,6 +202,7 @@ def name(cell: Cell) -> str:
 
 
 def names(cells: Sequence[Cell]) -> str:
+    """Several cells in words."""
     return ", ".join(map(name, cells))
 
 

@@ -50,6 +50,7 @@ class LsTask(Task):
 
 # --- designs ----------------------------------------------------------------------------------------------------------
 def designs(asked: LsTask) -> Listing:
+    """Block designs with their sizes."""
     from ..core.designs import DESIGNS, design
     from ..core.parameters import count_parameters
 
@@ -111,6 +112,7 @@ def _times(letter: str, gain: Gain, name: str) -> str:
 
 # --- data -------------------------------------------------------------------------------------------------------------
 def data(asked: LsTask) -> Listing:
+    """Data sets, made here or to be fetched."""
     from ..corpora.datasets import DATASETS
     from ..corpora.done import state
     from ..corpora.fetch import CATALOGUE
@@ -133,6 +135,7 @@ def data(asked: LsTask) -> Listing:
 
 # --- experiments ------------------------------------------------------------------------------------------------------
 def experiments(asked: LsTask) -> Listing:
+    """Experiments with the cost and the verdict of their last record."""
     from ..experiments.catalog import CATALOG, experiment, recorded
 
     rows = []
@@ -151,6 +154,7 @@ def experiments(asked: LsTask) -> Listing:
 
 # --- runs -------------------------------------------------------------------------------------------------------------
 def runs(asked: LsTask) -> Listing:
+    """Runs below a folder, with their verdicts."""
     from .runs import runs as find
 
     rows = [dataclasses.astuple(row) for row in find(asked.where)]

@@ -40,6 +40,7 @@ def _estimate_json(e: Estimate) -> dict[str, Any]:
 
 
 def print_json(body: dict[str, object]) -> None:
+    """One JSON value on stdout, in letters that stdout has."""
     text = strict_json(body)
     try:
         text.encode(sys.stdout.encoding or "utf-8")

@@ -87,7 +87,7 @@ def decode(kind: Any, body: Any, where: str) -> Any:
                     f"{where} has no setting {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}."
                 )
         try:
-            return kind(**{k: decode(known[k], v, f"{where}.{k}") for k, v in body.items()})  # type: ignore[operator]
+            return kind(**{k: decode(known[k], v, f"{where}.{k}") for k, v in body.items()})  # type: ignore[operator]  # a dataclass
         except TypeError as error:
             raise InputError(f"{where} is incomplete: {error}.") from error
     if kind is float and isinstance(body, int) and not isinstance(body, bool):

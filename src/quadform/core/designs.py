@@ -336,7 +336,7 @@ def design(
     init = settings.pop("init", chosen.init)
     final = chosen.final_norm if chosen.final_norm is not None else blocks[-1].norm
     return ModelConfig(
-        kind=kind,  # type: ignore[arg-type]
+        kind=kind,  # type: ignore[arg-type]  # a checked word
         blocks=blocks,
         encoder_blocks=stack(encoder_depth, False) if both else (),
         d_model=dim,

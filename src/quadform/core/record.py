@@ -252,6 +252,7 @@ def _json_bytes(body: Any) -> bytes:
 
 
 def to_json(value: Any) -> Any:
+    """Plain JSON values; numbers that are not finite are written as `{"float": "nan"}`."""
     if isinstance(value, Mapping):
         if _stands_for_float(value):
             raise InputError(f"{dict(value)} stands for a number in a record; give the number, or use another key.")
@@ -266,6 +267,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
+    """What `to_json` was given; tuples come back as lists."""
     if isinstance(value, dict):
         return float(value["float"]) if _stands_for_float(value) else {k: from_json(v) for k, v in value.items()}
     return [from_json(v) for v in value] if isinstance(value, list) else value

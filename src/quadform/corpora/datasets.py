@@ -84,7 +84,7 @@ class Dataset(ABC):
         """The class and its settings, plain values; every data set is a dataclass of such."""
         return {"class": type(self).__name__} | {
             f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)  # type: ignore[arg-type]
+            for f in dataclasses.fields(self)  # type: ignore[arg-type]  # data sets are dataclasses
             if f.init
         }
 
@@ -295,6 +295,7 @@ class NumberWords(Pairs):
 
 
 def pair_settings(vocab: int, longest: int) -> dict[str, Any]:
+    """The settings of an encoder-decoder for pairs of at most `longest` tokens."""
     special = {"pad": PAD, "bos": BOS, "eos": EOS}
     return {"kind": "encoder-decoder", "vocab": vocab, "seq_len": longest + 2, **special}
 
@@ -338,7 +339,7 @@ def dataset(name: str, **settings: Any) -> Dataset:
     make = DATASETS[name] if name in DATASETS else functools.partial(corpus, name)
     try:
         made = make(**settings)
-        for f in dataclasses.fields(made):  # type: ignore[arg-type]
+        for f in dataclasses.fields(made):  # type: ignore[arg-type]  # data sets are dataclasses
             if f.type == "int" and not isinstance(getattr(made, f.name), int):
                 raise TypeError(f"{f.name} is a whole number")
         return made
@@ -351,7 +352,7 @@ def _unmade(name: str, settings: Mapping[str, Any], fixed: Mapping[str, Any], er
     asked = re.search(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
     if asked is None:
         return InputError(f"the data set {name!r} cannot be made with {settings}: {error}.")
-    fields = dataclasses.fields(Dataset._classes[asked[1]])  # type: ignore[arg-type]
+    fields = dataclasses.fields(Dataset._classes[asked[1]])  # type: ignore[arg-type]  # data sets are dataclasses
     known = [f.name for f in fields if f.init and f.name not in fixed]
     has = f"there are {', '.join(known)}" if known else "it has none"
     return UnknownName(f"the data set {name!r} has no setting {asked[2]!r}; {has}.{did_you_mean(asked[2], known)}")

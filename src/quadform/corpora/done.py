@@ -78,6 +78,7 @@ class Kept(Done):
 
 
 def fetch(asked: DataTask, work: Work) -> Kept:
+    """Fetch what is named."""
     for name in asked.names:
         item(name)  # an unknown name is told before any work
     return Kept(
@@ -86,6 +87,7 @@ def fetch(asked: DataTask, work: Work) -> Kept:
 
 
 def build(asked: DataTask, work: Work) -> Kept:
+    """Build a data set from own files."""
     assert asked.out is not None
     return Kept((store.build(asked.names, asked.out, held=asked.held, pieces=asked.pieces),), asked)
 

@@ -54,7 +54,7 @@ class Masked(Dataset):
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self.data.tokenizer  # type: ignore[attr-defined]
+        return self.data.tokenizer  # type: ignore[attr-defined]  # of texts
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -264,7 +264,7 @@ def _whole(node: fx.Node) -> fx.Node:
 
 def _of_several(node: fx.Node) -> bool:
     """An entry of the results of an operator that is no view (`native_layer_norm` gives three)."""
-    return node.target is operator.getitem and node.args[0].target not in _VIEWS  # type: ignore[union-attr]
+    return node.target is operator.getitem and node.args[0].target not in _VIEWS  # type: ignore[union-attr]  # a node
 
 
 def _same_kind(node: fx.Node, argument: Any = None) -> bool:

@@ -106,7 +106,7 @@ def gauss_newton(
 
         output, dF = jvp(F, ({n: theta[n] for n in v},), (dict(v),))
         curved = _output_curvature(risk, theta, batch, split, output, dF)
-        _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]
+        _, pull = vjp(F, {n: theta[n] for n in rows})  # type: ignore[misc]  # without has_aux a pair
         return pull(curved)[0]
 
     def by_reverse(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
@@ -344,7 +344,7 @@ class _SampledFisher(Operator):
     def _forward(self, v: Vector, batch: Any, curve: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:
         F = lambda p: self.risk.output(p, batch)  # noqa: E731
         output, dF = jvp(F, (self.risk.params,), (dict(v),))
-        _, pull = vjp(F, self.risk.params)  # type: ignore[misc]
+        _, pull = vjp(F, self.risk.params)  # type: ignore[misc]  # without has_aux a pair
         return pull(curve(output, dF))[0]
 
     def _reverse(self, v: Vector, batch: Any, curve: Callable[[Tensor, Tensor], Tensor]) -> dict[str, Tensor]:

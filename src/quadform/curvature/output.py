@@ -23,6 +23,8 @@ Run = Callable[[Mapping[str, Tensor]], Any]
 
 
 class Place(Protocol):
+    """Where the output F of a model, at which its Hessian is split, passes by."""
+
     def watched(self, seen: list[Tensor], shift: Tensor | None) -> contextlib.AbstractContextManager[Any]:
         """A scope that appends F to `seen` whenever it passes, and adds `shift` to it."""
 
@@ -158,7 +160,7 @@ def _loss_arguments(owner: nn.Module, given: Callable[[list[Any], dict[str, Any]
         given(args_, options_)
         return function(*args_, **options_)
 
-    owner._loss_function = called  # type: ignore[assignment]
+    owner._loss_function = called  # type: ignore[assignment]  # of transformers
     try:
         yield
     finally:

@@ -63,6 +63,7 @@ def timed(run: Products, v: Vector) -> float:
 
 
 def fastest(predicted: dict[Route, float]) -> Route:
+    """The route with the fewest seconds."""
     return min(predicted, key=lambda route: predicted[route])
 
 

@@ -89,6 +89,7 @@ def written(t: Tensor) -> int:
 
 
 def overwritten(t: Tensor) -> InputError:
+    """The error for a tensor that the model has written over."""
     return InputError(
         f"a tensor of shape {tuple(t.shape)} that the derivative needs was overwritten by an inplace operation."
         " Nothing was measured. Write that step of the model without writing in place."

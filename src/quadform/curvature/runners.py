@@ -25,6 +25,8 @@ class Runner(ABC):
 
 
 class FunctionRunner(Runner):
+    """Calls a function with its parameters: `function(params, batch)`."""
+
     def __init__(self, function: Callable[..., Any], loss: Loss) -> None:
         self.function, self.loss = function, loss
 

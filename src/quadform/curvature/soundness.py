@@ -179,13 +179,16 @@ def _near(risk: Risk, place: tuple[float, float] = (1.0, 0.1), again: int = 0) -
 
 
 def direction(risk: Risk, name: str) -> dict[str, Tensor]:
+    """A random vector of the parameters, the same for the same name."""
     generator = stream(0, f"reverse/{name}", risk.device)
     return risk.space.random(dtype=risk.dtype, device=risk.device, generator=generator)
 
 
 def inner(u: Vector, v: Vector) -> float:
+    """<u, v>, in double precision."""
     return math.fsum(float((u[n].double() * t.double()).sum()) for n, t in v.items())
 
 
 def length(vector: Vector) -> float:
+    """|v|, in double precision."""
     return math.sqrt(inner(vector, vector))

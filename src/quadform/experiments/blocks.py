@@ -122,7 +122,7 @@ def recipe(config: Config, name: str, seed: int) -> Recipe:
             init, lr, steps = config.spa
             made = dataclasses.replace(made, init=init, lr=lr, steps=steps)
         return made
-    return dataclasses.replace(made, **changes[change])  # type: ignore[arg-type]
+    return dataclasses.replace(made, **changes[change])  # type: ignore[arg-type]  # fields by name
 
 
 def plan(config: Config) -> list[tuple[str, int]]:
@@ -226,7 +226,7 @@ def smooth(loss: Tensor, points: int = 60) -> Tensor:
 
 def unigram(data: Dataset) -> float:
     """The loss on the held-out tokens of guessing from the frequencies of the training tokens (add-one), in nats."""
-    of = data.stream_of  # type: ignore[attr-defined]
+    of = data.stream_of  # type: ignore[attr-defined]  # data of texts
     train, held = (torch.bincount(of(s).long(), minlength=data.settings["vocab"]).double() for s in ("train", "valid"))
     return float(-(held * ((train + 1) / (train + 1).sum()).log()).sum() / held.sum())
 

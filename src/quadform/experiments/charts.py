@@ -128,7 +128,7 @@ def cell_panel(
             y=alt.Y("i:O", axis=blank, scale=alt.Scale(paddingInner=0, paddingOuter=0)),
             color=alt.Color(
                 "v:Q",
-                scale=alt.Scale(scheme=scheme, **({"domain": domain} if domain else {})),  # type: ignore[arg-type]
+                scale=alt.Scale(scheme=scheme, **({"domain": domain} if domain else {})),  # type: ignore[arg-type]  # settings by name
                 legend=alt.Legend(title=legend, gradientLength=120),
             ),
         )
@@ -169,7 +169,7 @@ def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "ind
     from ..report.packages import alt
 
     how = {"color": colours, "strokeDash": colours}
-    return over.finish(alt.concat(*panels, columns=columns).resolve_scale(**how), LIGHT)  # type: ignore[arg-type]
+    return over.finish(alt.concat(*panels, columns=columns).resolve_scale(**how), LIGHT)  # type: ignore[arg-type]  # settings by name
 
 
 def figure_of(

@@ -89,7 +89,7 @@ def _calculus_gap(powers: dict[str, Tensor]) -> float:
         for i, (path, step) in enumerate(PATHS.items()):
             if path == "moments":  # cross-attention: the calculus has one sequence
                 continue
-            derived = model.exponents(part, step)  # type: ignore[arg-type]
+            derived = model.exponents(part, step)  # type: ignore[arg-type]  # a key of TABLES
             for j, block in enumerate(BLOCKS):
                 a, b = block.split(",")
                 want = derived[a, b] + IN_T[block] * step.get("t", 0)

@@ -180,7 +180,7 @@ def frequencies(config: Config) -> dict[str, Tensor]:
     """`bytes` to train on, and `unigram`: the loss of guessing from their frequencies (add-one) on each of the batches
     that validate the nets."""
     data = masked(config)
-    tokens = data.data.stream_of("train").long()  # type: ignore[attr-defined]
+    tokens = data.data.stream_of("train").long()  # type: ignore[attr-defined]  # data of texts
     count = torch.bincount(tokens, minlength=data.settings["vocab"]).double() + 1
     cost = -(count / count.sum()).log()
     held = islice(data.batches("valid", config.batch, 0), config.valid_batches)

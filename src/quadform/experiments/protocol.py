@@ -76,7 +76,7 @@ class Recipe:
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
         if self.projections is not None:
             start, beta = self.projections
-            change |= dict.fromkeys(("value", "proj"), Projection(init=start, skip=1.0, branch=beta))  # type: ignore[arg-type]
+            change |= dict.fromkeys(("value", "proj"), Projection(init=start, skip=1.0, branch=beta))  # type: ignore[arg-type]  # a checked word
 
         def changed(block: Any) -> Any:
             if not self.mlp_skip:

@@ -221,7 +221,7 @@ def _spa_matrices(row: Row, depth: int, T: int) -> list[Tensor]:
         return []
     family, final = row.spa
     schedule = (shaping.u_spa_schedule if family == "u-spa" else shaping.e_spa_schedule)(final, depth)
-    return [shaping.spa_matrix(family, a, b, T) for a, b in pairwise(schedule)]  # type: ignore[arg-type]
+    return [shaping.spa_matrix(family, a, b, T) for a, b in pairwise(schedule)]  # type: ignore[arg-type]  # a checked word
 
 
 # ------------------------------------------------------------------------------------------------ predicted stacks

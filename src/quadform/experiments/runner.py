@@ -73,7 +73,7 @@ class Reproduction(Done):
     partial: bool = False
 
     @property
-    def ok(self) -> bool:  # type: ignore[override]
+    def ok(self) -> bool:  # type: ignore[override]  # found, not given
         """Whether all are finished and no claim has failed."""
         return not self.partial and not any(o.failed for o in self.outcomes)
 

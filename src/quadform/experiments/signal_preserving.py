@@ -69,13 +69,13 @@ def _schedule(family: str, final: float, depth: int) -> tuple[float, ...]:
 def _family(config: Config, family: str, final: float) -> dict[str, Tensor]:
     strengths, T = _schedule(family, final, config.depth), config.tokens
     error, least, row_sum, D, diagonals, kept = 0.0, math.inf, math.inf, [], [], []
-    Sigma = shaping.target(family, strengths[0], T)  # type: ignore[arg-type]
+    Sigma = shaping.target(family, strengths[0], T)  # type: ignore[arg-type]  # a key of FINAL
     layers = (0, config.depth // 3, 2 * config.depth // 3, config.depth - 1)
     matrices = []
     for l, (a, b) in enumerate(pairwise(strengths)):
-        A = shaping.spa_matrix(family, a, b, T)  # type: ignore[arg-type]
+        A = shaping.spa_matrix(family, a, b, T)  # type: ignore[arg-type]  # a key of FINAL
         Sigma = A @ Sigma @ A.T
-        error = max(error, float((Sigma - shaping.target(family, b, T)).abs().max()))  # type: ignore[arg-type]
+        error = max(error, float((Sigma - shaping.target(family, b, T)).abs().max()))  # type: ignore[arg-type]  # a key of FINAL
         least, row_sum = min(least, float(A.min())), min(row_sum, float(A.sum(1).min()))
         D.append(float(A.sum(1).max()))
         diagonals.append(float(A.diagonal()[1:].min()))

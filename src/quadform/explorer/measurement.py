@@ -53,7 +53,7 @@ def measure(state: State, uploads: Uploads | None = None) -> Record:
         )
     except InputError as error:
         raise ControlError("attention", "other", text=str(error)) from error
-    problem = replace(problem_of(asked), **given)  # type: ignore[arg-type]
+    problem = replace(problem_of(asked), **given)  # type: ignore[arg-type]  # fields by name
     subject: _Closed | _Stacked = _Closed(problem) if state.closed else _Stacked(Stack.of(state, problem, given))
     record = _record(subject, state)
     inputs = asked.inputs() | {

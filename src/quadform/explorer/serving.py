@@ -101,7 +101,7 @@ def server_of(place: Place, start: State | None = None, engine: Any = None) -> A
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    server.page = page  # type: ignore[attr-defined]
+    server.page = page  # type: ignore[attr-defined]  # for tests
     return server
 
 

@@ -149,4 +149,5 @@ def _found(where: str, allow_download: bool) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of an error, or its name."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

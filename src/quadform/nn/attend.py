@@ -87,7 +87,7 @@ def spa_bias(
     from quadform.propagation import shaping
 
     with torch.inference_mode(False), torch._C._DisableFuncTorch():
-        B, D = shaping.spa_bias(family, prev, next, tokens, causal=causal, dtype=dtype)  # type: ignore[arg-type]
+        B, D = shaping.spa_bias(family, prev, next, tokens, causal=causal, dtype=dtype)  # type: ignore[arg-type]  # a checked word
         return B.to(device), D.to(device)
 
 

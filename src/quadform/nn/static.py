@@ -30,6 +30,7 @@ WINDOW = 32
 
 
 def rounded(n: int) -> int:
+    """n, rounded up to a multiple of STEP."""
     return -(-n // STEP) * STEP
 
 

@@ -26,7 +26,7 @@ _ADDMM = {torch.addmm, Tensor.addmm}
 _EMBEDDING = {F.embedding}
 _INDEX = {Tensor.__getitem__}
 _CONVOLUTION = {F.conv1d, F.conv2d}
-_PLAIN_TRANSPOSE = {torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]
+_PLAIN_TRANSPOSE = {torch.t, Tensor.t, Tensor.T.__get__, Tensor.mT.__get__}  # type: ignore[attr-defined]  # getters of properties
 _TRANSPOSE = {torch.transpose, Tensor.transpose}
 _CAT = {torch.cat, torch.concat}
 #: Calls that read shape and kind of a tensor, not its values: of any argument, or of those after the first.

@@ -85,7 +85,7 @@ class AttentionLayer(SoftmaxLayer):
         return {}
 
     @property
-    def heads(self) -> list[Head]:  # type: ignore[override]
+    def heads(self) -> list[Head]:  # type: ignore[override]  # made when asked for
         return [self.head]
 
     @property

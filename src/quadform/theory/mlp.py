@@ -181,6 +181,8 @@ class LinearMLP(FactorLayer):
 
 @dataclass(frozen=True)
 class Ranks:
+    """Ranks of the outer part, the functional part and the whole Hessian."""
+
     outer: int
     functional: int
     total: int

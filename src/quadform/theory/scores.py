@@ -276,7 +276,7 @@ def rope(X: Tensor) -> Scores:
 
 def alibi(tokens: int, slope: float, **options: object) -> Tensor:
     """The linear distance bias -slope |i - j|, `(tokens, tokens)`."""
-    at = torch.arange(tokens, **options)  # type: ignore[call-overload]
+    at = torch.arange(tokens, **options)  # type: ignore[call-overload]  # dtype and device
     return -slope * (at[:, None] - at[None, :]).abs()
 
 

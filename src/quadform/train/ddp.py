@@ -30,7 +30,7 @@ def parallel(loss_of: Callable[..., Tensor], model: nn.Module, group: Group) -> 
 
 def hold(loss_of: Callable[..., Tensor], group: Group, last: bool) -> contextlib.AbstractContextManager[Any]:
     """Keep gradients in this process until the last of the accumulated batches."""
-    return contextlib.nullcontext() if last or group.world == 1 else loss_of.no_sync()  # type: ignore[attr-defined]
+    return contextlib.nullcontext() if last or group.world == 1 else loss_of.no_sync()  # type: ignore[attr-defined]  # of DistributedDataParallel
 
 
 class _LossModule(nn.Module):

@@ -76,7 +76,7 @@ class Sweep:
 
     def slopes(self, part: str = "outer", fit: tuple[float, float] | None = None) -> dict[tuple[str, str], float]:
         """Fitted exponent d log ||block|| / d log value of every block that is not exactly zero."""
-        return {tuple(b.split(",")): e.value for b, e in self.fits(part, fit).items()}  # type: ignore[misc]
+        return {tuple(b.split(",")): e.value for b, e in self.fits(part, fit).items()}  # type: ignore[misc]  # a pair
 
     def fits(self, part: str = "outer", fit: tuple[float, float] | None = None) -> dict[str, Estimate]:
         """The exponents with the standard error of the log-log fit."""

@@ -44,7 +44,7 @@ class Fitted(Done):
         return bool(self.record.inputs["stopped"] == "time")
 
     @property
-    def ok(self) -> bool:  # type: ignore[override]
+    def ok(self) -> bool:  # type: ignore[override]  # found, not given
         return not self.partial
 
     @property

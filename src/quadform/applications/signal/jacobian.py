@@ -196,10 +196,10 @@ def isometry(
         s = torch.linalg.svdvals(J.T.dense().double().cpu())
         tag = {"matvecs": n, "note": "all singular values of the dense matrix"}
         quantiles = torch.quantile(s, torch.tensor(LEVELS, dtype=s.dtype))
-        mean_square = Estimate(float(s.square().mean()), **tag)  # type: ignore[arg-type]
-        largest = Estimate(float(s[0]), **tag)  # type: ignore[arg-type]
+        mean_square = Estimate(float(s.square().mean()), **tag)  # type: ignore[arg-type]  # fields by name
+        largest = Estimate(float(s[0]), **tag)  # type: ignore[arg-type]  # fields by name
         floor, least = 10 * torch.finfo(J.dtype).eps * largest.value, float(s[-1])
-        smallest = Estimate(least, **tag)  # type: ignore[arg-type]
+        smallest = Estimate(least, **tag)  # type: ignore[arg-type]  # fields by name
         if least < floor:
             smallest = Estimate(floor, None, "bound", n, note="below the round-off of the products", side="upper")
         return Isometry(largest, smallest, mean_square, tuple(quantiles.tolist()), s)

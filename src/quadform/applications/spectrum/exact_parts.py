@@ -70,7 +70,7 @@ def _attention_modules(risk: Risk) -> list[tuple[str, dict[str, Tensor], int]]:
     for view in risk.space.views:
         named.setdefault(view.name, view.read(risk.params[view.of], 0))
     stored = {v.name: v.of for v in risk.space.views}
-    modules = dict(risk.model.named_modules())  # type: ignore[union-attr]
+    modules = dict(risk.model.named_modules())  # type: ignore[union-attr]  # a module, not a function
     out = []
     for name in named:
         path, _, last = name.rpartition(".")
@@ -96,7 +96,7 @@ def _layer(risk: Risk, path: str, weights: dict[str, Tensor], heads: int) -> Mul
     def look(module: nn.Module, args: Any, options: Any) -> None:
         inputs.extend(t for t in (*args, *options.values()) if isinstance(t, Tensor) and t.is_floating_point())
 
-    module = risk.model.get_submodule(path)  # type: ignore[union-attr]
+    module = risk.model.get_submodule(path)  # type: ignore[union-attr]  # a module, not a function
     handle = module.register_forward_pre_hook(look, with_kwargs=True)
     try:
         with torch.no_grad(), risk.context():
@@ -112,7 +112,7 @@ def _layer(risk: Risk, path: str, weights: dict[str, Tensor], heads: int) -> Mul
         g = output_gradient(risk, risk.params, batch, path)
     loss = (g.flatten(0, 1), _Zero(Space((("F", (g[..., 0].numel(), g.shape[-1])),)), dtype=F.dtype, device=F.device))
     for mask in ("causal", None):
-        layer = MultiHeadAttentionLayer(X, **weights, heads=heads, mask=mask, loss=loss)  # type: ignore[arg-type]
+        layer = MultiHeadAttentionLayer(X, **weights, heads=heads, mask=mask, loss=loss)  # type: ignore[arg-type]  # weights by name
         if float((layer.F.reshape(F.shape) - F).abs().max()) <= SAME[F.dtype] * float(F.abs().max()):
             return layer
     return None

@@ -30,7 +30,7 @@ def config_without(config: ModelConfig, what: str) -> ModelConfig:
     }[what]
     blocks, encoder = tuple(map(changed, config.blocks)), tuple(map(changed, config.encoder_blocks))
     norms = {"final_norm": "none", "embed_norm": "none"} if what == "norm" else {}
-    made = replace(config, blocks=blocks, encoder_blocks=encoder, **norms)  # type: ignore[arg-type]
+    made = replace(config, blocks=blocks, encoder_blocks=encoder, **norms)  # type: ignore[arg-type]  # fields by name
     if made == config:
         raise InputError(f"this model has no {what} to take out.")
     return made

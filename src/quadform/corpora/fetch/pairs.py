@@ -187,4 +187,4 @@ def family(package: str) -> str:
         r"^(lib|(python|golang|node|ruby|r|elpa|haskell|ghc|fonts|php|task|rust|librust|texlive)\d*-)+", "", package
     )
     bare = re.sub(r"^(github-com|google-golang-org|cran|bioc|github|gitlab|x)-", "", bare)
-    return re.match(r"[^\d-]*", bare)[0] or package  # type: ignore[index]
+    return re.match(r"[^\d-]*", bare)[0] or package  # type: ignore[index]  # matches any text

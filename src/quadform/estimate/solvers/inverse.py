@@ -40,7 +40,7 @@ class Inverse(Operator):
                 f"a product with the inverse of {self.A!r} did not converge. {self.last}. `A.solve(b)` gives the best"
                 " x so far."
             )
-        return {name: t.to(self.dtype) for name, t in self.last.x.items()}  # type: ignore[union-attr]
+        return {name: t.to(self.dtype) for name, t in self.last.x.items()}  # type: ignore[union-attr]  # set by a solve
 
     def adjoint(self) -> Operator:
         if self.symmetric:
@@ -63,4 +63,4 @@ class MatrixFunction(Operator):
         self.last = matrix_function(self.A, V, self.f, damping=self.damping, **self.options)
         if not self.last.converged:
             raise CheckFailed(f"a product with a function of {self.A!r} did not converge. {self.last}.")
-        return {name: t.to(self.dtype) for name, t in self.last.value.items()}  # type: ignore[union-attr]
+        return {name: t.to(self.dtype) for name, t in self.last.value.items()}  # type: ignore[union-attr]  # set by a solve
