@@ -148,8 +148,8 @@ class Stored(nn.Module):
         elif self.how == "addmm":
             out = torch.addmm(self.b, x.view(-1, 3), self.W).view(*x.shape[:-1], 4)
         else:
-            joined, bias = torch.cat([self.W, self.other], 1), torch.cat([self.b, self.b.new_zeros(2)])
-            out = F.linear(x, joined.mT, bias)[..., :4]
+            joined, bias = torch.cat([self.other, self.W], 1), torch.cat([self.b.new_zeros(2), self.b])
+            out = F.linear(x, joined.mT, bias)[..., 2:]
         return torch.tanh(out) @ self.last.mT
 
 
@@ -167,6 +167,16 @@ def test_storage_does_not_matter(how: str, sharing: str) -> None:
     assert close(b["W"].T, a["W"])
     assert close(b["b"], a["b"])
     assert close(b["last"], a["last"])
+
+
+def test_activations_in_place_do_not_matter() -> None:
+    """The gradient of an output is that before code writes into it, also for the first product of a model."""
+    data, found = (torch.randn(6, 3).double(), torch.randn(6, 2).double()), []
+    for inplace in (False, True):
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace), nn.Linear(4, 4), nn.ReLU(inplace), nn.Linear(4, 2))
+        found.append(kfac(risk_of(model, data), scores="exact").dense())
+    assert close(*found)
 
 
 def test_embedding_is_a_linear_layer_of_one_hot_inputs() -> None:
