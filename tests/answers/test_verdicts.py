@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import FrozenInstanceError
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from quadform.answers.texts import EN, KO
 from quadform.answers.verdict import Limits, Said, Verdict, judged, say, span
-from quadform.core.record import Estimate
+from quadform.core.record import Estimate, strict_json
 
 SMALL, LARGE, RATIO = Limits(0.01, 0.25), Limits(0.5, 0.1), Limits(3.0, 10.0, either_way=True)
 
@@ -67,6 +68,9 @@ def test_a_verdict_is_a_value_in_two_languages() -> None:
     assert (verdict.title("ko"), verdict.word("ko")) == (KO("card_uneven_title"), KO("card_uneven_red"))
     assert "3" in verdict.rule()
     assert "10" in verdict.rule()
+    told = json.loads(strict_json(verdict.to_json()))
+    assert (told["status"], told["number"]["value"], told["limits"]["red"]) == ("red", 22.0, 10.0)
+    assert told["sentence"] == {"en": "a", "ko": "b"}
     with pytest.raises(FrozenInstanceError):
         verdict.status = "green"  # type: ignore[misc]  # that is what is tested
 

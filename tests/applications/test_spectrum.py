@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import quadform as qf
-from quadform.answers.spectrum import Spectrum, root
+from quadform.answers.spectrum import Spectrum
+from quadform.answers.spectrum_draft import root
 from quadform.cli import main
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Estimate

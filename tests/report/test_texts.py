@@ -88,6 +88,7 @@ def test_every_sentence_is_used() -> None:
         "adam",
         "compare",
         "summary",
+        "prediction",
     )
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from quadform.answers.training import Training
 from quadform.answers.why import Why
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.report import spectral, training
@@ -96,5 +97,5 @@ def test_the_course_of_training_says_which_steps_it_compares() -> None:
         "lr": torch.tensor([0.00496, 0.0]),
     }
     record = Record(kind="training", inputs=inputs, scalars={}, tensors=tensors, made=made())
-    assert "2.5 (step 10) to 0.045 (step 500)" in training.summary(record, EN)
-    assert "reached 0.005" in training._headline(record, EN)
+    assert "2.5 (step 10) to 0.045 (step 500)" in Training(record).said("en")
+    assert "reached 0.005" in training._headline(Training(record), EN)

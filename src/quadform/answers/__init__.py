@@ -6,9 +6,15 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "Answer": ".answer",
+        "AttentionAnswer": ".attention",
+        "Compare": ".compare",
         "Limits": ".verdict",
+        "Signal": ".signal",
         "Spectrum": ".spectrum",
+        "StepSize": ".step_size",
         "Taylor": ".taylor",
+        "Training": ".training",
         "Verdict": ".verdict",
+        "Why": ".why",
     },
 )

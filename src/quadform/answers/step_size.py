@@ -212,7 +212,7 @@ class StepSize(Answer):
         worst = max(self.trials, key=lambda t: (not t.as_expected, t.fraction == 1.0))
         measured = Estimate(worst.measured, worst.tolerance, "estimate", error_kind="residual")
         status: Status = "green" if worst.as_expected else "red"
-        value = f"{worst.measured:.3g} × ({worst.fraction:g}x)"
+        value = " | ".join(f"{t.fraction:g}x: {t.measured:.2g}" for t in self.trials)
         return rate, Verdict("trial", status, value, measured, self._tested(worst), check=True)
 
     def _status(self) -> Status:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ..core.number import Estimate
@@ -121,6 +121,15 @@ class Verdict:
     def tag(self) -> str:
         """`exact`, `estimate`, `bound` or `unconverged`."""
         return self.number.kind if self.number.converged else "unconverged"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for programs: what was judged, how, by which limits."""
+        limits = None if self.limits is None else asdict(self.limits)
+        told = {"en": self.sentence("en"), "ko": self.sentence("ko")}
+        return {"name": self.name, "status": self.status, "number": asdict(self.number), "limits": limits} | {
+            "sentence": told,
+            "check": self.check,
+        }
 
 
 def judged(

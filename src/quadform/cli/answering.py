@@ -74,7 +74,14 @@ def _do(task: Task, limits: LongWork, output: Output) -> int:
 
 def _show(found: Any, folder: Path | None, output: Output, resumed: bool) -> None:
     if output.json:
-        print_json(record_json(found.record) | {"ok": found.ok, "saved": str(folder) if folder else None})
+        print_json(
+            record_json(found.record)
+            | {
+                "verdicts": [v.to_json() for v in found.verdicts()],
+                "ok": found.ok,
+                "saved": str(folder) if folder else None,
+            }
+        )
         return
     print(found)
     if found.drawn is not None:

@@ -109,14 +109,14 @@ def _minute(made_at: str) -> str:
 
 
 def _verdict(record: Record) -> str:
-    """The first verdict card of the record's page."""
+    """The first verdict of the record's answer."""
     from ..report.page import page_of
     from ..report.texts import EN
 
     try:
-        cards = page_of(record).cards(record, EN)
+        answer = page_of(record).answer(record)
+        found = answer.verdicts()
     except InputError:  # a kind that has no page
         return "-"
-    partial = "partial; " if record.inputs.get("partial") else ""
-    said = [f"{c.title}: {c.value} [{EN('tag_' + c.tag)}] - {c.word}" for c in cards[:1]]
-    return partial + (said[0] if said else "-")
+    said = [f"{v.title()}: {v.value} [{EN('tag_' + v.tag)}] - {v.word()}" for v in found[:1]]
+    return "partial; " * answer.partial + (said[0] if said else "-")

@@ -7,76 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from ..answers.numbers import number, percent, short_name
-from ..core.errors import InputError, UnknownName
-from ..core.record import Estimate, Record
-from .card import grade
+from ..answers.numbers import number, percent
+from ..answers.signal import COSINE, Curve, Signal
+from ..core.record import Record
 from .figure import Figure, Rows, Table, decades, redraw
 from .style import LIGHT, Style
 from .texts import EN, Texts
 
-#: Mean token cosine after the last block: green up to the first (the limit of the shaped activations), red above.
-COSINE = (0.9, 0.99)
 #: The panels of the figure: measure, and whether its axis is logarithmic.
 PANELS = (("cosine", False), ("participation", False), ("growth", True))
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One curve of a record: what was measured after 0, ..., depth blocks."""
-
-    record: Record
-    index: int
-
-    @property
-    def about(self) -> dict[str, Any]:
-        return self.record.inputs["curves"][self.index]
-
-    @property
-    def label(self) -> str:
-        return short_name(str(self.about["label"]))
-
-    @property
-    def depth(self) -> int:
-        return int(self.about["depth"])
-
-    def layers(self, measure: str) -> list[float]:
-        return self._list(measure)
-
-    def errors(self, measure: str) -> list[float]:
-        return self._list(f"{measure}/stderr")
-
-    def predicted(self, measure: str) -> list[float]:
-        return self._list(f"predicted/{measure}")
-
-    def _list(self, name: str) -> list[float]:
-        found = self.record.tensors.get(f"{self.index}/{name}")
-        return [] if found is None else found.double().tolist()
-
-    def heads(self, measure: str) -> list[list[float]]:
-        found = self.record.tensors.get(f"{self.index}/heads/{measure}")
-        return [] if found is None else found.double().tolist()
-
-    def scalar(self, name: str) -> Estimate | None:
-        return self.record.scalars.get(f"{self.about['label']}/{name}")
-
-
-def curves(record: Record) -> list[Curve]:
-    """The curves of a signal record, or an error that says what it is instead."""
-    if record.kind != "signal":
-        raise UnknownName(
-            f"this figure shows records of kind 'signal'; got one of kind {record.kind!r}."
-            " Make one with `quadform signal pre-ln --out DIR`."
-        )
-    found = [Curve(record, i) for i in range(len(record.inputs.get("curves", ())))]
-    if not found or any(not c.layers("cosine") for c in found):
-        raise InputError("the record holds no measured curve. Make it again with this quadform.")
-    return found
 
 
 # ------------------------------------------------------------------------------------------------ the figure
@@ -84,7 +27,8 @@ def through_depth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
     """Cosine, participation ratio and norm growth per layer: predicted as a line, measured as points."""
     from .packages import alt
 
-    found, over = curves(record), Rows()
+    answer, over = Signal(record), Rows()
+    found = answer.curves
     panels = [_panel(over, found, measure, log, texts, style) for measure, log in PANELS]
     row = alt.concat(*panels, columns=3, spacing=28)
     chart = alt.vconcat(row, _key(over, found, texts, style, lines=False), spacing=18)
@@ -97,7 +41,7 @@ def through_depth(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
         name="signal",
         title=texts("signal_title"),
         chart=chart,
-        headline=headline(found, texts),
+        headline=answer.said(texts.lang),
         reading=texts("signal_reading"),
         not_meaning=texts("signal_not"),
         table=Table(tuple(names), tuple(_table_rows(found))),
@@ -163,7 +107,7 @@ def _panel(over: Rows, found: list[Curve], measure: str, log: bool, texts: Texts
         ),
     ]  # fmt: skip
     if measure == "cosine":
-        limit = over([{"y": COSINE[0]}]).mark_rule(strokeDash=[2, 4], strokeWidth=1, color=style.muted)
+        limit = over([{"y": COSINE.green}]).mark_rule(strokeDash=[2, 4], strokeWidth=1, color=style.muted)
         layers.insert(0, limit.encode(y=up))
     title = alt.TitleParams(texts(f"signal_{measure}_title"), fontSize=12, fontWeight="normal")
     return alt.layer(*layers).properties(name=f"fluid_{measure}", width=230, height=250, title=title)
@@ -224,20 +168,6 @@ def _key(over: Rows, found: list[Curve], texts: Texts, style: Style, lines: bool
     ).properties(width=_KEY, height=20 * half, title=alt.TitleParams(said, fontSize=12, fontWeight="normal"))
 
 
-def headline(found: list[Curve], texts: Texts) -> str:
-    worst = max(found, key=lambda c: c.layers("cosine")[-1])
-    last = worst.layers("cosine")[-1]
-    key = {"green": "signal_head_alive", "yellow": "signal_head_near", "red": "signal_head_collapsed"}[
-        grade(last, COSINE)
-    ]
-    if key == "signal_head_alive" and len(found) > 1:
-        key = "signal_head_alive_all"
-    if grade(last, COSINE) == "red":
-        at = next(l for l, c in enumerate(worst.layers("cosine")) if c > COSINE[1])
-        return texts(key, label=worst.label, cosine=number(last, 4), layer=at)
-    return texts(key, label=worst.label, cosine=number(last), limit=number(COSINE[0]))
-
-
 def _caption(found: list[Curve], texts: Texts) -> Iterator[str]:
     units = {str(c.about["unit"]) for c in found}
     yield texts("signal_bars_networks" if units == {"networks"} else "signal_bars_sequences")
@@ -245,7 +175,7 @@ def _caption(found: list[Curve], texts: Texts) -> Iterator[str]:
         yield texts("signal_line")
         if any(c.predicted("cosine") and not c.about["fresh"] for c in found):
             yield texts("signal_line_start")
-    yield texts("signal_limit", limit=number(COSINE[0]))
+    yield texts("signal_limit", limit=number(COSINE.green))
 
 
 def _table_rows(found: list[Curve]) -> Iterator[tuple[Any, ...]]:
@@ -270,7 +200,7 @@ def heads(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Entropy of every head over its maximum, and the weight on the first key, one point a head, per block."""
     from .packages import alt
 
-    found, over = [c for c in curves(record) if any(c.heads("sink"))], Rows()
+    found, over = [c for c in Signal(record).curves if any(c.heads("sink"))], Rows()
     panels, rows = [], []
     for measure in ("entropy_share", "sink"):
         points = []

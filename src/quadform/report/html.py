@@ -155,7 +155,7 @@ def _notice(parts: Sequence[Mapping[str, Any]], missing: Sequence[str], texts: T
     """What was cut short and what is not there at all; empty where all was measured."""
     if missing:
         return texts("notice_missing", stages=", ".join(texts(f"stage_{name}") for name in missing))
-    cut_short = [part["title"] for part in parts if part["record"].inputs.get("partial")]
+    cut_short = [part["title"] for part in parts if part["partial"]]
     return texts("notice_partial", parts="; ".join(cut_short)) if cut_short else ""
 
 
@@ -172,6 +172,7 @@ def _part(record: Record, name: str, texts: Texts) -> dict[str, Any]:
         "id": name,
         "kind": record.kind,
         "title": page.title(record, texts),
+        "partial": page.answer(record).partial,
         "groups": groups,
         "checks": _checked(passed, len(checks), texts),
         "checked": "green" if passed == len(checks) else "yellow",

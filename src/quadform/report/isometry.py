@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from ..answers.numbers import number
+from ..answers.signal import Signal
 from ..core.record import Record
-from .depth import curves, look_of
+from .depth import look_of
 from .figure import Figure, Rows, Table, decades, redraw
 from .style import LIGHT, Style
 from .texts import EN, Texts
@@ -16,15 +17,13 @@ def jacobians(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     """Singular values of the Jacobian of blocks and of the stack: range, middle half and median on a log axis."""
     from .packages import alt
 
-    rows, table, found = [], [], curves(record)
+    rows, table, found = [], [], Signal(record).curves
     for i, curve in enumerate(found):
-        for name in curve.about.get("jacobians", ()):
-            levels = record.tensors[f"{i}/jacobian/{name}"].double().tolist()
+        for name, (levels, (*_, square)) in curve.jacobians.items():
             floor = max(levels[-1] * 1e-6, 1e-12)
             at = dict(
                 zip(("least", "p5", "p25", "p50", "p75", "p95", "most"), [max(v, floor) for v in levels], strict=True)
             )
-            square = record.scalars[f"{curve.about['label']}/jacobian/{name}/mean_square"]
             rows.append(
                 {"name": f"{curve.label}: {_jacobian_name(str(name), texts)}", **at, **look_of(found, i, style)}
             )
@@ -47,7 +46,7 @@ def jacobians(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     ).properties(name="fluid_jacobian", width=520, height=alt.Step(24))
     whole = max((r for r in rows), key=lambda r: abs(math.log(r["p50"])))
     keys = ("col_curve", "col_part", *(f"level_{k}" for k in ("least", "p5", "p25", "p50", "p75", "p95", "most")))
-    exact = all(record.scalars[n].kind == "exact" for n in record.scalars if n.endswith("/mean_square"))
+    exact = all(square.kind == "exact" for c in found for _, (*_, square) in c.jacobians.values())
     return Figure(
         name="jacobians",
         title=texts("jacobian_title"),

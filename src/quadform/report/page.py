@@ -39,17 +39,6 @@ class Page:
         return tuple(Card.of(verdict, texts.lang) for verdict in self.answer(record).verdicts())
 
 
-@dataclass(frozen=True)
-class OldPage:
-    """A page whose words are its own."""
-
-    title: Callable[[Record, Texts], str]
-    summary: Callable[[Record, Texts], str]
-    cards: Callable[[Record, Texts], tuple[Card, ...]]
-    rows: Callable[[Record, Texts], tuple[Row, ...]]
-    figures: Callable[[Record], tuple[Draw, ...]]
-
-
 #: kind of record -> the module of this room whose PAGE shows it; the order is that of the report.
 PAGES = {
     "step-size": "step_size",

@@ -6,7 +6,8 @@ import math
 from typing import Any
 
 from ..answers.numbers import number, percent, power, share_with_error, short_name, times
-from ..answers.spectrum import Block, Spectrum
+from ..answers.spectrum import Spectrum
+from ..answers.spectrum_parts import Block
 from ..core.errors import InputError
 from ..core.memory import in_words
 from ..core.record import Estimate, Record

@@ -21,11 +21,11 @@ SENTENCES = {
         "랭크 붕괴: {label}, 블록 {layer} 뒤에서 모든 토큰이 한 방향을 향합니다 (마지막 블록 뒤의 평균 코사인"
         " {cosine}).",
     ),
-    "card_signal_title": ("Signal after the last block", "마지막 블록 뒤의 신호"),
-    "card_signal": (
-        "Mean cosine between the tokens of one sequence after the last block of {label}.",
-        "{label}: 마지막 블록 뒤 한 시퀀스의 토큰 사이 평균 코사인.",
+    "signal_head_close": (
+        "After the last block of {label} the mean token cosine is {cosine} (limit {limit}).",
+        "{label}: 마지막 블록 뒤의 평균 토큰 코사인 {cosine} (한계 {limit}).",
     ),
+    "card_signal_title": ("Signal after the last block", "마지막 블록 뒤의 신호"),
     "card_signal_green": ("alive", "살아 있음"),
     "card_signal_yellow": ("fading", "약해짐"),
     "card_signal_red": ("collapsed", "붕괴"),
@@ -59,7 +59,19 @@ SENTENCES = {
     ),
     "card_prediction_title": ("Prediction against measurement", "예측과 측정"),
     "card_prediction_green": ("agree", "일치"),
-    "card_prediction_yellow": ("undecided", "미결"),
+    "prediction_green": (
+        "{label}: prediction and measurement agree within 0.02 or 5 % (largest difference in cosine {gap}).",
+        "{label}: 예측과 측정이 0.02 또는 5 % 안에서 같습니다 (코사인의 가장 큰 차이 {gap}).",
+    ),
+    "prediction_undecided": (
+        "{label}: prediction and measurement differ by up to {gap} in cosine.",
+        "{label}: 예측과 측정의 코사인 차이가 {gap}까지 납니다.",
+    ),
+    "prediction_red": (
+        "{label}: prediction and measurement differ by {gap} in cosine, more than 0.02 and 5 %: do not rely on the"
+        " prediction for this design.",
+        "{label}: 예측과 측정의 코사인 차이 {gap}: 0.02와 5 %를 넘습니다. 이 설계에서는 예측에 기대지 마십시오.",
+    ),
     "card_prediction_red": ("disagree", "불일치"),
     "card_prediction_rule": (
         "Largest difference in cosine over the layers; green within 0.02 or 5 %, red beyond it by more than two"

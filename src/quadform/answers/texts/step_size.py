@@ -76,7 +76,7 @@ SENTENCES = {
         "초록: 이 단계의 학습률(또는 입력한 값)이 상한보다 작고 복사본 시험이 이론과 같음. 노랑: 시험하지 않았거나"
         " 수렴하지 않음. 빨강: 학습률이 더 크거나 시험이 이론과 다름.",
     ),
-    "card_trial_title": ("Test on a copy", "복사본 시험"),
+    "card_trial_title": ("Test on a copy, growth per step", "복사본 시험, 한 걸음의 배율"),
     "card_trial_green": ("as predicted", "예측대로"),
     "card_trial_red": ("contradicts", "맞지 않음"),
     "card_trial_rule": (

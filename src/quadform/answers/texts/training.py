@@ -13,7 +13,7 @@ SENTENCES = {
     "card_exact_green": ("learned", "배웠음"),
     "card_exact_yellow": ("partly learned", "일부 배움"),
     "card_exact_red": ("not learned", "배우지 못함"),
-    "card_exact_rule": ("Green from {limit1}, red below {limit0}.", "{limit1}부터 초록, {limit0} 미만이면 빨강."),
+    "card_exact_rule": ("Green from {limit0}, red below {limit1}.", "{limit0}부터 초록, {limit1} 미만이면 빨강."),
     "card_fit_title": ("Loss on held-out data", "따로 떼어 둔 자료의 손실"),
     "card_fit": ("The training loss is {train}.", "학습 손실: {train}."),
     "card_fit_green": ("generalises", "일반화함"),

@@ -5,7 +5,7 @@ from ...core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "Signal": ".answer",
+        "Signal": "...answers.signal",
         "SignalOpening": ".question",
         "SignalQuestion": ".question",
         "signal": ".call",

@@ -8,6 +8,6 @@ from ..asking import Door
 from .question import SignalOpening, SignalQuestion
 
 if TYPE_CHECKING:
-    from .answer import Signal
+    from ...answers.signal import Signal
 
 signal: Door[Signal] = Door(SignalQuestion, SignalOpening)

@@ -1,9 +1,4 @@
-"""Curves: what was measured of each stack of blocks, and the record of them.
-
-Record "signal": `inputs["curves"]` describes curve i; its tensors are `i/MEASURE` and `i/MEASURE/stderr` (depth + 1,),
-`i/predicted/MEASURE` (depth + 1,), `i/heads/MEASURE` (depth, heads), `i/kernel/LAYER` (T, T) and
-`i/jacobian/NAME` (levels of the singular values); scalars are `LABEL/MEASURE` after the last block.
-"""
+"""Curves: what was measured of each stack of blocks, and the record of them that `answers.signal` reads."""
 
 from __future__ import annotations
 
@@ -15,14 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...answers.signal import ENDS, Signal
 from ...core.record import Estimate, Provenance, Record
 from .jacobian import LEVELS, Isometry
 from .observe import Stack
-from .profiler import TOKENS
 
-KIND = "signal"
-#: What is measured after every block, and of a Jacobian.
-MEASURES, ENDS = (*TOKENS, "growth", "gradient"), ("smallest", "largest", "mean_square")
 #: A prediction agrees when it is this close to the measured cosine: absolutely, or relative to it.
 WITHIN = (0.02, 0.05)
 #: Kernels of longer sequences are left out of the record.
@@ -60,7 +52,7 @@ def record_of(curves: Sequence[Curve], inputs: dict[str, Any], made: Provenance)
     tensors: dict[str, Tensor] = {}
     for i, curve in enumerate(curves):
         _put(curve, f"{i}/", scalars, tensors)
-    return Record(KIND, inputs | {"curves": [_describe(c) for c in curves]}, scalars, tensors, made)
+    return Record(Signal.kind, inputs | {"curves": [_describe(c) for c in curves]}, scalars, tensors, made)
 
 
 def _describe(curve: Curve) -> dict[str, Any]:

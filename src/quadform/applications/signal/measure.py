@@ -9,12 +9,12 @@ error bars over networks. The model is left as it was. Definitions of the measur
 
 from __future__ import annotations
 
+from ...answers.signal import Signal
 from ...core.errors import InputError
 from ...core.question import Plan
 from ...core.record import Provenance
 from ...core.work import Work
 from ..subject import Subject
-from .answer import Signal
 from .curve import record_of
 from .question import SignalQuestion
 from .subjects import Drawing, Subjects

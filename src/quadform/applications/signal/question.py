@@ -58,7 +58,7 @@ class SignalQuestion(Question):
 
     @classmethod
     def answer(cls, record: Any) -> Any:
-        from .answer import Signal
+        from ...answers.signal import Signal
 
         return Signal(record)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...answers.signal import MEASURES
 from ...core.errors import InputError
 from ...core.record import Estimate
 from ...core.spec import ModelConfig
@@ -16,7 +17,7 @@ from ...curvature.refusals import first_not_finite
 from ...propagation.collapse import Moments, kernel_participation
 from ...propagation.profile import predict
 from .calls import Calls
-from .curve import MEASURES, Curve
+from .curve import Curve
 from .observe import Stack
 from .profiler import HEADS, Profiler
 

@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ...answers.spectrum import Spectrum, SpectrumDraft
+from ...answers.spectrum import Spectrum
+from ...answers.spectrum_draft import SpectrumDraft
 from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Provenance
