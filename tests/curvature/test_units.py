@@ -13,6 +13,7 @@ from quadform.core.designs import DESIGNS
 from quadform.core.errors import InputError
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 from quadform.curvature.units import find
+from quadform.kernels import programs
 from quadform.nn import Transformer
 
 F64 = torch.float64
@@ -286,3 +287,66 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all("forward" not in block.__dict__ for block in model.blocks)
     model.blocks[1].up.forward = own  # type: ignore[method-assign]
     assert gap(A @ v, want) == 0
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: Any) -> None:
+    """Programs as they are traced: what the compiler makes of them is not tested here."""
+    monkeypatch.setattr(programs, "compiled", lambda graph: graph)
+
+
+def made(A: Any) -> list[int]:
+    """How many programs there are for each kind of call."""
+    run = A.run.choice.ways[0].made[0].programs
+    return [len(found) for found in run.made.values()]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_one_program_for_all_blocks(make: Any, uncompiled: None) -> None:
+    model, batch = net()
+    risk = Risk(model, mse, batch, quiet=True)
+    V, A = risk.space.random(2, dtype=F64), make(risk, route="compiled-units")
+    assert gap(A @ V, make(risk) @ V) <= 1e-12
+    assert (A.route, A.why) == ("compiled-units", ())
+    assert made(A) == [1]
+    with torch.no_grad():  # weights, of one block too, are arguments of the program
+        model.blocks[1].norm.weight.mul_(1.5)
+    assert gap(A @ V, make(risk) @ V) <= 1e-12
+    assert made(A) == [1]
+
+
+def test_blocks_that_compute_something_else_have_programs_of_their_own(uncompiled: None) -> None:
+    """Same class and shapes, another scale: seen when the block is first run, in its numbers."""
+    model, batch = net()
+    own = model.blocks[2].up.forward
+    model.blocks[2].up.forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
+    risk = Risk(model, mse, batch, quiet=True)
+    v, A = risk.space.random(dtype=F64), hessian(risk, route="compiled-units")
+    for _ in range(2):
+        assert gap(A @ v, hessian(risk) @ v) <= 1e-12
+    assert made(A) == [2]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_programs_of_hugging_face_blocks(name: str, uncompiled: None) -> None:
+    """Of an encoder-decoder two for each side: the first block makes the biases that the others take."""
+    model, batch = tiny(name)
+    risk = Risk(model, data=batch, quiet=True)
+    v, A = risk.space.random(dtype=F64), hessian(risk, route="compiled-units")
+    for _ in range(2):
+        assert gap(A @ v, hessian(risk) @ v) <= 1e-6
+    assert (A.route, A.why) == ("compiled-units", ())
+    assert sum(made(A)) == {"gpt2": 1, "t5": 4}[name]
+
+
+def test_programs_that_cannot_be_made_give_way_to_units(monkeypatch: Any) -> None:
+    def refuse(graph: Any) -> Any:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(programs, "compiled", refuse)
+    model, batch = net()
+    risk = Risk(model, mse, batch, quiet=True)
+    v, A = risk.space.random(dtype=F64), hessian(risk, route="compiled-units")
+    assert gap(A @ v, hessian(risk) @ v) <= 1e-12
+    assert A.route == "units"
+    assert "cannot be compiled block by block (no compiler)" in A.why[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,16 @@ from torch.autograd import forward_ad
 
 from ..core.forward import alone
 from ..core.space import Vector
+from ..kernels.choice import default_precision
 from .kept import Kept
 from .risk import Risk
 from .settings import uncached, without_cache
 from .soundness import asymmetry, differ, direction, inner, length
 from .strategies import Prepared, Route, Strategy, Unsuitable
-from .units import NoUnit, Recomputed
+from .units import Missing, NoUnit, Recomputed
+
+if TYPE_CHECKING:
+    from .unit_programs import Programs
 
 Scalar = Callable[[Vector], Tensor]
 
@@ -27,19 +31,20 @@ Scalar = Callable[[Vector], Tensor]
 class ByUnits(Strategy):
     """Every unit keeps its input and is run again backwards; one vector after another."""
 
+    compile: bool = False  # one block, for all that compute the same
     made: list[Evaluation] = field(default_factory=list)  # one, once its derivatives were looked at
     fails: ClassVar[type[Exception]] = Exception
 
     @property
     def route(self) -> Route:
-        return "units"
+        return "compiled-units" if self.compile else "units"
 
     @property
     def how(self) -> str:
         return f"by its {len(self.kind.risk.units)} units, which are run again backwards"
 
     def cannot(self, vectors: int) -> str:
-        return "cannot be run by units"
+        return "cannot be compiled block by block" if self.compile else "cannot be run by units"
 
     def prepare(self, i: int, V: Vector, kept: Kept) -> Prepared:
         risk, split = self.kind.risk, self.kind.split or ""
@@ -50,11 +55,19 @@ class ByUnits(Strategy):
         if not self.made:
             if differ(risk, partial(Evaluation(risk, units).slopes, batch)):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
-            self.made.append(Evaluation(risk, units, self.kind.rows))
+            self.made.append(Evaluation(risk, units, self.kind.rows, self._programs()))
         (run,) = self.made
         if scalar is None:
             return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
         return Prepared(lambda V: self._each(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+
+    def _programs(self) -> Programs | None:
+        if not self.compile:
+            return None
+        from .unit_programs import Programs  # loads torch's tracer
+
+        ten_bits = self.kind.risk.device.type == "cuda" and default_precision() == "tf32"  # torch may take TF32 then
+        return Programs("halves" if ten_bits else "torch")
 
 
 def _without(risk: Risk) -> str:
@@ -66,8 +79,14 @@ def _without(risk: Risk) -> str:
 class Evaluation:
     """Derivatives of a risk with some modules as units, over `rows` of its parameters."""
 
-    def __init__(self, risk: Risk, units: Mapping[str, nn.Module], rows: tuple[str, ...] | None = None) -> None:
-        self.risk, self.units = risk, units
+    def __init__(
+        self,
+        risk: Risk,
+        units: Mapping[str, nn.Module],
+        rows: tuple[str, ...] | None = None,
+        programs: Programs | None = None,
+    ) -> None:
+        self.risk, self.units, self.programs = risk, units, programs
         self.rows = risk.space.names if rows is None else rows
         assert isinstance(risk.model, nn.Module)
         every = dict(risk.model.named_parameters())
@@ -82,7 +101,7 @@ class Evaluation:
         sums: dict[str, Tensor] = {}
         with alone, torch.enable_grad(), forward_ad.dual_level():
             theta = _moving(at, v)
-            run = self._run(theta, lambda name, g: _add(sums, name, forward_ad.unpack_dual(g).tangent), second=True)
+            run = self._run(theta, partial(_add, sums), second=True)
             with run.scope(), without_cache(self.risk.model):
                 value = scalar({**self.frozen, **theta})
             self._back(value, None, theta, run)
@@ -98,13 +117,16 @@ class Evaluation:
         return self._recorded(lambda: self.transposed(output, self.risk.params, v, curve)[0])
 
     def _recorded(self, product: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """A product, begun anew where something had to be prepared outside torch's forward mode."""
         try:
             return product()
+        except Missing as missing:
+            missing.make()
         except NotImplementedError:
             if self.recording:
                 raise
-        self.recording = True
-        return product()
+            self.recording = True
+        return self._recorded(product)
 
     def transposed(
         self, function: Callable[[Vector], Tensor], at: Vector, v: Vector, curve: Callable[[Tensor], Tensor]
@@ -144,13 +166,14 @@ class Evaluation:
         return asymmetry(self.risk, lambda v: self.hessian(loss, near, v))
 
     def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
-        return Recomputed(self.units, self.risk.attention, theta, self.rows if theta else (), sink, second=second)
+        rows = self.rows if theta else ()
+        return Recomputed(self.units, self.risk.attention, theta, rows, sink, second=second, programs=self.programs)
 
     def _back(self, out: Tensor, cotangent: Tensor | None, theta: Vector, run: Recomputed) -> None:
         found = _gradients(out, [*(theta[n] for n in self.rows), run.anchor], cotangent, self.recording)
         for n, g in zip(self.rows, found[:-1], strict=True):
-            if g is not None:
-                run.sink(n, g)
+            if g is not None and (part := run.wanted(g)) is not None:
+                run.sink(n, part)
 
     def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         params = self.risk.params
@@ -169,6 +192,5 @@ def _gradients(out: Tensor, at: list[Tensor], cotangent: Tensor | None, recordin
     return torch.autograd.grad(out, at, cotangent, create_graph=recording, retain_graph=False, allow_unused=True)
 
 
-def _add(sums: dict[str, Tensor], name: str, part: Tensor | None) -> None:
-    if part is not None:
-        sums[name] = sums[name] + part.detach() if name in sums else part.detach()
+def _add(sums: dict[str, Tensor], name: str, part: Tensor) -> None:
+    sums[name] = sums[name] + part.detach() if name in sums else part.detach()

@@ -35,6 +35,7 @@ def predict(operators: int, eager: float, products: int, device: str, *, retaine
         "traced": trace + products * eager * TRACED[kind][way],
         "compiled": trace + COMPILE_S[kind] * operators + products * eager * COMPILED[kind][way],
         "units": products * eager * UNITS[kind][way],
+        "compiled-units": trace + products * eager * UNITS[kind][way],
     }
 
 
@@ -42,8 +43,8 @@ def measure(products: Products, v: Vector, scale: float = 1.0) -> dict[Route, fl
     """Seconds of the expected products by each route, from eager ones, `scale` times as long, and one forward pass."""
     run, risk = products.by("eager"), products.kind.risk
     eager = scale * min(timed(run, v) for _ in range(2))  # the first also loads and warms up
-    if run.route == "units":  # nothing else fits the memory
-        return {"units": products.expected * run.group.most(eager)}
+    if run.route == "units":  # nothing else fits the memory, whatever is asked for
+        return dict.fromkeys(("units", "eager", "traced", "compiled"), products.expected * run.group.most(eager))
     counting = Count()  # type: ignore[no-untyped-call]  # torch's
     with risk.context(), torch.no_grad(), counting as counted:
         for batch in risk.batches[:1]:

@@ -7,6 +7,7 @@
             a CUDA graph for each batch; where torch may take TF32, large products are then in scaled float16.
 `units`     the repeated blocks of a model keep their inputs alone and are run again backwards (`units`): twice the time
             of an eager product, at the memory of one block. Taken where the others do not fit the memory.
+`compiled-units`  the same with one block compiled, for all that compute the same.
 `auto`      whichever is predicted to end first; the prediction is said in one line.
 """
 
@@ -33,7 +34,7 @@ from .strategies import ByForward, ByProgram, ByRetained, ByReverse, Kind, Route
 if TYPE_CHECKING:
     from .linear import Linearised
 
-ROUTES = ("eager", "traced", "compiled", "units", "auto")
+ROUTES = ("eager", "traced", "compiled", "units", "compiled-units", "auto")
 
 #: Programs of a route in the order in which they are tried, by whether they are compiled.
 _COMPILE: dict[Route, tuple[bool, ...]] = {"traced": (False,), "compiled": (True, False)}
@@ -92,25 +93,27 @@ def _nothing_left(kind: Kind, error: Unsuitable) -> str:
 
 def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     """The ways that the derivatives of the risk allow, those of the wanted route first."""
-    risk = kind.risk
+    risk, by_units = kind.risk, wanted in ("units", "compiled-units")
     why: list[str] = []
     programs = [ByProgram(kind, compile=compile) for compile in _COMPILE.get(wanted, ())]
     if programs and risk.writes:
         why.append(f"{kind.what}: cannot be {wanted} (training mode writes into buffers); step by step instead.")
         programs = []
     forward = risk.soundness.forward
-    if not forward and (programs or wanted == "units" or kind.scalar is None):
+    if not forward and (programs or by_units or kind.scalar is None):
         why.append(
             f"{kind.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad` or an"
             " embedding leaves out its padding token; reverse passes alone (eager), which see what training sees."
         )
         programs = []
-    units = [ByUnits(kind, chunk)] if forward and (risk.units or wanted == "units") else []
-    ways: list[Strategy] = [*programs, *(units if wanted == "units" else ())]
+    units = [ByUnits(kind, chunk)] if forward and (risk.units or by_units) else []
+    ways: list[Strategy] = [*programs, *(units if by_units else ())]
+    if wanted == "compiled-units" and units:
+        ways.insert(0, ByUnits(kind, chunk, compile=True))
     ways += [ByRetained(kind, chunk)] if kind.scalar is not None else []
     ways += [ByForward(kind, k) for k in sorted({chunk, 1}, reverse=True)] if forward else []
     ways += [ByReverse(kind, chunk)] if kind.by_reverse is not None else []
-    ways += units if wanted != "units" else []
+    ways += [] if by_units else units
     for line in why:
         say(line)
     return Choice(tuple(ways), tuple(why))
@@ -194,8 +197,9 @@ class Products:
     def _fastest(self, v: Vector) -> Route:
         predicted = measure(self, v)
         route = fastest(predicted)
-        others = ", ".join(f"{name} {in_time(t)}" for name, t in predicted.items() if name != route)
-        if predicted.get("eager", predicted[route]) >= 2:  # below that nobody waits
+        faster = [name for name in predicted if name != route and "units" not in name]  # which save memory, not time
+        others = ", ".join(f"{name} {in_time(predicted[name])}" for name in faster)
+        if predicted["eager"] >= 2:  # below that nobody waits
             took = in_time(predicted[route])
             say(f"{self.kind.what}: {route} route for {self.expected} products, about {took} ({others})")
         return route

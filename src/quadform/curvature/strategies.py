@@ -39,7 +39,7 @@ from .soundness import PEAK, ROUNDING, ROUNDING_HALF, length
 if TYPE_CHECKING:
     from .linear import Linearised
 
-Route = Literal["eager", "traced", "compiled", "units", "auto"]
+Route = Literal["eager", "traced", "compiled", "units", "compiled-units", "auto"]
 
 #: The product of one batch with one vector: (theta, batch, v, names of the rows) -> image.
 Product = Callable[[Vector, Any, Vector, tuple[str, ...]], dict[str, Tensor]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ def taken(value: Any) -> tuple[list[Tensor], Any]:
     return tensors, _mapped(value, Tensor, take, _DEPTH)
 
 
-def filled(shape: Any, tensors: list[Any]) -> Any:
+def filled(shape: Any, tensors: Sequence[Any]) -> Any:
     """A structure with slots, the tensors in their places again."""
     return _mapped(shape, Slot, lambda slot: tensors[slot.i], _DEPTH)
 
@@ -45,8 +45,8 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any], depth: int) ->
     if not depth or value is None or isinstance(value, _PLAIN) or callable(value):
         return value
     if isinstance(value, tuple):
-        parts = [_mapped(part, kind, change, depth - 1) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        entries = [_mapped(part, kind, change, depth - 1) for part in value]
+        return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
     if isinstance(value, list):
         return [_mapped(part, kind, change, depth - 1) for part in value]
     mapping = isinstance(value, Mapping)
@@ -64,3 +64,17 @@ def _mapped(value: Any, kind: type, change: Callable[[Any], Any], depth: int) ->
         else:
             object.__setattr__(own, name, part)
     return own
+
+
+def signature(shape: Any, depth: int = _DEPTH) -> Hashable:
+    """What tells a structure with slots from others; objects that cannot be looked into are told by themselves."""
+    if isinstance(shape, str | int | float | bool | Slot | torch.dtype | torch.device | torch.Size | None):
+        return type(shape), shape
+    if not depth or isinstance(shape, _PLAIN) or callable(shape):
+        return id(shape)
+    if isinstance(shape, tuple | list):
+        return type(shape), tuple(signature(part, depth - 1) for part in shape)
+    items = dict(shape) if isinstance(shape, Mapping) else getattr(shape, "__dict__", None)
+    if items is None:
+        return id(shape)
+    return type(shape), tuple((str(name), signature(part, depth - 1)) for name, part in items.items())

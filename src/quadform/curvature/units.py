@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
@@ -30,11 +30,22 @@ from ..kernels.calls import Attention, AttentionBy
 from .retained import overwritten, written
 from .structures import filled, taken
 
+if TYPE_CHECKING:
+    from .unit_programs import Programs
+
 Sink = Callable[[str, Tensor], None]
 
 
 class NoUnit(Exception):
     """A part of a model cannot be a unit, and why."""
+
+
+class Missing(Exception):
+    """A program is wanted that has to be made first; `make()` does, outside torch's forward mode."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__("a program is missing")
+        self.make = make
 
 
 # --- which --------------------------------------------------------------------------------------------------------
@@ -81,10 +92,10 @@ class Recomputed:
     """Where the units of a model are run again backwards.
 
     `theta` are the tensors that stand for the measured parameters in this evaluation. Gradients in those of `rows` that
-    belong to a unit go to `sink(name, gradient)` as they are made; `anchor` is an input of such units, for
-    `torch.autograd.grad` to reach them. `second`: backwards with tangents, inside the level of forward mode in which
-    the model was run. `attention` answers torch's fused attention backwards too: torch's reverse pass leaves the scope
-    that is around the evaluation.
+    belong to a unit, or their tangents, go to `sink(name, gradient)` as they are made; `anchor` is an input of such
+    units, for `torch.autograd.grad` to reach them. `second`: backwards with tangents, inside the level of forward mode
+    in which the model was run. `attention` answers torch's fused attention backwards too: torch's reverse pass leaves
+    the scope that is around the evaluation. `programs` run the units in place of their own code.
     """
 
     def __init__(
@@ -96,11 +107,17 @@ class Recomputed:
         sink: Sink,
         *,
         second: bool,
+        programs: Programs | None = None,
     ) -> None:
         self.units, self.attention, self.sink, self.second = units, attention, sink, second
+        self.programs = programs
         self.names = {id(t): n for n, t in theta.items()}
         self.rows = set(rows)
         self.anchor = torch.zeros((), requires_grad=True)
+
+    def wanted(self, g: Tensor) -> Tensor | None:
+        """What of a gradient is wanted: backwards with tangents, its tangent."""
+        return forward_ad.unpack_dual(g).tangent if self.second else g
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -114,27 +131,19 @@ class Recomputed:
 
     def _call(self, name: str, unit: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         given, shape = taken((args, options))
-        weights: dict[str, Tensor] = dict(unit.named_parameters())
-        own = [self.names[id(w)] for w in weights.values() if id(w) in self.names]
-        moving = [t.requires_grad for t in given]
-        if not torch.is_grad_enabled() or not (own or any(moving)):
+        weights: dict[str, Tensor] = {**dict(unit.named_parameters()), **dict(unit.named_buffers())}
+        own = {self.names[id(w)] for w in weights.values() if id(w) in self.names}
+        if not torch.is_grad_enabled() or not (own or any(t.requires_grad for t in given)):
             return forward(*args, **options)
-        call = _Call(self, _Inside(unit, forward), shape, given, weights)
-        out, wrote = call.forward()
-        if wrote:
-            raise NoUnit(f"`{name}` writes into what it is given, as a cache of keys is")
-        results, form = taken(out)
-        active = [i for i, t in enumerate(results) if t.is_floating_point()]
-        if any(results[i].requires_grad for i in active):
-            raise NoUnit(f"`{name}` uses weights from outside it")
-        pairs = [forward_ad.unpack_dual(results[i]) for i in active]
-        anchor = self.anchor if self.rows & set(own) else None
-        inputs = [forward_ad.unpack_dual(t).primal for t, moves in zip(given, moving, strict=True) if moves]
-        values = [p.primal.detach() for p in pairs]
+        call = Call(self, name, _Inside(unit, forward), shape, given, weights)
+        results, form = call.forward() if self.programs is None else self.programs.forward(call)
+        call.keep()
+        pairs = [forward_ad.unpack_dual(results[i]) for i in call.active]
+        inputs = [forward_ad.unpack_dual(t).primal for t in given if t.requires_grad]
+        values, anchor = [p.primal for p in pairs], self.anchor if self.rows & own else None
         made = _Unit.apply(call, values, anchor, *inputs)  # type: ignore[no-untyped-call]  # torch's
-        call.keep(active)
-        for i, primal, pair in zip(active, made, pairs, strict=True):
-            results[i] = primal if pair.tangent is None else forward_ad.make_dual(primal, pair.tangent.detach())
+        for i, primal, pair in zip(call.active, made, pairs, strict=True):
+            results[i] = primal if pair.tangent is None else forward_ad.make_dual(primal, pair.tangent)
         return filled(form, results)
 
 
@@ -156,60 +165,87 @@ class _Inside(nn.Module):
         return self.run(*args, **options)
 
 
-class _Call:
-    """One call of a unit: what it was given, to run it again."""
+class Call:
+    """One call of a unit: tensors in its arguments, then its weights and buffers, to run it again."""
 
-    def __init__(self, by: Recomputed, inside: _Inside, shape: Any, given: list[Tensor], weights: dict[str, Tensor]):
-        self.by, self.inside, self.shape = by, inside, shape
-        self.given = [_Pair(t) for t in given]
-        self.weights = {n: _Pair(w) for n, w in weights.items()}
-        self.rows = [n for n, w in weights.items() if by.names.get(id(w)) in by.rows]
-        self.names = [by.names[id(weights[n])] for n in self.rows]
+    def __init__(
+        self, by: Recomputed, name: str, inside: _Inside, shape: Any, given: list[Tensor], weights: dict[str, Tensor]
+    ) -> None:
+        self.by, self.name, self.inside, self.shape, self.given = by, name, inside, shape, len(given)
+        self.weights = list(weights)
+        self.pairs = [_Pair(t) for t in (*given, *weights.values())]
+        self.moving = [i for i, t in enumerate(given) if t.requires_grad]
+        named = {i: by.names.get(id(w)) for i, w in enumerate(weights.values(), len(given))}
+        self.rows = {i: n for i, n in named.items() if n in by.rows}
+        self.active: list[int] = []  # numbers of the results that are differentiated
+        self.program: Callable[[list[Tensor]], list[Tensor | None]] | None = None  # does what `backward` does
 
-    def run(self, used: list[Tensor], weights: Mapping[str, Tensor]) -> tuple[Any, Any]:
-        """The result for some tensors as arguments and as weights, and the arguments afterwards."""
-        args, options = passed = filled(self.shape, used)
-        swapped = {f"unit.{n}": w for n, w in weights.items()}
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [p.tensor() for p in self.pairs]
+
+    def run(self, at: Sequence[Tensor]) -> tuple[Any, Any]:
+        """The result with some tensors in place of its own, and the arguments afterwards."""
+        args, options = passed = filled(self.shape, at[: self.given])
+        swapped = {f"unit.{n}": w for n, w in zip(self.weights, at[self.given :], strict=True)}
         return functional_call(self.inside, swapped, args, options), passed
 
-    def forward(self) -> tuple[Any, bool]:
-        """The result, and whether the arguments were written into."""
-        used = [p.tensor() for p in self.given]
-        out, passed = self.run(used, {n: p.tensor() for n, p in self.weights.items()})
+    def forward(self) -> tuple[list[Tensor], Any]:
+        """The tensors of the result, and its structure."""
+        at = self.tensors
+        out, passed = self.run(at)
         after, _ = taken(passed)
-        same = len(after) == len(used) and all(a is b for a, b in zip(after, used, strict=True))
-        return out, not same
+        if len(after) != self.given or any(a is not b for a, b in zip(after, at, strict=False)):
+            raise NoUnit(f"`{self.name}` writes into what it is given, as a cache of keys is")
+        results, form = taken(out)
+        if any(t.requires_grad for t in results):
+            raise NoUnit(f"`{self.name}` uses weights from outside it")
+        self.active = [i for i, t in enumerate(results) if t.is_floating_point()]
+        return results, form
 
-    def keep(self, active: list[int]) -> None:
-        """Of results, those with numbers `active` are differentiated."""
-        self.active = active
+    def keep(self) -> None:
+        """Forget what running again does not need."""
         if not self.by.second:
-            for pair in (*self.given, *self.weights.values()):
+            for pair in self.pairs:
                 pair.tangent = None
 
-    def pull(self, cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Derivatives in the inputs that move; those in weights go to the sink. What was kept is forgotten."""
+    def backward(self, at: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> list[Tensor]:
+        """Derivatives in the arguments that move and in the rows."""
         asked = [(i, g) for i, g in zip(self.active, cotangents, strict=True) if g is not None]
-        given, weights = [p.tensor() for p in self.given], {n: p.tensor() for n, p in self.weights.items()}
-        moving = [i for i, p in enumerate(self.given) if p.moves]
+        places = [*self.moving, *self.rows]
 
-        def outs(*at: Tensor) -> list[Tensor]:
-            used = list(given)
-            for i, t in zip(moving, at, strict=False):
+        def outs(*moved: Tensor) -> list[Tensor]:
+            used = list(at)
+            for i, t in zip(places, moved, strict=True):
                 used[i] = t
-            results, _ = taken(self.run(used, weights | dict(zip(self.rows, at[len(moving) :], strict=True)))[0])
+            results, _ = taken(self.run(used)[0])
             return [results[i] for i, _ in asked]
 
-        at = [*(given[i] for i in moving), *(weights[n] for n in self.rows)]
         with AttentionBy(self.by.attention):
-            found = reverse(self.inside.unit, outs, at, [g for _, g in asked])
-        self.given, self.weights = [], {}
-        for name, g in zip(self.names, found[len(moving) :], strict=True):
-            self.by.sink(name, g)
-        return [*found[: len(moving)]]
+            return reverse(self.inside.unit, outs, [at[i] for i in places], [g for _, g in asked])
+
+    def wanted(self, found: list[Tensor]) -> list[Tensor | None]:
+        """Of what `backward` gives: in rows, with tangents, the tangent alone."""
+        rows = found[len(self.moving) :]
+        return [*found[: len(self.moving)], *map(self.by.wanted, rows)]
+
+    def pull(self, cotangents: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Derivatives in the arguments that move; those in weights go to the sink. What was kept is forgotten."""
+        along = [dual(g) if self.by.second else g for g in cotangents if g is not None]
+        if self.program is None or len(along) < len(cotangents):
+            found: list[Tensor | None] = self.wanted(self.backward(self.tensors, cotangents))
+        else:
+            found = self.program([*self.tensors, *along])
+        self.pairs = []
+        for name, g in zip(self.rows.values(), found[len(self.moving) :], strict=True):
+            if g is not None:
+                self.by.sink(name, g)
+        return found[: len(self.moving)]
 
 
-def reverse(unit: nn.Module, function: Callable[..., Any], at: list[Tensor], cotangents: list[Tensor]) -> list[Tensor]:
+def reverse(
+    unit: nn.Module, function: Callable[..., Any], at: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
     """vjp of a function of a unit. Of some reverse rules (silu, mish, group norm) torch takes forward derivatives only
     while it records a graph of them."""
     with torch.no_grad():  # tangents need no history
@@ -242,11 +278,17 @@ class _Pair:
         return primal if self.tangent is None else forward_ad.make_dual(primal, self.tangent)
 
 
+def dual(t: Tensor) -> Tensor:
+    """A tensor with its tangent, or one of zeros."""
+    primal, tangent = forward_ad.unpack_dual(t)
+    return forward_ad.make_dual(primal, torch.zeros_like(primal)) if tangent is None else t
+
+
 class _Unit(torch.autograd.Function):
     """The node of a unit in the graph outside."""
 
     @staticmethod
-    def forward(ctx: Any, call: _Call, made: list[Tensor], *inputs: Tensor) -> Any:
+    def forward(ctx: Any, call: Call, made: list[Tensor], *inputs: Tensor) -> Any:
         ctx.call = call
         ctx.set_materialize_grads(False)
         return tuple(made)

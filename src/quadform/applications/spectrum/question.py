@@ -46,7 +46,7 @@ class SpectrumQuestion(ModelQuestion):
         "auto",
         "How products run: step by step, traced, compiled, block by block (`units`, least memory); `auto` takes what is"
         " predicted to end first.",
-        choices=("auto", "eager", "traced", "compiled", "units"),
+        choices=("auto", "eager", "traced", "compiled", "units", "compiled-units"),
     )
 
     def check(self) -> None:

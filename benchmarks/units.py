@@ -1,0 +1,201 @@
+"""Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
+
+    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small] [--tokens N]
+
+GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with a mask of ones, its own loss, float32 with TF32.
+Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
+fresh risk for each route: seconds of the first product (checks, tracing and compiling included), the median of the
+later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated. `$OUT` names a
+folder for the record where `--out` is not given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quadform.core import progress
+from quadform.core.record import Provenance, strict_json
+from quadform.curvature import Risk, functional, gauss_newton, hessian
+
+ROUTES = ("units", "compiled-units", "eager", "compiled")
+
+
+def gpt2(device: str, dtype: torch.dtype, shape: tuple[int, int], **sizes: Any) -> tuple[Any, dict[str, Tensor]]:
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(bos_token_id=0, eos_token_id=0, n_positions=max(1024, shape[1]), **sizes)
+    model = transformers.GPT2LMHeadModel(config).to(device, dtype).eval()
+    ids = torch.randint(0, config.vocab_size, shape, device=device)
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def gap(a: Any, b: Any) -> float:
+    off, size = (sum(float(t.double().square().sum()) for t in ts) for ts in ([a[n] - b[n] for n in b], b.values()))
+    return (off / size) ** 0.5
+
+
+def correct(device: str, routes: list[str]) -> dict[str, float]:
+    """Errors of a small model in float64, whose loss is outside (transformers take theirs in float32)."""
+    model, batch = gpt2(device, torch.float64, (2, 48), n_layer=2, n_head=2, n_embd=64, vocab_size=211)
+
+    def loss(out: Any, batch: Any) -> Tensor:
+        return torch.nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+    inputs = {k: t for k, t in batch.items() if k != "labels"}
+    data = {**inputs, "labels": batch["labels"]}
+    risk = Risk(model, loss, data, quiet=True)
+    v = risk.space.random(dtype=torch.float64, device=device)
+    with risk.context():
+        params = dict(model.named_parameters())
+        g = torch.autograd.grad(loss(model(**data), data), list(params.values()), create_graph=True)
+        inner = sum((a * v[n]).sum() for n, a in zip(params, g, strict=True))
+        want = dict(zip(params, torch.autograd.grad(inner, list(params.values())), strict=True))
+    found = {"hessian, units": gap(hessian(risk, route="units") @ v, want)}
+    for make in (gauss_newton, functional):
+        found[f"{make.__name__}, units"] = gap(make(risk, route="units") @ v, make(risk) @ v)  # type: ignore[operator]
+    if "compiled-units" in routes:
+        found["hessian, compiled-units"] = gap(hessian(risk, route="compiled-units") @ v, want)
+    return found
+
+
+def once(work: Callable[[], Any], device: str) -> float:
+    begun = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def cleared(device: str) -> float:
+    """GiB in use, after what is not held any more was freed; the peak is counted from here."""
+    gc.collect()
+    if device != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated() / 2**30
+
+
+def peak(device: str) -> float:
+    return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
+
+
+def measured(model: Any, batch: Any, make: Any, route: str, device: str, times: int) -> tuple[dict[str, Any], Any]:
+    before = cleared(device)
+    found, image = products(model, batch, make, route, device, times)
+    torch._dynamo.reset()
+    return found | {"left_gib": cleared(device) - before}, image
+
+
+def products(model: Any, batch: Any, make: Any, route: str, device: str, times: int) -> tuple[dict[str, Any], Any]:
+    risk = Risk(model, None, batch, quiet=True)
+    H: Any = make(risk, route=route)
+    v = risk.space.random(1, dtype=torch.float32, device=device, generator=torch.Generator(device).manual_seed(1))
+    first = once(lambda: H.apply(v), device)
+    most_first = peak(device)
+    cleared(device)
+    took = statistics.median(once(lambda: H.apply(v), device) for _ in range(times))
+    image = {n: t.cpu() for n, t in H.apply(v).items()}
+    found = {
+        "kind": make.__name__, "asked": route, "route": str(H.route), "first_s": first, "product_ms": 1e3 * took,
+        "peak_gib": peak(device), "peak_first_gib": most_first, "why": list(H.why),
+    }  # fmt: skip
+    return found, image
+
+
+def gradient(model: Any, batch: Any, device: str, compile: bool, times: int) -> dict[str, Any]:
+    params = list(model.parameters())
+    loss_of = torch.compile(lambda: model(**batch).loss) if compile else lambda: model(**batch).loss
+    work = lambda: torch.autograd.grad(loss_of(), params)  # noqa: E731
+    cleared(device)
+    first = once(work, device)
+    cleared(device)
+    took = statistics.median(once(work, device) for _ in range(times))
+    name = "compiled gradient" if compile else "eager gradient"
+    return {
+        "kind": name,
+        "asked": "",
+        "route": "",
+        "first_s": first,
+        "product_ms": 1e3 * took,
+        "peak_gib": peak(device),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"{'':22}{'route':>16}{'first s':>10}{'ms':>10}{'x gradient':>12}{'GiB':>8}{'error':>10}{'left GiB':>10}")
+    for r in rows:
+        ratio, error, left = (r.get(k, float("nan")) for k in ("ratio", "error", "left_gib"))
+        print(
+            f"{r['kind']:22}{r['route']:>16}{r['first_s']:>10.1f}{r['product_ms']:>10.1f}{ratio:>12.2f}"
+            f"{r['peak_gib']:>8.1f}{error:>10.1e}{left:>10.2f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--limit", type=float, default=420.0)
+    parser.add_argument("--routes", nargs="+", default=list(ROUTES))
+    parser.add_argument("--tokens", type=int, help="one sequence of so many tokens, units alone")
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    device, began = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic()
+    small = options.small or device == "cpu"
+    out = options.out or (Path(os.environ["OUT"]) / "units.json" if os.environ.get("OUT") else None)
+    progress.quiet = True
+    torch.set_float32_matmul_precision("high")
+    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=device)), "rows": []}
+    record["errors in float64"] = correct(device, [] if small else options.routes)
+    print(record["errors in float64"], flush=True)
+    if any(error > 1e-9 for error in record["errors in float64"].values()):
+        sys.exit("products are wrong; nothing was timed")
+    sizes: Any = {"n_layer": 4, "n_head": 2, "n_embd": 64, "vocab_size": 503} if small else {}
+    shape = (1, options.tokens) if options.tokens else (2, 32) if small else (8, 1024)
+    model, batch = gpt2(device, torch.float32, shape, **sizes)
+    times, rows = (3, record["rows"])
+    long = options.tokens is not None
+    if not long:
+        rows += [gradient(model, batch, device, compile, times) for compile in (False, *([True] * (not small)))]
+    wants = [(hessian, r) for r in (("units",) if long else options.routes)] + [(gauss_newton, "units")] * (not long)
+    truth: Any = None
+    for make, route in sorted(wants, key=lambda w: w[1] != "eager"):
+        if time.monotonic() - began > options.limit:
+            print("time is up", file=sys.stderr)
+            break
+        try:
+            row, image = measured(model, batch, make, route, device, times)
+        except torch.OutOfMemoryError as error:
+            print(f"{make.__name__}, {route}: {str(error)[:120]}", file=sys.stderr)
+            continue
+        if make is hessian and route == "eager":
+            truth = image
+        elif make is hessian and truth is not None:
+            row["error"] = gap(image, truth)
+        if rows and not long:
+            row["ratio"] = row["product_ms"] / rows[1 if not small else 0]["product_ms"]
+        rows.append(row)
+        print(row, flush=True)
+        if out:
+            out.write_text(strict_json(record))
+    show(rows)
+
+
+if __name__ == "__main__":
+    main()
