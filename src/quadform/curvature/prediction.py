@@ -22,6 +22,8 @@ TRACED = {"cpu": (1.0, 0.38), "cuda": (0.9, 0.5)}
 COMPILED = {"cpu": (0.72, 0.29), "cuda": (0.4, 0.3)}
 UNITS = {"cpu": (2.0, 1.0), "cuda": (2.0, 1.0)}
 
+_SMALL_FIRST: tuple[Route, ...] = ("units", "compiled-units", "eager", "traced", "compiled")
+
 
 def predict(operators: int, eager: float, products: int, device: str, *, retained: bool = False) -> dict[Route, float]:
     """Seconds that `products` products take by each route, preparation included.
@@ -42,15 +44,14 @@ def predict(operators: int, eager: float, products: int, device: str, *, retaine
 def measure(products: Products, v: Vector, scale: float = 1.0) -> dict[Route, float]:
     """Seconds of the expected products by each route, from eager ones, `scale` times as long, and one forward pass."""
     run, risk = products.by("eager"), products.kind.risk
-    eager = scale * min(timed(run, v) for _ in range(2))  # the first also loads and warms up
-    if run.route == "units":  # nothing else fits the memory, whatever is asked for
-        return dict.fromkeys(("units", "eager", "traced", "compiled"), products.expected * run.group.most(eager))
+    eager = run.group.most(scale * min(timed(run, v) for _ in range(2)))  # the first also loads and warms up
+    if run.group.most(float(run.route == "units")):  # nothing else fits the memory, whatever is asked for
+        return dict.fromkeys(_SMALL_FIRST, products.expected * eager)
     counting = Count()  # type: ignore[no-untyped-call]  # torch's
     with risk.context(), torch.no_grad(), counting as counted:
         for batch in risk.batches[:1]:
             risk.run(risk.params, batch)
-    # The slowest process decides.
-    operators, eager = int(run.group.most(counted.operators)), run.group.most(eager)
+    operators = int(run.group.most(counted.operators))  # the slowest process decides
     return predict(operators, eager, products.expected, risk.device.type, retained=run.retained)
 
 
