@@ -54,3 +54,11 @@ def test_rows_of_an_embedding():
 def test_one_vector_is_refused():
     with pytest.raises(InputError, match="stack"):
         masses(Space((("a", (2,)),)), {"a": torch.ones(2)})
+
+
+def test_a_parameter_may_be_one_number() -> None:
+    """Shaped attention has gains without an axis: they have their share like any matrix."""
+    space = Space.of({"alpha": torch.zeros(()), "W": torch.zeros(2, 2)})
+    vectors = {"alpha": torch.tensor([1.0, 0.0]), "W": torch.ones(2, 2, 2) / 2}
+    found = masses(space, vectors)["matrix"]
+    assert found.share.tolist() == [[0.5, 0.5], [0.0, 1.0]]

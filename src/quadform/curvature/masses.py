@@ -69,4 +69,4 @@ def rows_of_embeddings(model: object, vectors: Vector, most: int = ROWS) -> dict
 
 
 def _squares(t: Tensor) -> Tensor:
-    return t.double().square().flatten(1).sum(1).cpu()
+    return t.double().square().reshape(len(t), -1).sum(1).cpu()
