@@ -31,6 +31,7 @@ __getattr__, __dir__, __all__ = attach(
         "doctor": ".applications.doctor",
         "verify": ".applications.verify",
         "compare": ".applications.compare",
+        "landscape": ".applications.landscape",
         "lr": ".applications.step_size",
         "why": ".applications.why",
         "toy": ".applications.attention",

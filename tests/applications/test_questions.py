@@ -54,6 +54,7 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
         {"tokens": 3, "d_model": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
     ),
     "taylor": (qf.taylor, {**PROBE, "along": ("grad", "update", "random"), "random": 1, "points": 5}),
+    "landscape": (qf.landscape, {**PROBE, "plane": "grad", "points": 3, "axes": 2}),
     "verify": (qf.verify, {"shapes": 2, "largest": 2, "seed": 1}),
     "doctor": (qf.doctor, {"dtype": "float32", "seed": 1}),
     "compare": (

@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = attach(
         "Answer": ".answer",
         "AttentionAnswer": ".attention",
         "Compare": ".compare",
+        "Landscape": ".landscape",
         "Limits": ".verdict",
         "Signal": ".signal",
         "Spectrum": ".spectrum",

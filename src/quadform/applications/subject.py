@@ -344,3 +344,13 @@ def _fits(model: Transformer, data: Dataset, name: str) -> None:
             raise InputError(
                 f"`{name}` has {key} {have}, the data {type(data).__name__} needs {wanted[key]}. Choose other data."
             )
+
+
+def weights_at(where: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of another checkpoint of the same model, as those of `like`."""
+    model = Opening(model=where).open().model
+    found = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
+    for n, t in like.items():
+        if n not in found or found[n].shape != t.shape:
+            raise InputError(f"`{where}` is another model: it has no {n} of shape {tuple(t.shape)}.")
+    return {n: found[n].detach().to(t) for n, t in like.items()}

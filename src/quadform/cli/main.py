@@ -57,6 +57,11 @@ VERBS = {
         "taylor.question:TaylorQuestion",
         "opening:Opening",
     ),
+    "landscape": Verb(
+        "the loss on a line or a plane through the model, and where its quadratic model holds",
+        "landscape.question:LandscapeQuestion",
+        "opening:Opening",
+    ),
     "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
     "reproduce": Verb(
         "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"

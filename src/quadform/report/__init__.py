@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = attach(
         "ablations": ".why",
         "block_bars": ".why",
         "ceilings": ".step_size",
+        "loss_map": ".landscape",
         "loss_bars": ".compare",
         "rank_lines": ".compare",
         "density_curve": ".spectral",

@@ -44,6 +44,7 @@ PAGES = {
     "step-size": "step_size",
     "spectrum": "spectral",
     "taylor": "taylor",
+    "landscape": "landscape",
     "attention": "attention",
     "signal": "signal",
     "training": "training",

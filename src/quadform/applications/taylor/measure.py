@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...answers.taylor import Taylor, TaylorDraft
 from ...core.errors import InputError
@@ -28,7 +28,7 @@ from ..probes import probe_of
 from ..room import Room, note_of
 from ..step_size.chosen import opened
 from ..step_size.question import StepSizeQuestion
-from ..subject import Subject
+from ..subject import Subject, weights_at
 from ..threads import fitting_threads
 from .question import DIRECTIONS, TaylorQuestion
 
@@ -60,7 +60,7 @@ class TaylorMeasurement:
         """Time and memory; one evaluation of the loss is timed for it."""
         risk, n = self.risk, self.risk.space.size
         room = Room.of(risk, (ROWS + 6) * n * risk.dtype.itemsize).require(risk)
-        forward = _seconds(risk) * self.subject.scale
+        forward = seconds_of_value(risk) * self.subject.scale
         each = DERIVATIVES + SEARCH + self.asked.points
         seconds = forward * (len(self.names) * each + self.searched * EIGEN * 9)
         text = (
@@ -112,7 +112,8 @@ class TaylorMeasurement:
             drawn = torch.Generator(self.risk.device).manual_seed(1000 * self.asked.seed + int(name.split()[1]))
             v = self.risk.space.random(dtype=self.risk.dtype, device=self.risk.device, generator=drawn)
         else:
-            return unit(self._towards(name))
+            here = self.risk.params
+            return unit({n: t - here[n] for n, t in weights_at(name, here).items()})
         falls = self.risk.space.inner(self.gradient, v) > 0
         return unit({n: -t if falls else t for n, t in v.items()})
 
@@ -127,17 +128,6 @@ class TaylorMeasurement:
     def _shared(self) -> dict[str, Any]:
         a = self.asked
         return {"params": a.params, "include_frozen": a.include_frozen, "train_mode": a.train_mode, "seed": a.seed}
-
-    def _towards(self, where: str) -> dict[str, Tensor]:
-        """From here to the weights of another checkpoint."""
-        from ..opening import Opening
-
-        other = Opening(model=where).open().model
-        found = dict(other.named_parameters()) if isinstance(other, nn.Module) else {}
-        for n, t in self.risk.params.items():
-            if n not in found or found[n].shape != t.shape:
-                raise InputError(f"`{where}` is another model: it has no {n} of shape {tuple(t.shape)}.")
-        return {n: found[n].detach().to(t) - t for n, t in self.risk.params.items()}
 
     def _along(self, v: Vector) -> dict[str, Any]:
         """The derivatives, both radii, and the loss beside its model out to twice the measured radius."""
@@ -159,7 +149,7 @@ class TaylorMeasurement:
         }
 
 
-def _seconds(risk: Any) -> float:
+def seconds_of_value(risk: Any) -> float:
     """Time of one evaluation of the loss; without weights from its work."""
     if isinstance(risk, Outline):
         return risk.seconds(1.0)

@@ -1,0 +1,139 @@
+"""Measuring a landscape: the plane, then its rows one by one, then the quadratic model on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...answers.landscape import Landscape, LandscapeDraft
+from ...core.progress import clock
+from ...core.question import Plan
+from ...core.record import Provenance
+from ...core.space import Vector
+from ...core.work import Work
+from ...curvature.landscape import Plane, evaluate, line, principal, quadratic, random_axis
+from ...curvature.operators import hessian
+from ...curvature.taylor import along, measured_radius, unit
+from ...distributed import current, shard
+from ...estimate.lanczos import ROWS, eigenpairs
+from ..probes import probe_of
+from ..room import Room, note_of
+from ..subject import Subject, weights_at
+from ..taylor.measure import EIGEN, seconds_of_value
+from ..threads import fitting_threads
+from .question import LandscapeQuestion
+
+
+class LandscapeMeasurement:
+    """One plane through one model, ready to be measured."""
+
+    def __init__(self, asked: LandscapeQuestion, subject: Subject) -> None:
+        self.asked, self.subject = asked, subject
+        self.risk = shard(subject.risk(asked), current())
+
+    @property
+    def axes(self) -> int:
+        """One for the line to one other checkpoint, else as asked."""
+        return 1 if len(self.asked.through) == 1 else self.asked.axes
+
+    def plan(self) -> Plan:
+        """Time and memory; one evaluation of the loss is timed for it."""
+        risk, n, count = self.risk, self.risk.space.size, self.asked.points**self.axes
+        room = Room.of(risk, (ROWS + 6) * n * risk.dtype.itemsize).require(risk)
+        products = (EIGEN if self.asked.plane != "random" and not self.asked.through else 0) + self.axes + 1
+        seconds = seconds_of_value(risk) * self.subject.scale * (count + 9 * products)
+        text = (
+            f"{note_of(risk)}plan: {count:,} points, {products} products, {clock(seconds)} in all; {room};"
+            f" {n:,} parameters; the model is not touched"
+        )
+        return Plan(text, products, seconds, room.bytes, {"points": count, "room": dataclasses.asdict(room)})
+
+    def measure(self, work: Work) -> Landscape:
+        """The loss at every point, or at as many rows as the time allows, marked partial."""
+        asked, risk, draft = self.asked, self.risk, LandscapeDraft()
+        with fitting_threads(risk), work.bar(asked.points**self.axes, "landscape"), work.in_time():
+            self.work = work
+            plane, reach = self.plane, self.reach
+            steps = torch.linspace(-1, 1, asked.points, dtype=torch.float64)
+            xs = reach[0][0] + (steps + 1) / 2 * (reach[0][1] - reach[0][0])
+            ys = reach[1][0] + (steps + 1) / 2 * (reach[1][1] - reach[1][0]) if self.axes == 2 else torch.zeros(1)
+            with torch.no_grad():
+                draft.take_loss(float(risk.value()))
+            draft.take_plane(plane.labels, plane.marks, xs, ys.double())
+            model = quadratic(risk, hessian(risk), plane, self._points(xs, ys))
+            draft.take_model(model.reshape(len(ys), len(xs)))
+            for j, y in enumerate(ys.tolist()):
+                points = self._points(xs, torch.tensor([y], dtype=torch.float64))
+                draft.take_row(j, work.piece(f"row {j + 1}", partial(evaluate, risk, plane, points), len(xs)))
+        inputs = {
+            "source": dict(self.subject.source),
+            "coverage": risk.coverage,
+            "notes": list(risk.notes),
+            **probe_of(risk.whole.batches),
+            "share": asked.share,
+            "partial": work.partial,
+        }
+        made = Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device)
+        return draft.answer(inputs, made)
+
+    def _points(self, xs: Tensor, ys: Tensor) -> Tensor:
+        """One row (x) or (x, y) a point, x running fastest."""
+        if self.axes == 1:
+            return xs[:, None]
+        return torch.stack([xs.repeat(len(ys)), ys.double().repeat_interleave(len(xs))], 1)
+
+    @cached_property
+    def plane(self) -> Plane:
+        asked, here = self.asked, self.risk.params
+        if asked.through:
+            others = [weights_at(where, here) for where in asked.through]
+            if len(others) == 1:
+                return line(here, others[0], ("this model", asked.through[0]))
+            return principal([*others, dict(here)], [*asked.through, "this model"])
+        if asked.plane == "random":
+            drawn = [torch.Generator(self.risk.device).manual_seed(1000 * asked.seed + i) for i in range(self.axes)]
+            axes: list[Vector] = [random_axis(here, g) for g in drawn]
+            labels = [f"random direction {i + 1}" for i in range(self.axes)]
+        else:
+            axes, labels = self._sharp()
+        return Plane(here, tuple(axes[: self.axes]), tuple(labels[: self.axes]), {"this model": (0.0,) * self.axes})
+
+    def _sharp(self) -> tuple[list[Vector], list[str]]:
+        asked, risk = self.asked, self.risk
+        wanted = self.axes if asked.plane == "top" else self.axes - 1
+        axes: list[Vector] = []
+        labels = []
+        if asked.plane == "grad":
+            axes, labels = [unit({n: -g for n, g in risk.gradient().items()})], ["down the gradient"]
+        if wanted:
+            options: dict[str, Any] = {"tol": asked.tol, "seed": asked.seed, "resume": self.work.state("eigenvectors")}
+            most = min(asked.products, risk.space.size)
+            pairs = eigenpairs(hessian(risk), top=wanted, max_products=most, **options)
+            axes += [{n: t[i] for n, t in pairs.vectors.items()} for i in range(wanted)]
+            labels += [f"eigenvector {i + 1}, lambda {e.value:.3g}" for i, e in enumerate(pairs.top[:wanted])]
+        return axes, labels
+
+    @property
+    def reach(self) -> list[tuple[float, float]]:
+        """From where to where each axis goes."""
+        asked, plane = self.asked, self.plane
+        if asked.span is not None:
+            return [(-asked.span, asked.span)] * self.axes
+        if asked.through:
+            ends = list(plane.marks.values())
+            spans = [(min(e[i] for e in ends), max(e[i] for e in ends)) for i in range(self.axes)]
+            return [(a - 0.25 * (b - a), b + 0.25 * (b - a)) for a, b in spans]
+        if asked.plane == "random":
+            return [(-1.0, 1.0)] * self.axes
+        radii = [self.work.piece(f"radius {i + 1}", partial(self._radius, axis)) for i, axis in enumerate(plane.axes)]
+        return [(-2 * r, 2 * r) for r in radii]
+
+    def _radius(self, axis: Vector) -> float:
+        found = along(self.risk, axis)
+        return (
+            1.0 if found.slope == found.curve == 0 else measured_radius(self.risk, axis, found, self.asked.share).value
+        )

@@ -1,0 +1,58 @@
+"""The question of `quadform landscape` and `qf.landscape`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import InputError
+from ...core.question import option, words_of
+from ..opening import ModelQuestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandscapeQuestion(ModelQuestion):
+    """The loss on a line or a plane through the model, and where its quadratic model holds.
+
+    Planes: the two sharpest directions (`top`), the gradient and the sharpest direction (`grad`), random directions
+    scaled to the weights filter by filter (`random`), or through other checkpoints of the same model: the line to one,
+    the plane through two, the principal plane of more.
+    """
+
+    verb = "landscape"
+    again = frozenset({"products"})
+
+    plane: str = option(
+        "top", "Which directions, where no other checkpoints are given.", choices=("top", "grad", "random")
+    )
+    through: tuple[str, ...] = option(
+        (), "Other checkpoints of the same model, commas between: the plane passes through them.", parse=words_of,
+        metavar="LIST", shown="(default: none)",
+    )  # fmt: skip
+    axes: int = option(2, "1 for a line, 2 for a plane.", least=1)
+    points: int = option(25, "Points along each axis.", least=3)
+    span: float | None = option(
+        None,
+        "How far the axes reach to each side.",
+        above=0,
+        metavar="FLOAT",
+        shown="(default: twice the radius of the quadratic model; 1 for random directions)",
+    )
+    share: float = option(0.1, "The quadratic model holds where it is wrong by less than this share.", above=0, below=1)
+    products: int = option(60, "Most Hessian-vector products for the eigenvectors.", least=1)
+    tol: float = option(1e-2, "Wanted relative residual of an eigenvector.", above=0)
+
+    def check(self) -> None:
+        if self.axes > 2:
+            raise InputError(f"axes={self.axes}: a landscape has one axis or two.")
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import LandscapeMeasurement
+
+        return LandscapeMeasurement(self, subject)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from ...answers.landscape import Landscape
+
+        return Landscape(record)
