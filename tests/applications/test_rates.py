@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from quadform.applications.trainer_files import trainer_files
 
 import quadform as qf
 from quadform.answers.texts import EN, KO
@@ -20,6 +19,7 @@ from quadform.applications.subject import open_subject
 from quadform.cli.main import main
 from quadform.core.errors import InputError
 from quadform.corpora import dataset
+from quadform.integrations.trainer_files import trainer_files
 from quadform.nn import Transformer
 from quadform.train import Schedule, TrainConfig, train
 from quadform.train.runs import open_run
