@@ -32,9 +32,9 @@ sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys
 ASKED: dict[str, tuple[list[str] | str, str]] = {
     "tyro": (["attention"], "This command"),
     "rich": (["ls", "designs"], "This command"),
-    "altair": (["report", "--out", "FOLDER"], "A figure"),
+    "altair": (["report", "--out", "FOLDER/out"], "A figure"),
     "vl_convert": (["reproduce", "growth", "--out", "FOLDER"], "A figure"),
-    "jinja2": (["report", "--out", "FOLDER"], "A figure"),
+    "jinja2": (["report", "--out", "FOLDER/out"], "A figure"),
     "starlette": (["explore", "--no-open"], "The live page"),
     "uvicorn": (["explore", "--no-open"], "The live page"),
     "websockets": (["explore", "--no-open"], "The live page"),
@@ -80,7 +80,7 @@ def test_a_missing_package_is_told_in_one_line(package: str, tmp_path: Path) -> 
             "    print('quadform: ' + str(error), file=sys.stderr)\n    sys.exit(getattr(error, 'exit_code', 1))"
         )
     else:
-        words = [str(tmp_path) if word == "FOLDER" else word for word in asked]
+        words = [word.replace("FOLDER", str(tmp_path)) for word in asked]
         code = f"from quadform.cli import main\nsys.exit(main({words!r}))"
     done = without([package], code)
     assert done.stderr == f"quadform: {what} needs {package}: pip install 'quadform[{EXTRAS[package]}]'\n"

@@ -48,7 +48,7 @@ def allocate(choices: Choices, budget: float) -> dict[str, int]:
     if budget < least:
         raise InputError(f"the budget of {budget:.4g} bits is below {least:.4g}, what the fewest bits everywhere take.")
     starts = [_alone(choices, by_matrix, budget), torch.stack([o[choices.size[o].argmin()] for o in by_matrix])]
-    best = min((_improve(choices, by_matrix, start, budget) for start in starts), key=choices.predicted)
+    best = min((_improve(choices, start, budget) for start in starts), key=choices.predicted)
     return {name: int(choices.bits[c]) for name, c in zip(choices.names, best, strict=True)}
 
 
@@ -76,7 +76,7 @@ def _alone(choices: Choices, by_matrix: Sequence[Tensor], budget: float, cells: 
     return torch.stack(chosen[::-1])
 
 
-def _improve(choices: Choices, by_matrix: Sequence[Tensor], chosen: Tensor, budget: float) -> Tensor:
+def _improve(choices: Choices, chosen: Tensor, budget: float) -> Tensor:
     """Change one matrix or two at a time while that lowers the prediction and fits the budget."""
     Q, size, owner = choices.curve, choices.size.double(), choices.owner
     while True:

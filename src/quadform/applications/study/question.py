@@ -109,6 +109,7 @@ class ReportOpening(Probe):
         return Opening(model=word, **{name: getattr(self, name) for name in options(Probe)} | changed)
 
     def open(self) -> Targets:
+        from ...report import packages  # noqa: F401  a missing one is told before the work
         from .targets import Targets
 
         return Targets(self.targets, self)
