@@ -39,7 +39,7 @@ class Landscape(Answer):
         return self.record.tensors["loss"]
 
     @property
-    def model(self) -> Tensor:
+    def quadratic(self) -> Tensor:
         """The quadratic model at the same points."""
         return self.record.tensors["model"]
 
@@ -65,9 +65,9 @@ class Landscape(Answer):
     def holds(self) -> Tensor:
         """(rows, columns) whether the quadratic model is wrong by at most the share of its own change; points where it
         hardly moves are judged by a hundredth of the largest change on the plane."""
-        change = (self.model - self.here.value).abs()
+        change = (self.quadratic - self.here.value).abs()
         floor = 0.01 * float(change.max())
-        return (self.loss - self.model).abs() <= self.share * change.clamp_min(floor)
+        return (self.loss - self.quadratic).abs() <= self.share * change.clamp_min(floor)
 
     @property
     def lowest(self) -> tuple[float, float, float]:
@@ -87,7 +87,7 @@ class Landscape(Answer):
 
     def table(self) -> Grid:
         rows = [
-            (float(x), float(y), float(self.loss[j, i]), float(self.model[j, i]))
+            (float(x), float(y), float(self.loss[j, i]), float(self.quadratic[j, i]))
             for j, y in enumerate(self.y)
             for i, x in enumerate(self.x)
             if math.isfinite(float(self.loss[j, i]))

@@ -92,7 +92,7 @@ def _plane(answer: Landscape, over: Rows, texts: Texts, style: Style) -> object:
 def _line(answer: Landscape, over: Rows, texts: Texts, style: Style) -> object:
     from .packages import alt
 
-    loss, model = answer.loss[0], answer.model[0]
+    loss, model = answer.loss[0], answer.quadratic[0]
     known = loss[loss.isfinite()]
     low, high = float(known.min()), float(known.max())
     roof, floor = high + 0.4 * (high - low), low - 0.4 * (high - low)
