@@ -37,13 +37,21 @@ from .strategies import Kind, Product, Route, Scalar
 
 
 def hessian(
-    risk: Risk, rows: str = "*", cols: str = "*", *, route: Route = "eager", chunk: int = CHUNK, products: int = 60
+    risk: Risk,
+    rows: str = "*",
+    cols: str = "*",
+    *,
+    route: Route = "eager",
+    chunk: int = CHUNK,
+    products: int | None = None,
 ) -> Operator:
     """H of the risk, or one of its named blocks: `hessian(risk, rows="*.W_Q", cols="*.W_V")`.
 
     A block differentiates once with respect to its rows and once along its columns; nothing else is computed. For all
     three operators: `route` is how products are run (`routes`), `products` how many are expected in all, from which
-    `route="auto"` chooses, and `chunk` how many vectors share one pass step by step.
+    `route="auto"` chooses, and `chunk` how many vectors share one pass step by step. Without `products`, `"auto"`
+    begins eagerly and takes a faster route once the products so far would have paid for preparing it; when depends on
+    time, so that results are the same up to rounding only.
     """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
@@ -64,7 +72,7 @@ def functional(
     split: str | None = None,
     route: Route = "eager",
     chunk: int = CHUNK,
-    products: int = 60,
+    products: int | None = None,
 ) -> Operator:
     """H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
     that of the module named by `split` (then over the parameters inside it)."""
@@ -95,7 +103,7 @@ def gauss_newton(
     split: str | None = None,
     route: Route = "eager",
     chunk: int = CHUNK,
-    products: int = 60,
+    products: int | None = None,
 ) -> Operator:
     """H_o = J^T (d2l/dF2) J, split at the network's output or, `split="layers.0.attn"`, at a module's output (then
     d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite)."""
@@ -191,7 +199,7 @@ class _RiskOperator(Operator):
         what: str,
         route: Route,
         chunk: int,
-        products: int,
+        products: int | None,
         scalar: Scalar | None = None,
         by_reverse: Product | None = None,
         split: str | None = None,

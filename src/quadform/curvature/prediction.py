@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter as clock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,8 @@ TRACED = {"cpu": (1.0, 0.38), "cuda": (0.9, 0.5)}
 COMPILED = {"cpu": (0.72, 0.29), "cuda": (0.4, 0.3)}
 UNITS = {"cpu": (2.0, 1.0), "cuda": (2.0, 1.0)}
 
+#: Seconds of eager products below which no other route is thought of.
+WORTH_LOOKING = 0.2
 _SMALL_FIRST: tuple[Route, ...] = ("units", "compiled-units", "eager", "traced", "compiled")
 
 
@@ -44,24 +48,56 @@ def predict(operators: int, eager: float, products: int, device: str, *, retaine
 def measure(products: Products, v: Vector, scale: float = 1.0) -> dict[Route, float]:
     """Seconds of the expected products by each route, from eager ones, `scale` times as long, and one forward pass."""
     run, risk = products.by("eager"), products.kind.risk
-    eager = run.group.most(scale * min(timed(run, v) for _ in range(2)))  # the first also loads and warms up
+    eager = run.group.most(
+        scale * min(timed(partial(run, v), risk.device) for _ in range(2))
+    )  # the first also loads and warms up
     if run.group.most(float(run.route == "units")):  # nothing else fits the memory, whatever is asked for
-        return dict.fromkeys(_SMALL_FIRST, products.expected * eager)
-    counting = Count()  # type: ignore[no-untyped-call]  # torch's
+        return dict.fromkeys(_SMALL_FIRST, (products.expected or 1) * eager)
+    return predict(operators_of(run), eager, products.expected or 1, risk.device.type, retained=run.retained)
+
+
+def operators_of(run: Products) -> int:
+    """Operators of one forward pass; of several processes the one that has most decides."""
+    risk, counting = run.kind.risk, Count()  # type: ignore[no-untyped-call]  # torch's
     with risk.context(), torch.no_grad(), counting as counted:
         for batch in risk.batches[:1]:
             risk.run(risk.params, batch)
-    operators = int(run.group.most(counted.operators))  # the slowest process decides
-    return predict(operators, eager, products.expected, risk.device.type, retained=run.retained)
+    return int(run.group.most(counted.operators))
 
 
-def timed(run: Products, v: Vector) -> float:
-    """Seconds of one product."""
-    begun = time.perf_counter()
-    run(v)
-    if run.kind.risk.device.type == "cuda":
+class Rent:
+    """Eager products so far, and when they would have paid for preparing a faster route.
+
+    A route with preparation B and c seconds a product is taken after m eager ones of c_0 seconds, the first m with
+    m c_0 >= B + m c. All n products then take m c_0 + B + (n - m) c = 2 B + n c, at most twice what that route alone
+    would have taken, and before that the eager ones are the best; up to two eager products, as m is a whole number and
+    the very first, which warms up, is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.products, self.seconds = 0, 0.0
+        self._operators: int | None = None
+
+    def add(self, products: int, seconds: float) -> None:
+        self.products, self.seconds = self.products + products, self.seconds + seconds
+
+    def best(self, run: Products) -> Route:
+        """The route that would have been best so far."""
+        if self.seconds < WORTH_LOOKING:
+            return "eager"
+        if self._operators is None:
+            self._operators = operators_of(run)
+        each, device = self.seconds / self.products, run.kind.risk.device.type
+        return fastest(predict(self._operators, each, self.products, device, retained=run.retained))
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of some work."""
+    begun = clock()
+    work()
+    if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - begun
+    return clock() - begun
 
 
 def fastest(predicted: dict[Route, float]) -> Route:

@@ -8,7 +8,8 @@
 `units`     the repeated blocks of a model keep their inputs alone and are run again backwards (`units`): twice the time
             of an eager product, at the memory of one block. Taken where the others do not fit the memory.
 `compiled-units`  the same with one block compiled, for all that compute the same.
-`auto`      whichever is predicted to end first; the prediction is said in one line.
+`auto`      whichever is predicted to end first; the prediction is said in one line. Where it is not known how many
+            products there will be, eager until the products so far would have paid for preparing another (`Rent`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..core.space import Vector
 from ..distributed.processes import group_of
 from .by_units import ByUnits
 from .kept import Kept
-from .prediction import fastest, in_time, measure
+from .prediction import Rent, fastest, in_time, measure, timed
 from .retained import TooLarge
 from .strategies import ByForward, ByProgram, ByRetained, ByReverse, Kind, Route, Strategy, Unsuitable
 
@@ -122,7 +123,7 @@ def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
 class Products:
     """k products with the sum over the batches of a risk. The way is chosen at the first one."""
 
-    def __init__(self, kind: Kind, route: Route, *, chunk: int = CHUNK, expected: int = 60) -> None:
+    def __init__(self, kind: Kind, route: Route, *, chunk: int = CHUNK, expected: int | None = None) -> None:
         if route not in ROUTES:
             raise InputError(f"route {route!r} is not one of {', '.join(map(repr, ROUTES))}.")
         self.kind, self.wanted, self.chunk, self.expected = kind, route, chunk, expected
@@ -131,6 +132,7 @@ class Products:
         group = self.group
         self.kept = Kept(kind.what, len(risk.batches), lambda: group.free_here(risk.device))
         self.choice: Choice | None = None
+        self.rent = Rent() if route == "auto" and expected is None else None
 
     @property
     def route(self) -> Route:
@@ -158,6 +160,25 @@ class Products:
         return Products(self.kind, route, chunk=self.chunk, expected=self.expected)
 
     def __call__(self, V: Vector) -> dict[str, Tensor]:
+        rent = self.rent
+        if rent is None:
+            return self._products(V)
+        if self.choice is None:
+            self.choice = choose(self.kind, "eager", self.chunk)
+            return self._products(V)  # the first also loads and warms up
+        images: dict[str, Tensor] = {}
+        seconds = self.group.most(timed(lambda: images.update(self._products(V)), self.kind.risk.device))
+        k = next(iter(V.values())).shape[0]
+        if k == 1 or self.retained:  # vectors that share a pass tell nothing about single ones
+            rent.add(k, seconds)
+        route = rent.best(self) if self.choice.ways[0].route == "eager" else "units"
+        if route not in ("eager", "units"):
+            say(f"{self.kind.what}: {route} from now on, for which {rent.products} products would have paid")
+            self.choice, self.rent = choose(self.kind, route, self.chunk), None
+            self.kept.clear()
+        return images
+
+    def _products(self, V: Vector) -> dict[str, Tensor]:
         risk, rows, k = self.kind.risk, self.kind.rows, next(iter(V.values())).shape[0]
         if not k:
             return {n: risk.params[n].new_zeros((0, *risk.params[n].shape)) for n in rows}
