@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
 from quadform.curvature import Risk, functional, gauss_newton, hessian
+from quadform.curvature.by_units import Evaluation
 from quadform.distributed.processes import Group
 
 F64 = torch.float64
@@ -161,3 +162,21 @@ def test_programs_that_do_not_fit_give_way_to_units(problem: Any, monkeypatch: A
     A @ risk.space.random(dtype=F64)
     assert A.route == "units"
     assert "a product does not fit the memory" in A.why[0]
+
+
+def test_a_gradient_that_does_not_fit_is_taken_by_units(problem: Any, monkeypatch: Any) -> None:
+    """The same gradient, at a small part of the memory."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    want, (whole, _) = risk.gradient(), allocated(risk.gradient)
+
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with risk.context():
+        least, left = allocated(lambda: Evaluation(risk, risk.units).gradient(batch, risk.params))
+    assert least < whole / 2
+    assert left == 0
+    monkeypatch.setattr("quadform.curvature.risk.gradients", full)
+    for n, t in risk.gradient().items():
+        torch.testing.assert_close(t, want[n])

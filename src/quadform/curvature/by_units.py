@@ -107,6 +107,10 @@ class Evaluation:
             self._back(value, None, theta, run)
             return self._whole(sums)
 
+    def gradient(self, batch: Any, at: Vector) -> dict[str, Tensor]:
+        """The gradient of the loss."""
+        return self.transposed(lambda p: self.risk.run(p, batch)[0], at, {}, torch.ones_like)[0]
+
     def gauss_newton(self, batch: Any, v: Vector, split: str | None) -> dict[str, Tensor]:
         """J^T (d2l/dF2) J v: forwards with tangents, backwards without."""
 

@@ -196,10 +196,17 @@ class Risk:
         return group_of(self.space).total(total or {n: torch.zeros_like(t) for n, t in at.items()}, at)
 
     def batch_gradient(self, params: Vector, batch: Any) -> dict[str, Tensor]:
-        """The gradient of the loss of one batch, inside a `context`."""
-        with torch.enable_grad():
-            at = {n: t.detach().requires_grad_() for n, t in params.items()}
-            return gradients(self.run(at, batch)[0], at)
+        """The gradient of the loss of one batch, inside a `context`; by units where memory runs out."""
+        try:
+            with torch.enable_grad():
+                at = {n: t.detach().requires_grad_() for n, t in params.items()}
+                return gradients(self.run(at, batch)[0], at)
+        except torch.OutOfMemoryError:
+            if not self.units:
+                raise
+        from .by_units import Evaluation
+
+        return Evaluation(self, self.units).gradient(batch, params)
 
     def run(
         self, params: Vector, batch: Any, split: str | None = None, shift: Tensor | None = None
