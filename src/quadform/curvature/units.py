@@ -235,7 +235,8 @@ class Call:
         if self.program is None or len(along) < len(cotangents):
             found: list[Tensor | None] = self.wanted(self.backward(self.tensors, cotangents))
         else:
-            found = self.program([*self.tensors, *along])
+            with AttentionBy(self.by.attention):  # as when it was compiled: the compiler looks at scopes
+                found = self.program([*self.tensors, *along])
         self.pairs = []
         for name, g in zip(self.rows.values(), found[len(self.moving) :], strict=True):
             if g is not None:
