@@ -96,3 +96,14 @@ def test_architecture_names_every_room() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     rooms = {p.parent.name for p in (ROOT / "src" / "quadform").glob("*/__init__.py")}
     assert not [room for room in rooms if f"`{room}/`" not in text]
+
+
+def test_monitor_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The complete script of docs/monitor.md: five readings, a record that can be read back."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "monitor.md").read_text()
+    own: dict = {}
+    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "monitor.md", "exec"), own)
+    assert capsys.readouterr().out.startswith("5 readings in 100 steps")
+    assert (tmp_path / "runs" / "watched" / "record.json").exists()
+    assert own["monitor"].last.entropy is not None

@@ -33,6 +33,7 @@ __getattr__, __dir__, __all__ = attach(
         "compare": ".applications.compare",
         "landscape": ".applications.landscape",
         "lr": ".applications.step_size",
+        "Monitor": ".applications.monitor",
         "why": ".applications.why",
         "toy": ".applications.attention",
         "vary": ".applications.attention",

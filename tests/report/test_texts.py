@@ -13,7 +13,23 @@ from quadform.report.texts import EN, KO, language
 
 #: Words that stay as they are in every language: names from code, formats, proper names.
 KEPT = {"H", "H_o", "H_f", "W_Q", "W_K", "λ_max", "λ_min", "SGD", "K", "FAC", "CSV", "SVG", "Python", "JSON", "MB"}
-KEPT |= {"M1", "M2", "M3", "float64", "base64", "quadform", "K-FAC", "_max", "_min", "resume", "Adam", "AdamW"}
+KEPT |= {
+    "M1",
+    "M2",
+    "M3",
+    "float64",
+    "base64",
+    "quadform",
+    "K-FAC",
+    "_max",
+    "_min",
+    "resume",
+    "Adam",
+    "AdamW",
+    "P",
+    "T",
+    "nat",
+}
 
 
 def places(sentence: str) -> list[str]:
@@ -89,6 +105,7 @@ def test_every_sentence_is_used() -> None:
         "compare",
         "summary",
         "prediction",
+        "monitor",
     )
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:
@@ -98,3 +115,11 @@ def test_every_sentence_is_used() -> None:
 def test_an_unknown_language_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownName, match=r"'kr' is not a language of the report \(en, ko\)"):
         language("kr")
+
+
+def test_every_page_has_a_name_for_its_stage() -> None:
+    """The summary of a page names what each record is about; a kind without a name could not be drawn."""
+    from quadform.report.page import PAGES
+
+    for texts in (EN, KO):
+        assert not [k for k in PAGES if f"stage_{'lr' if k == 'step-size' else k}" not in texts.sentences]

@@ -10,6 +10,7 @@ __getattr__, __dir__, __all__ = attach(
         "Compare": ".compare",
         "Landscape": ".landscape",
         "Limits": ".verdict",
+        "MonitorAnswer": ".monitor",
         "Signal": ".signal",
         "Spectrum": ".spectrum",
         "StepSize": ".step_size",

@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import FileError, InputError
+from ..core.errors import FileError, InputError, needing
 from ..core.space import LABELS
 from ..curvature.settings import measured
 from ..curvature.views import attention_views
@@ -24,6 +24,15 @@ from .reading import read_model, read_tokenizer
 
 #: The label that losses leave out.
 IGNORED = -100
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CurvatureCallback":  # a subclass of transformers' own, which is loaded for it
+        with needing("hf.CurvatureCallback"):
+            from .callback import CurvatureCallback
+
+            return CurvatureCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def load(

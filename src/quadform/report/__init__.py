@@ -23,6 +23,8 @@ __getattr__, __dir__, __all__ = attach(
         "export_figures": ".export",
         "drawn": ".page",
         "growth": ".attention.slopes",
+        "attention_course": ".monitor",
+        "monitored": ".monitor",
         "moments": ".attention.moments",
         "heads": ".depth",
         "heat_map": ".attention.heat",

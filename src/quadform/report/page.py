@@ -48,6 +48,7 @@ PAGES = {
     "attention": "attention",
     "signal": "signal",
     "training": "training",
+    "monitor": "monitor",
     "why": "why",
     "compare": "compare",
 }

@@ -43,7 +43,11 @@ class Stack:
 
 
 class Observer(Protocol):
-    """What is told while a model runs; every method may do nothing."""
+    """What is told while a model runs; every method may do nothing.
+
+    One that has a method `logits(stack, layer, number, S, visible)` is told the scores S before the softmax as well,
+    where they can be seen: not those of `nn.MultiheadAttention`.
+    """
 
     def tokens(self, stack: int, layer: int, X: Tensor) -> None:
         """X (batch, T, d) after `layer` blocks of a stack; layer 0 is what the first block reads."""
@@ -307,7 +311,7 @@ class _Seer(TorchFunctionMode):
                 S, visible = S + mask[rows], visible & _open(mask[rows])
             S = S.masked_fill(~visible, float("-inf"))
             A = torch.nan_to_num(S.softmax(-1)) if mask is not None else S.softmax(-1)
-            self._tell(A, visible, rows)
+            self._tell(A, visible, rows, S)
         self.number += 1
 
     @torch.no_grad()
@@ -320,12 +324,16 @@ class _Seer(TorchFunctionMode):
                 return
             A, input = A.unflatten(0, (B, -1)), input.unflatten(0, (B, -1))
         if A.shape[0] == B:
-            self._tell(A, _open(input), slice(0, B))
+            self._tell(A, _open(input), slice(0, B), input)
             self.number += 1
 
-    def _tell(self, A: Tensor, visible: Tensor, rows: slice) -> None:
-        if self.where is not None:
-            self.observer.attention(*self.where, self.number, A, visible.expand(A.shape), rows)
+    def _tell(self, A: Tensor, visible: Tensor, rows: slice, S: Tensor | None = None) -> None:
+        if self.where is None:
+            return
+        self.observer.attention(*self.where, self.number, A, visible.expand(A.shape), rows)
+        logits = getattr(self.observer, "logits", None)
+        if S is not None and logits is not None:
+            logits(*self.where, self.number, S, visible.expand(A.shape))
 
     # --- nn.MultiheadAttention gives its weights when asked ----------------------------------------------------------
     def ask_weights(self, module: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """Sentences about landscapes, in both languages."""
 
 EN = {
+    "stage_landscape": "landscape of the loss",
     "record_landscape": "Landscape of {name}",
     "landscape_title": "The loss around the model",
     "landscape_loss": "loss",
@@ -14,6 +15,7 @@ EN = {
 }
 
 KO = {
+    "stage_landscape": "손실 지형",
     "record_landscape": "{name}의 손실 지형",
     "landscape_title": "모델 주변의 손실",
     "landscape_loss": "손실",

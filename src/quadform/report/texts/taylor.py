@@ -1,6 +1,7 @@
 """Sentences about how far the quadratic model holds, in both languages."""
 
 EN = {
+    "stage_taylor": "quadratic model",
     "record_taylor": "Reach of the quadratic model of {name}",
     "taylor_title": "The loss beside its quadratic model",
     "taylor_axis": "distance r along the direction",
@@ -15,6 +16,7 @@ EN = {
 }
 
 KO = {
+    "stage_taylor": "이차 근사",
     "record_taylor": "{name}의 이차 근사가 맞는 거리",
     "taylor_title": "손실과 이차 근사",
     "taylor_axis": "방향을 따라 간 거리 r",
