@@ -23,7 +23,7 @@ from ...estimate.lanczos import eigenpairs
 from ...estimate.vectors import multiply, working_dtype
 
 #: Products of a full search at most, and rows of its basis: ten vectors or so, beside which a training run still fits.
-SEARCH, ROWS = 24, 10
+SEARCH, ROWS = 12, 10
 
 
 @dataclass(frozen=True)
