@@ -107,3 +107,13 @@ def test_monitor_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     assert capsys.readouterr().out.startswith("5 readings in 100 steps")
     assert (tmp_path / "runs" / "watched" / "record.json").exists()
     assert own["monitor"].last.entropy is not None
+
+
+def test_compress_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of pruning, as printed: half of the weights are gone from the model."""
+    own: dict = {}
+    text = (ROOT / "docs" / "compress.md").read_text()
+    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "compress.md", "exec"), own)
+    assert "hessian" in capsys.readouterr().out
+    weights = [own["model"][i].weight for i in (0, 2)]
+    assert sum(int((w == 0).sum()) for w in weights) == sum(w.numel() for w in weights) // 2

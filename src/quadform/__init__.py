@@ -45,6 +45,7 @@ __getattr__, __dir__, __all__ = attach(
         "solve": ".estimate",
         "spectrum": ".applications.spectrum",
         "taylor": ".applications.taylor",
+        "prune": ".applications.prune",
         "probe": ".integrations.hf",
         "signal": ".applications.signal",
         "study": ".applications.study",

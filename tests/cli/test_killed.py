@@ -44,6 +44,7 @@ COMMANDS = {
     "attention": ["--tokens", "6", "--d-model", "6", "--vary", "scale=0.01:1:60"],
     "verify": ["--shapes", "40", "--largest", "4"],
     "taylor": [MODEL, *PROBE, "--along", "grad,update", "--points", "5"],
+    "prune": [MODEL, *PROBE, "--batches", "2", "--products", "8"],
     "report": [MODEL, *PROBE, "--batches", "1"],
 }
 #: The same with fewer pieces, and what has pieces alone.

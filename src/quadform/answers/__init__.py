@@ -11,6 +11,7 @@ __getattr__, __dir__, __all__ = attach(
         "Landscape": ".landscape",
         "Limits": ".verdict",
         "MonitorAnswer": ".monitor",
+        "Pruned": ".prune",
         "Signal": ".signal",
         "Spectrum": ".spectrum",
         "StepSize": ".step_size",

@@ -62,6 +62,11 @@ VERBS = {
         "landscape.question:LandscapeQuestion",
         "opening:Opening",
     ),
+    "prune": Verb(
+        "which weights can go, and what it costs the loss: predicted and measured",
+        "prune.question:PruneQuestion",
+        "prune.question:PruneOpening",
+    ),
     "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
     "reproduce": Verb(
         "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"

@@ -29,6 +29,7 @@ __getattr__, __dir__, __all__ = attach(
         "heads": ".depth",
         "heat_map": ".attention.heat",
         "jacobians": ".isometry",
+        "prune_bars": ".prune",
         "spectrum": ".attention.figures",
         "taylor_lines": ".taylor",
         "texts": ".texts:",

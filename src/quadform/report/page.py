@@ -45,6 +45,7 @@ PAGES = {
     "spectrum": "spectral",
     "taylor": "taylor",
     "landscape": "landscape",
+    "prune": "prune",
     "attention": "attention",
     "signal": "signal",
     "training": "training",

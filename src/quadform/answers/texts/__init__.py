@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import attention, compare, landscape, monitor, shared, signal, spectrum, step_size, taylor, training, why
+from . import attention, compare, landscape, monitor, prune, shared, signal, spectrum, step_size, taylor, training, why
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,20 @@ class Texts:
 
 _PAIRS = {
     key: pair
-    for part in (shared, spectrum, attention, signal, step_size, taylor, landscape, why, compare, training, monitor)
+    for part in (
+        shared,
+        spectrum,
+        attention,
+        signal,
+        step_size,
+        taylor,
+        landscape,
+        prune,
+        why,
+        compare,
+        training,
+        monitor,
+    )
     for key, pair in part.SENTENCES.items()
 }
 EN = Texts("en", {key: pair[0] for key, pair in _PAIRS.items()})

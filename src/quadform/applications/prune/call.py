@@ -1,0 +1,13 @@
+"""`qf.prune`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..asking import Door
+from .question import PruneOpening, PruneQuestion
+
+if TYPE_CHECKING:
+    from ...answers.prune import Pruned
+
+prune: Door[Pruned] = Door(PruneQuestion, PruneOpening)

@@ -1,0 +1,86 @@
+"""The question of `quadform prune` and `qf.prune`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.question import option, words_of
+from ..opening import ModelQuestion, Opening
+
+#: How weights are chosen; each with how the others make up for them where nothing else is asked for.
+METHODS = {"magnitude": "none", "wanda": "none", "obd": "none", "sparsegpt": "sweep", "hessian": "hessian"}
+STRUCTURES = ("none", "2:4", "rows")
+COMPENSATIONS = ("none", "sweep", "least-squares", "hessian")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOpening(Opening):
+    """A model and several batches: the inputs of its matrices are measured on them."""
+
+    batches: int = option(8, "Batches of the calibration, those that are held out included.", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneQuestion(ModelQuestion):
+    """Which weights can go, and what does it cost?
+
+    For each method the loss is predicted to rise by g.d + d.Hd / 2, d the change of the weights, beside what it rises
+    by. The best model is written to `pruned/` in the folder that keeps the results; the model itself is not touched.
+    """
+
+    verb = "prune"
+
+    sparsity: float = option(0.5, "Share of the weights of linear maps to remove.", least=0, below=1)
+    method: tuple[str, ...] = option(
+        tuple(METHODS),
+        "How weights are chosen: magnitude, wanda, obd, sparsegpt, hessian (the smallest, compensated together).",
+        parse=words_of,
+        metavar="LIST",
+        shown="(default: all)",
+    )
+    structure: str = option("none", "Single weights, two of each four, or whole rows (outputs).", choices=STRUCTURES)
+    compensate: str = option(
+        "auto",
+        "How the other weights make up for them: not, one matrix at a time (sweep, least-squares), or all together"
+        " with H_o (hessian); auto: as the method does.",
+        choices=("auto", *COMPENSATIONS),
+    )
+    damping: float = option(0.1, "Damping of the curvature, as a share of the mean of its diagonal.", above=0)
+    products: int = option(60, "Most products with H_o for its diagonal, and for a solution.", least=8)
+    held_out: int | None = option(
+        None,
+        "Batches that are kept out of the calibration; the methods are compared on them.",
+        least=0,
+        metavar="INT",
+        shown="(default: a quarter of the batches)",
+    )
+    score: int = option(200, "Questions of the task's score, of a training run whose data have one; 0: none.", least=0)
+
+    def check(self) -> None:
+        if not self.method:
+            raise InputError(f"method=(): name at least one of {', '.join(METHODS)}.")
+        for name in self.method:
+            if name not in METHODS:
+                near = did_you_mean(name, METHODS)
+                raise UnknownName(f"unknown method {name!r}; choose from {', '.join(METHODS)}.{near}")
+        if self.structure == "2:4" and self.sparsity != 0.5:
+            raise InputError(f"2:4 removes one half of the weights; got sparsity={self.sparsity:g}. Give 0.5.")
+        if self.structure == "rows" and "sparsegpt" in self.method:
+            raise InputError("sparsegpt chooses single weights or 2:4, not rows; name the other methods.")
+
+    def compensation(self, method: str) -> str:
+        """How the kept weights make up for the others."""
+        return METHODS[method] if self.compensate == "auto" else self.compensate
+
+    def measurement(self, subject: Any = None) -> Any:
+        from .measure import PruneMeasurement
+
+        return PruneMeasurement(self, subject)
+
+    @classmethod
+    def answer(cls, record: Any) -> Any:
+        from ...answers.prune import Pruned
+
+        return Pruned(record)

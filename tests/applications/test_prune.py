@@ -1,0 +1,157 @@
+"""`quadform prune`: predicted beside measured, models that load again, structures, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quadform as qf
+from quadform.applications.opening import Opening
+from quadform.cli import main
+from quadform.core.errors import InputError, UnknownName
+from quadform.nn.transformer import Transformer
+
+MODEL = "new:pre-ln,depth=1,dim=8,heads=2"
+PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 4, "batches": 4, "dtype": "float64", "progress": False}
+
+
+def squared(output: Tensor, batch: Any) -> Tensor:
+    return (output - batch[1]).square().mean()
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[nn.Module, list[Any]]:
+    """A small network that was taught by another one, at its minimum nearly."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    student = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)).double()
+    draws = [torch.randn(64, 6, dtype=torch.float64) for _ in range(4)]
+    batches = [(x, teacher(x).detach()) for x in draws]
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
+    for step in range(400):
+        optimizer.zero_grad()
+        squared(student(batches[step % 4][0]), batches[step % 4]).backward()
+        optimizer.step()
+    return student, batches
+
+
+def test_predicted_is_measured_to_second_order(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Few small weights: slope and curvature say what the loss does, and the curvature is needed for it."""
+    model, batches = trained
+    found = qf.prune(model, batches, squared, method=("magnitude",), sparsity=0.03, held_out=0, progress=False)
+    (m,) = found.methods
+    flat = {n: p.detach() for n, p in model.named_parameters()}
+    risk = qf.Risk(model, squared, batches, quiet=True)
+    slope = float(sum(((found.weights[n] - flat[n]) * risk.gradient()[n]).sum() for n in found.weights))
+    assert abs(m.predicted - m.measured) < 0.1 * abs(slope - m.measured)
+    assert float(m.parts.sum()) == pytest.approx(m.predicted)
+    assert m.held is None
+
+
+def test_the_global_method_beats_the_others(trained: tuple[nn.Module, list[Any]]) -> None:
+    """At one half, on batches held out: all matrices together lose less than the smallest weights alone."""
+    model, batches = trained
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    found = qf.prune(model, batches, squared, progress=False)
+    rise = {m.name: m.held for m in found.methods}
+    assert rise["hessian"] < 0.5 * rise["magnitude"]
+    assert found.best is not None
+    assert found.best.held == min(rise.values())
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert "hessian" in str(found)
+
+
+def test_compensation_is_a_choice_of_its_own(trained: tuple[nn.Module, list[Any]]) -> None:
+    """The masks of one method with all compensations: the one that looks at the loss rises least on what it saw."""
+    model, batches = trained
+    ways = ("none", "sweep", "least-squares", "hessian")
+    options: dict[str, Any] = {"method": ("wanda",), "sparsity": 0.3, "held_out": 0, "progress": False}
+    found = {way: qf.prune(model, batches, squared, compensate=way, **options) for way in ways}
+    rise = {way: answer.methods[0].measured for way, answer in found.items()}
+    assert min(rise, key=lambda way: rise[way]) == "hessian"
+    assert len({round(r, 12) for r in rise.values()}) == 4
+    masks = [{n: t == 0 for n, t in answer.weights.items()} for answer in found.values()]
+    assert all(torch.equal(m[n], masks[0][n]) for m in masks for n in m)
+
+
+@pytest.mark.parametrize("structure", ["none", "2:4", "rows"])
+def test_the_model_loads_again(structure: str, tmp_path: Path) -> None:
+    """The best model lies in `pruned/`, opens as any other, and has the zeros that were stated."""
+    found = qf.prune(MODEL, **PROBE, method=("magnitude", "hessian"), structure=structure, out=tmp_path / "out")
+    model = Transformer.load(tmp_path / "out" / "pruned")
+    assert found.folder == tmp_path / "out" / "pruned"
+    state = model.state_dict()
+    for n, share in zip(found.matrices, found.best.zeros.tolist(), strict=True):
+        W = state[n].mT  # (out, in)
+        assert float((W == 0).double().mean()) == pytest.approx(share)
+        if structure == "2:4":
+            assert bool(((W.reshape(-1, 4) == 0).sum(1) == 2).all())
+        if structure == "rows":
+            assert set((W == 0).double().mean(1).tolist()) <= {0.0, 1.0}
+    total = sum(state[n].numel() for n in found.matrices)
+    assert found.best.sparsity == pytest.approx(0.5, abs=32 / total)
+    opening = Opening(model=str(found.folder), data="add:digits=1", batch_size=4, batches=4, dtype="float64")
+    again = opening.open()
+    assert float(again.risk(quiet=True).value()) > 0
+    assert qf.answers.Pruned.load(tmp_path / "out").methods[0].predicted == found.methods[0].predicted
+
+
+def test_a_hugging_face_folder_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """GPT-2 with Conv1D and a tied output: written as safetensors, opened again, the source not touched."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    before = hashes(tmp_path / "gpt")
+    words = ["prune", str(tmp_path / "gpt"), "--length", "8", "--batch-size", "2", "--batches", "2", "--products", "8"]
+    assert main([*words, "--method", "sparsegpt,hessian", "--out", str(tmp_path / "out")]) == 0
+    assert "predicted dL" in capsys.readouterr().out
+    assert hashes(tmp_path / "gpt") == before
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "pruned")
+    W = model.transformer.h[0].mlp.c_fc.weight
+    assert bool((W == 0).any())
+    assert not bool((model.transformer.wte.weight == 0).any())
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def test_a_training_run_has_its_score(tmp_path: Path) -> None:
+    """The task's own score before and after, on the test split."""
+    small: dict[str, Any] = {"data": "add:digits=1", "depth": 1, "d_model": 4, "heads": 2, "steps": 3, "batch_size": 2}
+    qf.fit(**small, test=4, out=tmp_path / "run", progress=False)
+    asked: dict[str, Any] = {"method": ("magnitude",), "batch_size": 2, "batches": 1, "progress": False}
+    found = qf.prune(str(tmp_path / "run"), **asked, score=10)
+    assert found.record.inputs["score"] == "exact"
+    assert 0 <= found.methods[0].score.value <= 1
+    assert qf.prune(str(tmp_path / "run"), **asked, score=0).methods[0].score is None
+
+
+def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) -> None:
+    """One sentence each: the share, the method, the structure, data, maps."""
+    model, batches = trained
+    for sparsity in (-0.1, 1.0, 1.5):
+        with pytest.raises(InputError, match=f"sparsity={sparsity:g}"):
+            qf.prune(model, batches, squared, sparsity=sparsity)
+    with pytest.raises(UnknownName, match=r"unknown method .wando.; choose from .* Did you mean"):
+        qf.prune(model, batches, squared, method=("wando",))
+    with pytest.raises(InputError, match="not rows"):
+        qf.prune(model, batches, squared, structure="rows")
+    with pytest.raises(InputError, match="one half"):
+        qf.prune(model, batches, squared, structure="2:4", sparsity=0.4)
+    with pytest.raises(InputError, match="multiple of 4"):
+        qf.prune(model, batches, squared, structure="2:4", method=("magnitude",), progress=False)
+    with pytest.raises(InputError, match="needs data"):
+        qf.prune(model, None, squared)
+    with pytest.raises(InputError, match="leave none"):
+        qf.prune(model, batches, squared, held_out=4)
+    norm = nn.LayerNorm(6).double()
+    with pytest.raises(InputError, match="nothing to prune"):
+        qf.prune(norm, [(b[0], b[0]) for b in batches], squared, progress=False)

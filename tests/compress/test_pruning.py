@@ -1,0 +1,132 @@
+"""Linear maps with the second moment of their inputs, and the step that prunes all of them together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quadform as qf
+from quadform.compress.maps import linear_maps, zeros_of
+from quadform.compress.pruning import curvature_of_rows, one_by_one, select
+from quadform.compress.surgeon import Surgeon
+from quadform.compress.together import Masked, step
+from quadform.core.errors import InputError
+from quadform.core.operator import Dense
+from quadform.core.space import Space
+from quadform.curvature import Risk
+from quadform.nn.transformer import Transformer
+from quadform.testing import check_operator
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Turned(nn.Module):
+    """x W + b with W stored (in, out), as GPT-2 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(gaussian(4, 3)), nn.Parameter(gaussian(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+def two_layers() -> tuple[nn.Module, list[Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), Turned()).double()
+    return model, [(gaussian(6, 5, seed=i), gaussian(6, 3, seed=10 + i)) for i in range(2)]
+
+
+def test_second_moments_are_those_of_the_inputs() -> None:
+    """S of each map is the mean of x x^T over all batches; the stored (in, out) one is known to be turned."""
+    model, batches = two_layers()
+    maps = linear_maps(Risk(model, lambda out, b: (out - b[1]).square().mean(), batches, quiet=True))
+    x = torch.cat([b[0] for b in batches])
+    hidden = model[2](model[1](model[0](x))).detach()
+    assert list(maps) == ["0.weight", "3.weight"]  # no bias, no norm
+    assert torch.allclose(maps["0.weight"].S, x.T @ x / 12)
+    assert torch.allclose(maps["3.weight"].S, hidden.T @ hidden / 12)
+    assert [m.transposed for m in maps.values()] == [False, True]
+    assert maps["3.weight"].matrix(model[3].weight).shape == (3, 4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_matrices_of_our_models(tied: bool) -> None:
+    """Raw matrices are maps; embeddings are none, also where they are the output."""
+    model = Transformer("pre-ln", depth=1, dim=4, heads=2, vocab=7, seq_len=5, tied=tied, dtype=torch.float64)
+    tokens = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(0))
+    maps = linear_maps(Risk(model, None, [{"tokens": tokens}], quiet=True))
+    inner = ["attn.W_Q", "attn.W_K", "attn.W_V", "attn.W_O", "mlp.W_1", "mlp.W_2"]
+    assert sorted(maps) == sorted([f"layers.0.{n}" for n in inner] + ["W_U"] * (not tied))
+
+
+def test_a_model_without_maps_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing to prune"):
+        linear_maps(
+            Risk(nn.LayerNorm(3).double(), lambda out, b: out.square().mean(), [(gaussian(2, 3), 0)], quiet=True)
+        )
+
+
+def quadratic(n: int = 12) -> tuple[Dense, Tensor, Tensor, Tensor]:
+    """A positive definite operator over two tensors, a gradient, weights, and a mask."""
+    A = gaussian(n, n)
+    space = Space.of({"a": torch.zeros(2, 3), "b": torch.zeros(n - 6)})
+    keep = torch.arange(n) % 3 != 0
+    return Dense(A @ A.T, space, symmetric=True, psd=True), gaussian(n, seed=1), gaussian(n, seed=2), keep
+
+
+def test_masked_is_the_part_between_kept_coordinates() -> None:
+    A, _, _, keep = quadratic()
+    M = Masked(A, A.domain.unflatten(keep))
+    check_operator(M)
+    assert torch.allclose(M.dense(), keep[:, None] * A.dense() * keep)
+
+
+@pytest.mark.parametrize("preconditioned", [True, False])
+def test_the_step_is_that_of_the_surgeon(preconditioned: bool) -> None:
+    """Conjugate gradients give the closed form of OBS for a set of weights, with gradient and damping."""
+    A, g, w, keep = quadratic()
+    named = [A.domain.unflatten(t) for t in (g, w, keep)]
+    diagonal = A.domain.unflatten(A.dense().diagonal()) if preconditioned else None
+    d, solved = step(A, *named, damping=0.3, diagonal=diagonal, method="cg", tol=1e-12)
+    exact = Surgeon.of(w, A.dense(), g, damping=0.3).step(torch.nonzero(~keep)[:, 0])
+    assert solved.converged
+    assert torch.allclose(A.domain.flatten(d), exact)
+    assert torch.equal(A.domain.flatten(d)[~keep], -w[~keep])
+
+
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "obd", "sparsegpt", "hessian"])
+@pytest.mark.parametrize("how", ["none", "sweep", "least-squares"])
+def test_masks_and_weights_agree(method: str, how: str) -> None:
+    """Weights are zero where the mask says so; `wanda` takes the same share of every row."""
+    model, batches = two_layers()
+    risk = Risk(model, lambda out, b: (out - b[1]).square().mean(), batches, quiet=True)
+    maps = linear_maps(risk)
+    W = {n: m.matrix(risk.params[n]) for n, m in maps.items()}
+    diagonal = {n: w.square() for n, w in W.items()}
+    chosen = select(method, maps, W, 0.5, "none", diagonal=diagonal, damping=0.01)
+    left = one_by_one(how, maps, W, chosen, 0.01)
+    assert zeros_of(left) == pytest.approx(0.5, abs=1 / 16)
+    for n, keep in chosen.keep.items():
+        assert bool((left[n][~keep] == 0).all())
+    if method == "wanda":  # each row loses the same share
+        assert chosen.keep["3.weight"].sum(1).tolist() == [2, 2, 2]
+    if how == "none":
+        assert all(torch.equal(left[n], W[n] * keep) for n, keep in chosen.keep.items())
+
+
+def test_the_diagonal_of_a_kronecker_product_is_kept() -> None:
+    """b_i S_jj is found again; noise of mean zero inside a row is not."""
+    S = gaussian(4, 4) @ gaussian(4, 4).T
+    b = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    noise = torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=torch.float64)
+    assert torch.allclose(curvature_of_rows(b[:, None] * S.diagonal() + noise, S), b[:, None] * S.diagonal())
+
+
+def test_the_names_are_public() -> None:
+    assert qf.compress.linear_maps is linear_maps
