@@ -44,6 +44,7 @@ __getattr__, __dir__, __all__ = attach(
         "explore": ".explorer.notebook",
         "solve": ".estimate",
         "spectrum": ".applications.spectrum",
+        "precond": ".applications.precond",
         "taylor": ".applications.taylor",
         "prune": ".applications.prune",
         "probe": ".integrations.hf",

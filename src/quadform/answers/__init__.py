@@ -15,6 +15,7 @@ __getattr__, __dir__, __all__ = attach(
         "Signal": ".signal",
         "Spectrum": ".spectrum",
         "StepSize": ".step_size",
+        "Precond": ".precond",
         "Taylor": ".taylor",
         "Training": ".training",
         "Verdict": ".verdict",

@@ -67,6 +67,11 @@ VERBS = {
         "prune.question:PruneQuestion",
         "prune.question:PruneOpening",
     ),
+    "precond": Verb(
+        "the Hessian as Adam, K-FAC, Shampoo and others see it: which makes it round, and what one step gains",
+        "precond.question:PrecondQuestion",
+        "precond.question:PrecondOpening",
+    ),
     "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
     "reproduce": Verb(
         "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"

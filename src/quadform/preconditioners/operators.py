@@ -143,3 +143,30 @@ def whole_block(name: str, base: Operator, domain: Space) -> Operator:
     """An operator on one tensor as the block of the tensor `name`."""
     ((_, shape),) = base.domain.parts
     return Packed(base, [Piece(name, (slice(None),) * len(shape), shape)], domain.select(name))
+
+
+@final
+class Seen(Operator):
+    """S H S, with S = P^-1/2: the Hessian as a step along P^-1 g sees it. Similar to P^-1 H, and symmetric."""
+
+    def __init__(self, S: Operator, H: Operator) -> None:
+        if S.domain.parts != H.domain.parts or not (S.symmetric and H.symmetric):
+            raise InputError(f"S H S takes two symmetric operators over the same tensors; got {S!r} and {H!r}.")
+        super().__init__(H.domain, dtype=H.dtype, device=H.device, symmetric=True, psd=H.psd)
+        self.S, self.H = S, H
+
+    def apply(self, V: Vector) -> dict[str, Tensor]:
+        return self.S.apply(self.H.apply(self.S.apply(V)))
+
+
+def mean_eigenvalue(P: Operator) -> float:
+    """The mean eigenvalue of an operator whose functions are closed forms: the scale of a damping."""
+    sums: list[float] = []
+
+    def noted(x: Tensor) -> Tensor:
+        sums.append(float(x.sum(dtype=torch.float64)))
+        return x
+
+    if P.spectral(noted) is None:
+        raise InputError(f"the eigenvalues of {P!r} are not known in closed form.")
+    return sum(sums) / P.domain.size

@@ -10,13 +10,14 @@ added the new gradient first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.space import Space, Vector
 from ..core.structured import Diagonal
 from ..curvature.risk import Risk
 from .operators import Blocks
@@ -32,6 +33,37 @@ def adam(optimizer: torch.optim.Optimizer, risk: Risk) -> Blocks:
 def adafactor(optimizer: torch.optim.Optimizer, risk: Risk) -> Blocks:
     """The root of Adafactor's second moment for the parameters of a risk, rank one for a matrix."""
     return _read(optimizer, risk, (torch.optim.Adafactor,), "step", _adafactor)
+
+
+def adam_after(gradients: Iterable[Vector]) -> Blocks:
+    """P of torch's Adam with its defaults once it has seen these gradients, the weights held."""
+    return _held(torch.optim.Adam, gradients, _adam)
+
+
+def adafactor_after(gradients: Iterable[Vector]) -> Blocks:
+    """P of torch's Adafactor with its defaults once it has seen these gradients, the weights held."""
+    return _held(torch.optim.Adafactor, gradients, _adafactor)
+
+
+def _held(kind: Callable[..., torch.optim.Optimizer], gradients: Iterable[Vector], denominator: Denominator) -> Blocks:
+    """The optimizer itself, at learning rate 0, on tensors of its own."""
+    params: dict[str, torch.nn.Parameter] = {}
+    optimizer: torch.optim.Optimizer | None = None
+    for g in gradients:
+        if optimizer is None:
+            params = {n: torch.nn.Parameter(torch.zeros_like(t)) for n, t in g.items()}
+            optimizer = kind(list(params.values()), lr=0.0, weight_decay=0.0)
+        for n, p in params.items():
+            p.grad = g[n].detach().clone()
+        optimizer.step()
+    if optimizer is None:
+        raise InputError("a preconditioner of gradients needs at least one; got none.")
+    (group,), space = optimizer.param_groups, Space.of(params)
+    found = {n: denominator(group, optimizer.state[p], p.detach()).detach() for n, p in params.items()}
+    count = int(optimizer.state[params[space.names[0]]]["step"])
+    return Blocks(
+        [Diagonal(found, space)], space, [f"{type(optimizer).__name__} after {count} gradients, weights held"]
+    )
 
 
 def _adam(group: Mapping[str, Any], state: Mapping[str, Any], p: Tensor) -> Tensor:

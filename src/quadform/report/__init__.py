@@ -25,6 +25,7 @@ __getattr__, __dir__, __all__ = attach(
         "growth": ".attention.slopes",
         "attention_course": ".monitor",
         "monitored": ".monitor",
+        "metric_ends": ".precond",
         "moments": ".attention.moments",
         "heads": ".depth",
         "heat_map": ".attention.heat",

@@ -46,6 +46,7 @@ PAGES = {
     "taylor": "taylor",
     "landscape": "landscape",
     "prune": "prune",
+    "precond": "precond",
     "attention": "attention",
     "signal": "signal",
     "training": "training",

@@ -10,7 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import attention, compare, landscape, monitor, prune, shared, signal, spectrum, step_size, taylor, training, why
+from . import (
+    attention,
+    compare,
+    landscape,
+    monitor,
+    precond,
+    prune,
+    shared,
+    signal,
+    spectrum,
+    step_size,
+    taylor,
+    training,
+    why,
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ _PAIRS = {
         step_size,
         taylor,
         landscape,
+        precond,
         prune,
         why,
         compare,

@@ -11,6 +11,9 @@ EN = {
     "stage_why": "what each part does",
     "stage_attention": "exact Hessian of one layer",
     "stage_compare": "designs side by side",
+    "stage_taylor": "reach of the quadratic model",
+    "stage_landscape": "landscape",
+    "stage_precond": "preconditioners",
 }
 
 KO = {
@@ -24,4 +27,7 @@ KO = {
     "stage_why": "각 요소가 하는 일",
     "stage_attention": "한 층의 정확한 헤시안",
     "stage_compare": "설계 비교",
+    "stage_taylor": "이차 근사가 맞는 거리",
+    "stage_landscape": "손실 지형",
+    "stage_precond": "전처리",
 }

@@ -1,0 +1,270 @@
+"""`qf.precond`: the Hessian as preconditioners see it, against dense matrices; refusals; resuming; its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quadform as qf
+from quadform import preconditioners as pre
+from quadform.answers import Precond
+from quadform.applications.precond.measure import participation
+from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.core.operator import Dense
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def squared(out: Tensor, batch: Any) -> Tensor:
+    return (out - batch[1]).square().sum(1).mean() / 2
+
+
+def linear(width: int = 4, out: int = 2) -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """A quadratic problem of one matrix."""
+    model = nn.Linear(width, out, bias=False).double()
+    scales = torch.logspace(0, -2, width, dtype=torch.float64)
+    return model, (drawn(20, width) * scales, drawn(20, out, seed=1))
+
+
+def small() -> tuple[nn.Module, list[tuple[Tensor, Tensor]], Any]:
+    """A small classifier on three batches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    batches = [(drawn(6, 3, seed=i), torch.arange(6) % 3) for i in range(3)]
+    return model, batches, lambda out, batch: nn.functional.cross_entropy(out, batch[1])
+
+
+def test_with_the_hessian_itself_both_ends_are_1() -> None:
+    """P = H of a quadratic: all eigenvalues are 1, the best step is 1 and leads to the minimum."""
+    model, batch = linear()
+    found = qf.precond(model, [batch], squared, methods=("none", "blocks"), damping=0, progress=False)
+    none, exact = found.seen
+    assert exact.top.value == pytest.approx(1, abs=1e-9)
+    assert exact.bottom.value == pytest.approx(1, abs=1e-9)
+    assert exact.ratio is not None
+    assert exact.ratio.value == pytest.approx(1)
+    assert found.roundest == exact
+    assert exact.participation.value == pytest.approx(8)
+    assert exact.step == pytest.approx(1)
+    assert none.top.value > 100 * none.bottom.value > 0
+    best = torch.linalg.lstsq(batch[0], batch[1]).solution.mT
+    fall = squared(batch[0] @ model.weight.detach().mT, batch) - squared(batch[0] @ best.mT, batch)
+    assert exact.decrease is not None
+    assert exact.decrease.value == pytest.approx(float(fall))
+    assert exact.measured == pytest.approx(float(fall))
+    assert none.decrease is not None
+    assert none.decrease.value < exact.decrease.value
+    assert "exact blocks" in found.said.en
+    assert "1 times apart" in found.said.en
+
+
+def test_exact_blocks_of_a_block_diagonal_problem() -> None:
+    """Two tensors that do not meet: their blocks are all of H."""
+    a, b = drawn(5, 3), drawn(6, 2, seed=1)
+    params = {"u": drawn(3, seed=2), "v": drawn(2, seed=3)}
+
+    def model(p: dict[str, Tensor], batch: Any) -> Tensor:
+        return (torch.cat([a @ p["u"], 10 * (b @ p["v"])]) - batch)[None]
+
+    batch = drawn(11, seed=4)
+    loss = lambda out, _: out.square().sum() / 2  # noqa: E731
+    found = qf.precond(model, [batch], loss, params=params, methods=("none", "blocks"), damping=0, progress=False)
+    x = found.by("blocks")
+    assert x is not None, found.refused
+    assert x.top.value == pytest.approx(1, abs=1e-9)
+    assert x.bottom.value == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "name", ["diagonal", "adam", "adafactor", "shampoo", "soap", "kfac", "ekfac", "psgd", "blocks"]
+)
+def test_ends_and_fall_are_those_of_dense_matrices(name: str) -> None:
+    """Both ends, the directions, slope and curvature of every preconditioner, from P as a matrix."""
+    model, batches, loss = small()
+    risk = qf.Risk(model, loss, batches)
+    each = [qf.Risk(model, loss, [batch]).gradient() for batch in batches]
+    made: dict[str, Any] = {
+        "diagonal": lambda: pre.diagonal(qf.gauss_newton(risk)),
+        "adam": lambda: pre.adam_after(each),
+        "adafactor": lambda: pre.adafactor_after(each),
+        "shampoo": lambda: pre.shampoo(each),
+        "soap": lambda: pre.soap(each),
+        "kfac": lambda: pre.kfac(risk),
+        "ekfac": lambda: pre.ekfac(risk),
+        "psgd": lambda: pre.psgd(qf.hessian(risk), steps=60),
+        "blocks": lambda: pre.block_diagonal(qf.gauss_newton(risk)),
+    }
+    P, H = made[name]().dense(), qf.hessian(risk).dense()
+    n = len(P)
+    if name not in ("adam", "adafactor"):
+        P = P + 0.1 * P.trace() / n * torch.eye(n, dtype=P.dtype)
+    values, U = torch.linalg.eigh(P)
+    S = (U * values**-0.5) @ U.mT
+    lam = torch.linalg.eigvalsh(S @ H @ S)
+    g = risk.space.flatten(risk.gradient())
+    d = S @ S @ g
+    x = qf.precond(model, batches, loss, methods=(name,), probes=n, tol=1e-8, progress=False).by(name)
+    assert x is not None
+    assert x.decrease is not None
+    assert x.measured is not None
+    assert x.top.value == pytest.approx(float(lam[-1]), rel=1e-6)
+    assert x.bottom.value == pytest.approx(float(lam[0]), rel=1e-6)
+    assert x.participation.value == pytest.approx(float(lam.square().sum() ** 2 / lam.pow(4).sum()), rel=1e-6)
+    assert x.slope == pytest.approx(float(g @ d), rel=1e-6)
+    assert x.curvature == pytest.approx(float(d @ H @ d), rel=1e-6)
+    assert x.decrease.value == pytest.approx(float((g @ d) ** 2 / (2 * d @ H @ d)), rel=1e-6)
+    assert x.ceiling is not None
+    assert x.ceiling.value == pytest.approx(float(2 / lam[-1]), rel=1e-6)
+    step = risk.space.unflatten(float(g @ d / (d @ H @ d)) * d)
+    after = risk.value({k: t - step[k] for k, t in risk.params.items()})
+    assert x.measured == pytest.approx(float(risk.value() - after), rel=1e-6)
+
+
+def test_the_error_of_the_fall_is_that_of_the_batches() -> None:
+    """Equal batches leave no error; with others it is the change when a batch has more weight, to first order."""
+    model, batches, loss = small()
+    same = qf.precond(model, [batches[0]] * 3, loss, methods=("none",), progress=False).seen[0].decrease
+    assert same is not None
+    assert same.error is not None
+    assert same.error < 1e-12
+    found = qf.precond(model, batches, loss, methods=("none",), progress=False).seen[0].decrease
+    risk = qf.Risk(model, loss, batches)
+    d, H = risk.space.flatten(risk.gradient()), qf.hessian(risk).dense()
+    alone = [qf.Risk(model, loss, [batch]) for batch in batches]
+    pairs = torch.tensor(
+        [[float(risk.space.flatten(r.gradient()) @ d), float(d @ qf.hessian(r).dense() @ d)] for r in alone]
+    )
+
+    def fall(weights: Tensor) -> Tensor:
+        s, c = (weights.double()[:, None] * pairs.double()).sum(0) / weights.sum()
+        return s**2 / (2 * c)
+
+    assert torch.allclose(fall(torch.ones(3)), (d @ d) ** 2 / (2 * d @ H @ d))
+    change = torch.autograd.functional.jacobian(fall, torch.ones(3, dtype=torch.float64))
+    error = (change.square().sum() * 3 / 2).sqrt()
+    assert found is not None
+    assert found.error == pytest.approx(float(error), rel=1e-5)
+
+
+def test_directions_are_counted_with_their_error() -> None:
+    lam = torch.logspace(0, -2, 60, dtype=torch.float64) * (-1) ** torch.arange(60)
+    Q = torch.linalg.qr(drawn(60, 60))[0]
+    A = Dense((Q * lam) @ Q.mT, qf.Space((("w", (60,)),)), symmetric=True)
+    found = participation(A, 40)
+    truth = float(lam.square().sum() ** 2 / lam.pow(4).sum())
+    assert found.error is not None
+    assert 0 < found.error < 0.3 * truth
+    assert abs(found.value - truth) < 4 * found.error
+
+
+def test_what_cannot_be_made_is_a_row_with_its_reason() -> None:
+    """Exact blocks of too many parameters; PSGD where H has a tensor of zeros; SOAP of one gradient."""
+    model = nn.Sequential(nn.Linear(70, 70), nn.Linear(70, 1)).double()
+    batch = (drawn(3, 70), drawn(3, 1))
+    found = qf.precond(
+        model, [batch], squared, methods=("none", "soap", "blocks"), products=10, probes=2, progress=False
+    )
+    assert [x.name for x in found.seen] == ["none"]
+    assert set(found.refused) == {"soap", "blocks"}
+    assert "one product a parameter" in found.refused["blocks"]
+    assert "got one gradient" in found.refused["soap"]
+    assert "not made" in str(found)
+
+
+def test_adam_is_read_from_its_state_and_code_in_a_file_is_refused(tmp_path: Path) -> None:
+    model, batches, loss = small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for batch in batches:
+        optimizer.zero_grad()
+        loss(model(batch[0]), batch).backward()
+        optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    state = tmp_path / "optimizer.pt"
+    found = qf.precond(model, batches, loss, methods=("adam",), optimizer_state=state, tol=1e-8, progress=False)
+    assert "optimizer.pt at step 3" in str(found)
+    risk = qf.Risk(model, loss, batches)
+    own = dict(model.named_parameters())
+    v = risk.space.flatten({n: optimizer.state[p]["exp_avg_sq"] for n, p in own.items()})
+    g = risk.space.flatten(risk.gradient())
+    P = ((0.999 * v + 0.001 * g**2) / (1 - 0.999**4)).sqrt() + 1e-8
+    lam = torch.linalg.eigvalsh(qf.hessian(risk).dense() / (P[:, None] * P).sqrt())
+    assert found.seen[0].top.value == pytest.approx(float(lam[-1]), rel=1e-6)
+
+    class Odd:
+        def __reduce__(self) -> Any:
+            return print, ("code",)
+
+    torch.save({"state": {}, "param_groups": [Odd()]}, tmp_path / "odd.pt")
+    with pytest.raises(FileError, match="cannot be read without running code in it") as refused:
+        qf.precond(model, batches, loss, optimizer_state=tmp_path / "odd.pt", progress=False)
+    assert "\n" not in str(refused.value)
+
+
+def test_refusals() -> None:
+    model, batch = linear()
+    with pytest.raises(UnknownName, match="Did you mean `kfac`"):
+        qf.precond(model, [batch], squared, methods=("kfak",))
+    with pytest.raises(InputError, match="at least one"):
+        qf.precond(model, [batch], squared, methods=())
+    with pytest.raises(InputError, match="read for Adam alone"):
+        qf.precond(model, [batch], squared, methods=("none",), optimizer_state="x.pt")
+
+
+def test_a_run_that_is_cut_short_is_taken_up(tmp_path: Path) -> None:
+    """With no time one preconditioner is measured; resumed, the record is that of one run."""
+    model, batches, loss = small()
+    asked: dict[str, Any] = {"methods": ("none", "adam", "kfac"), "progress": False}
+    whole = qf.precond(model, batches, loss, **asked)
+    found = qf.precond(model, batches, loss, **asked, out=tmp_path, max_time=1e-6)
+    assert found.partial
+    assert not found.ok
+    assert len(found.seen) < 3
+    assert "PARTIAL" in str(found)
+    found = qf.precond(model, batches, loss, **asked, out=tmp_path, resume=True)
+    assert found.ok
+    assert found.record.scalars.keys() == whole.record.scalars.keys()
+    for key, e in whole.record.scalars.items():
+        assert found.record.scalars[key].value == pytest.approx(e.value, rel=1e-9)
+    assert Precond.load(tmp_path).seen == found.seen
+
+
+def test_the_shortest_time_leads_to_an_end(tmp_path: Path) -> None:
+    """Every run adds a product or a piece, however little time it has."""
+    model, batch = linear()
+    asked: dict[str, Any] = {"methods": ("none", "adam"), "progress": False, "out": tmp_path, "max_time": 1e-6}
+    found = qf.precond(model, [batch], squared, **asked)
+    runs = 1
+    while found.partial and runs < 30:  # two spectra of 8 dimensions
+        found, runs = qf.precond(model, [batch], squared, **asked, resume=True), runs + 1
+    assert not found.partial
+
+
+def test_a_measured_difference_is_said_only_beyond_its_error() -> None:
+    """Of two that are level within two standard errors the verdict is undecided and names both."""
+    model, batches, loss = small()
+    found = qf.precond(model, batches, loss, methods=("adam", "none", "kfac"), progress=False)
+    (_, fall), *others = found.ranked
+    level = [x.name for x, e in others if e.value + e.reach >= fall.value - fall.reach]
+    assert ("may do as well" in found.said.en) == bool(level)
+    (verdict,) = found.verdicts()
+    adam = next(e for x, e in found.ranked if x.name == "adam")
+    assert verdict.number.value == pytest.approx(fall.value / adam.value)
+
+
+@pytest.mark.parametrize("lang", ["en", "ko"])
+def test_the_page_has_ends_and_bars(tmp_path: Path, lang: str) -> None:
+    model, batches, loss = small()
+    found = qf.precond(model, batches, loss, methods=("none", "adam"), progress=False)
+    (figure,) = found.figures(lang).values()
+    rows = [row for rows in figure.spec["datasets"].values() for row in rows]
+    assert {row["fall"] for row in rows if "fall" in row} == {x.decrease.value for x in found.seen if x.decrease}
+    assert {row["size"] for row in rows if "size" in row} == {
+        abs(e.value) for x in found.seen for e in (x.top, x.bottom)
+    }
+    assert found.report(tmp_path / "page.html", lang=lang).stat().st_size > 10_000
