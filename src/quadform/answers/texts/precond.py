@@ -28,7 +28,8 @@ SENTENCES = {
     "precond_far": (
         "The loss itself changed by {measured} at that step of {name}, not by {fall}: the quadratic model does not hold"
         " that far.",
-        "{name}의 그 걸음에서 손실은 {measured}만큼 줄었고, 예측은 {fall}입니다. 이차 근사가 그만큼 멀리는 맞지 않습니다.",
+        "{name}의 그 걸음에서 손실은 {measured}만큼 줄었고, 예측은 {fall}입니다. 이차 근사가 그만큼"
+        " 멀리는 맞지 않습니다.",
     ),
     "precond_round": (
         "{name} makes the Hessian roundest: its ends are {ratio} times apart.",
