@@ -106,7 +106,7 @@ def test_monitor_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "monitor.md", "exec"), own)
     assert capsys.readouterr().out.startswith("5 readings in 100 steps")
     assert (tmp_path / "runs" / "watched" / "record.json").exists()
-    assert own["monitor"].last.entropy is not None
+    assert own["monitor"].last.logits.shape == own["monitor"].last.entropy.shape == (2, 4)
 
 
 def test_compress_page_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from quadform.answers.monitor import MonitorAnswer
 from quadform.applications.monitor.heads import qk_norms
 from quadform.applications.monitor.pace import Share
 from quadform.applications.monitor.tracking import follow, search
+from quadform.applications.signal.observe import _scores
 from quadform.core.errors import InputError
 from quadform.core.operator import Dense
 from quadform.curvature.operators import hessian
@@ -163,6 +164,22 @@ def test_logits_entropy_and_norms_of_each_head() -> None:
     torch.testing.assert_close(reading.entropy[0].double(), entropy.detach(), rtol=1e-5, atol=1e-6)
     W_Q, W_K = (p.weight.T.unflatten(1, (HEADS, -1)).transpose(0, 1) for p in (block.q_proj, block.k_proj))
     torch.testing.assert_close(reading.qk[0], torch.linalg.matrix_norm(W_Q @ W_K.mT).detach())
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_logits_of_torch_s_own_attention(batch_first: bool, masked: bool) -> None:
+    """The softmax of the logits that are told is the attention that torch gives; their largest is what is read."""
+    torch.manual_seed(0)
+    mha = nn.MultiheadAttention(D, HEADS, batch_first=batch_first, dtype=torch.float64)
+    nn.init.normal_(mha.in_proj_bias)
+    x = torch.randn(2, 5, D, dtype=torch.float64)
+    x = x if batch_first else x.transpose(0, 1)
+    mask = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64) if masked else None
+    A = mha(x, x, x, attn_mask=mask, average_attn_weights=False)[1].detach()
+    S = _scores(mha, (x, x, x), {"attn_mask": mask})
+    torch.testing.assert_close((S if mask is None else S + mask).softmax(-1), A)
+    assert _scores(mha, (x, x, x), {"attn_mask": torch.ones(5, 5, dtype=torch.float64)}) is None
 
 
 def test_norms_inside_fused_matrices_and_of_shared_keys() -> None:

@@ -46,7 +46,7 @@ class Observer(Protocol):
     """What is told while a model runs; every method may do nothing.
 
     One that has a method `logits(stack, layer, number, S, visible)` is told the scores S before the softmax as well,
-    where they can be seen: not those of `nn.MultiheadAttention`.
+    where they can be seen.
     """
 
     def tokens(self, stack: int, layer: int, X: Tensor) -> None:
@@ -350,10 +350,31 @@ class _Seer(TorchFunctionMode):
         Y, A = out
         seen = A.detach() if A.ndim == 4 else A.detach()[None]
         if (seen.shape[0], seen.shape[-2]) == self.shape:
-            self._tell(seen, seen > 0, slice(0, len(seen)))
+            self._tell(seen, seen > 0, slice(0, len(seen)), _scores(module, args, kwargs))
             self.number += 1
         need, average = asked
         return Y, None if not need else A.mean(-3) if average else A
+
+
+@torch.no_grad()
+def _scores(module: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """Scores (batch, heads, queries, keys) of `nn.MultiheadAttention`; None where it adds keys or numbers to them."""
+    mask = kwargs.get("attn_mask")
+    adds = mask is not None and mask.is_floating_point() and bool((mask[mask.isfinite()] != 0).any())
+    if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn or adds:
+        return None
+    given = dict(zip(("query", "key"), args, strict=False)) | kwargs
+    biases = (None, None) if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    q, k = (
+        F.linear(given[n], W, b)
+        for n, W, b in zip(("query", "key"), module.in_proj_weight.chunk(3), biases, strict=False)
+    )
+    if q.ndim == 2:
+        q, k = q[None], k[None]
+    elif not module.batch_first:
+        q, k = q.transpose(0, 1), k.transpose(0, 1)
+    q, k = (_wide(t).unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for t in (q, k))
+    return module.head_dim**-0.5 * q @ k.mT
 
 
 def _open(logits: Tensor) -> Tensor:
