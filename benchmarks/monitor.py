@@ -5,8 +5,9 @@
 
 Two models that are copies of each other train on the same batches, one of them with a monitor, by `--overhead` or
 `--every`; blocks of `--block` steps alternate, so that both see the same machine. `share` is the monitor's own count,
-`ratio` the time of the watched steps over that of the others without the first block of each, in which the first
-reading, a full search, is made (`first_s`). `full_s` and `warm_s` are medians of single readings. `equal` says whether
+`ratio` the time of the watched steps over that of the others without the first block of each, in which, by
+overhead, the first reading is made: a full search (`first_s`).
+`full_s` and `warm_s` are medians of single readings. `equal` says whether
 both have the same weights in the end (on a GPU torch's own sums may differ from run to run).
 """
 
