@@ -45,6 +45,7 @@ __getattr__, __dir__, __all__ = attach(
         "solve": ".estimate",
         "spectrum": ".applications.spectrum",
         "precond": ".applications.precond",
+        "point": ".applications.point",
         "taylor": ".applications.taylor",
         "prune": ".applications.prune",
         "probe": ".integrations.hf",

@@ -53,6 +53,7 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
         qf.attention,
         {"tokens": 3, "d_model": 2, "d_k": 1, "d_v": 3, "sink": 0.5, "mask": "causal", "vary": "scale=0.1:1:3"},
     ),
+    "point": (qf.point, {**PROBE, "batches": 1, "polish": True, "steps": 1, "inertia": 100}),
     "taylor": (qf.taylor, {**PROBE, "along": ("grad", "update", "random"), "random": 1, "points": 5}),
     "landscape": (qf.landscape, {**PROBE, "plane": "grad", "points": 3, "axes": 2}),
     "prune": (qf.prune, {**PROBE, "batches": 4, "sparsity": 0.25, "products": 8, "held_out": 1}),

@@ -12,6 +12,7 @@ from quadform.answers.why import Why
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.report import spectral, training
 from quadform.report.html import render
+from quadform.report.page import PAGES
 from quadform.report.texts import EN, KO
 
 BLOCKS = ["layers.0.attn.W_V", "layers.1.mlp"]
@@ -99,3 +100,10 @@ def test_the_course_of_training_says_which_steps_it_compares() -> None:
     record = Record(kind="training", inputs=inputs, scalars={}, tensors=tensors, made=made())
     assert "2.5 (step 10) to 0.045 (step 500)" in Training(record).said("en")
     assert "reached 0.005" in training._headline(Training(record), EN)
+
+
+@pytest.mark.parametrize("texts", [EN, KO], ids=["en", "ko"])
+def test_every_kind_of_record_has_a_name_on_the_page(texts) -> None:
+    """`stage_KIND`: a page without it cannot be written."""
+    named = {"lr" if kind == "step-size" else kind for kind in PAGES}
+    assert {f"stage_{kind}" for kind in named} <= texts.sentences.keys()

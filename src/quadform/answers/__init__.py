@@ -16,6 +16,7 @@ __getattr__, __dir__, __all__ = attach(
         "Spectrum": ".spectrum",
         "StepSize": ".step_size",
         "Precond": ".precond",
+        "PointKind": ".kind",
         "Taylor": ".taylor",
         "Training": ".training",
         "Verdict": ".verdict",

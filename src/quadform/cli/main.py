@@ -52,6 +52,11 @@ VERBS = {
         "step_size.question:StepSizeQuestion",
         "step_size.question:StepSizeOpening",
     ),
+    "point": Verb(
+        "minimum, saddle, or still descending? gradient, decrement, signs of the curvature",
+        "point.question:PointQuestion",
+        "point.question:PointOpening",
+    ),
     "taylor": Verb(
         "how far the quadratic model of the loss holds along directions that matter",
         "taylor.question:TaylorQuestion",

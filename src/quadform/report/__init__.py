@@ -32,6 +32,7 @@ __getattr__, __dir__, __all__ = attach(
         "jacobians": ".isometry",
         "prune_bars": ".prune",
         "spectrum": ".attention.figures",
+        "point_signs": ".point",
         "taylor_lines": ".taylor",
         "texts": ".texts:",
         "through_depth": ".depth",

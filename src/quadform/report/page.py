@@ -43,6 +43,7 @@ class Page:
 PAGES = {
     "step-size": "step_size",
     "spectrum": "spectral",
+    "point": "point",
     "taylor": "taylor",
     "landscape": "landscape",
     "prune": "prune",

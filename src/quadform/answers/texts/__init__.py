@@ -15,6 +15,7 @@ from . import (
     compare,
     landscape,
     monitor,
+    point,
     precond,
     prune,
     shared,
@@ -53,6 +54,7 @@ _PAIRS = {
     for part in (
         shared,
         spectrum,
+        point,
         attention,
         signal,
         step_size,

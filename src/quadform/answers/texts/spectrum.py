@@ -22,21 +22,6 @@ SENTENCES = {
         "All blocks are curved alike within a factor of {ratio}: one step size fits them.",
         "모든 블록의 곡률이 {ratio}배 안에서 비슷해 한 보폭이 모두에 맞습니다.",
     ),
-    "point_descends": (
-        "Not stationary: the gradient has norm {slope}, and one step at 1/λ_max lowers the loss of {loss} by at"
-        " least {drop} to second order.",
-        "정지점이 아닙니다. 기울기의 노름은 {slope}, 보폭 1/λ_max 한 걸음에 이차 근사로 손실 {loss} 중 {drop} 이상"
-        " 내려갑니다.",
-    ),
-    "point_saddle": (
-        "Stationary to {limit} of the loss, with λ_min {low} below 0: a saddle.",
-        "정지점입니다 (손실의 {limit} 이내). λ_min {low}, 0보다 작으므로 안장점입니다.",
-    ),
-    "point_minimum": (
-        "Stationary to {limit} of the loss, and λ_min {low} is not below 0 beyond its error: a minimum to second"
-        " order.",
-        "정지점입니다 (손실의 {limit} 이내). λ_min {low}, 오차를 넘어 0보다 작지 않으므로 이차 근사로는 극소점입니다.",
-    ),
     "card_downwards_title": ("Negative curvature", "음의 곡률"),
     "card_downwards": (
         "{share} of the curvature (sum of |λ|) is negative; Gauss-Newton methods do not see that part.",
