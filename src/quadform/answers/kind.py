@@ -20,7 +20,7 @@ from ..core.errors import FileError
 from ..core.record import Estimate, Record, write_atomically
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number
-from .point import POLISHED, Point
+from .point import POLISHED, STATIONARY, Point
 from .verdict import NOTHING, Said, Status, Verdict, say
 
 #: The unit direction of the smallest eigenvalue.
@@ -73,7 +73,24 @@ class PointKind(Answer):
         needed = ("loss", "gradient_norm", "descent", "lambda_max", "lambda_min")
         if any(name not in s for name in needed):
             return None
-        return Point(*(s[name] for name in needed), zero=s["zero"].value if "zero" in s else None, newton=True)
+        loss, slope, descent, top, bottom = (s[name] for name in needed)
+        return Point(loss, slope, descent, top, bottom, zero=self.zero, newton=True)
+
+    @property
+    def zero(self) -> float | None:
+        """The size up to which an eigenvalue counts as zero; None of models too large to count."""
+        e = self.record.scalars.get("zero")
+        return None if e is None else e.value
+
+    @property
+    def eigenvalues(self) -> Tensor | None:
+        """All eigenvalues, smallest first; None of models too large to count."""
+        return self.record.tensors.get("eigenvalues")
+
+    @property
+    def numbers(self) -> dict[str, Estimate]:
+        """The numbers of the point by name, without those of the polish."""
+        return {n: e for n, e in self.record.scalars.items() if not n.startswith("polish/")}
 
     @property
     def inertia(self) -> tuple[int, int, int] | None:
@@ -103,7 +120,8 @@ class PointKind(Answer):
             return ()
         said = point.said or say("point_open", low=number(point.bottom.value))
         slope = point.gradient_norm
-        return (Verdict("point", _STATUS[point.kind], number(slope.value), slope, said),)
+        limits = number(STATIONARY), number(POLISHED)
+        return (Verdict("point", _STATUS[point.kind], number(slope.value), slope, said, shown_limits=limits),)
 
     @property
     def said(self) -> Said:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..answers.kind import PointKind
 from ..answers.numbers import short_name
+from ..core.errors import InputError
 from ..core.record import Record
 from .figure import Figure, Rows, Table, redraw
 from .page import Draw, Page
@@ -17,8 +18,9 @@ def point_signs(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
     import altair as alt
 
     answer, over = PointKind(record), Rows()
-    zero = record.scalars["zero"].value
-    values = sorted(record.tensors["eigenvalues"].tolist(), key=abs, reverse=True)
+    if answer.zero is None or answer.eigenvalues is None:
+        raise InputError("there is no figure of signs: the eigenvalues were not counted.")
+    zero, values = answer.zero, sorted(answer.eigenvalues.tolist(), key=abs, reverse=True)
     floor = zero * 1e-3 or 1e-300
     words = [texts(f"point_{key}") for key in ("positive", "none", "negative")]
     rows = [
@@ -60,12 +62,11 @@ def title(record: Record, texts: Texts) -> str:
 
 def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     group = texts("card_point_title")
-    shown = [(n, e) for n, e in record.scalars.items() if not n.startswith("polish/")]
-    return tuple(Row(group, name, estimate(name, e), tag(e)) for name, e in shown)
+    return tuple(Row(group, name, estimate(name, e), tag(e)) for name, e in PointKind(record).numbers.items())
 
 
 def figures(record: Record) -> tuple[Draw, ...]:
-    return (point_signs,) if "eigenvalues" in record.tensors else ()
+    return (point_signs,) if PointKind(record).eigenvalues is not None else ()
 
 
 PAGE = Page(PointKind, title, rows, figures)

@@ -58,9 +58,9 @@ SENTENCES = {
     "card_point_yellow": ("descending", "하강 중"),
     "card_point_red": ("saddle", "안장점"),
     "card_point_rule": (
-        "stationary: a step takes off at most 1e-8 of the loss, or the gradient is at most 1e-9; then green without and"
-        " red with negative curvature",
-        "한 걸음에 줄어드는 양이 손실의 1e-8 이하이거나 기울기가 1e-9 이하면 정지점."
+        "stationary: a step takes off at most {limit0} of the loss, or the gradient is at most {limit1}; then green"
+        " without and red with negative curvature",
+        "한 걸음에 줄어드는 양이 손실의 {limit0} 이하이거나 기울기가 {limit1} 이하면 정지점."
         " 음의 곡률이 없으면 초록, 있으면 빨강",
     ),
 }
