@@ -12,9 +12,12 @@ from torch import Tensor, nn
 import quadform as qf
 from quadform import preconditioners as pre
 from quadform.answers import Precond
+from quadform.applications.attention.measure import problem_of
+from quadform.applications.attention.question import AttentionQuestion
 from quadform.applications.precond.measure import participation
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.operator import Dense
+from quadform.theory import kronecker_errors
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -268,3 +271,20 @@ def test_the_page_has_ends_and_bars(tmp_path: Path, lang: str) -> None:
         abs(e.value) for x in found.seen for e in (x.top, x.bottom)
     }
     assert found.report(tmp_path / "page.html", lang=lang).stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(("precond", "kinds"), [("kfac", 3), ("shampoo", 3)])
+def test_attention_tells_the_error_of_kronecker_factors(precond: str, kinds: int) -> None:
+    """The numbers of `theory.kronecker_errors` on the same head, and a row for each weight."""
+    asked: dict[str, Any] = {"tokens": 5, "d_model": 4, "precond": precond, "vary": None, "seed": 3}
+    found = qf.attention(**asked, progress=False)
+    told = {key: e.value for key, e in found.record.scalars.items() if key.startswith("kronecker/")}
+    errors = kronecker_errors(problem_of(AttentionQuestion(**asked)).layer())
+    assert len(told) == 3 * kinds
+    assert told == {
+        f"kronecker/{w}/{k}": v for w, own in errors.items() for k, v in own.items() if f"kronecker/{w}/{k}" in told
+    }
+    assert "nearest" in str(found)
+    assert "kronecker" not in str(qf.attention(tokens=3, d_model=2, vary=None, progress=False)).lower()
+    with pytest.raises(InputError, match="softmax attention with W_Q and W_K"):
+        qf.attention(attention="linear", precond=precond)

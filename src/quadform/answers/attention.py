@@ -20,6 +20,7 @@ from ..core.errors import InputError
 from ..core.record import Estimate, Record
 from ..core.space import WORDS, Space
 from .answer import Answer, Grid
+from .kronecker import kronecker_lines
 from .numbers import number, percent, times
 from .verdict import Limits, Said, Status, Verdict, judged, say
 
@@ -286,6 +287,7 @@ class AttentionAnswer(Answer):
         yield from self.verdict()
         if self.varied:
             yield self._far_end()
+        yield from kronecker_lines(self.record.scalars)
         yield from self.verdict_lines()
 
     def verdict(self) -> Iterator[str]:

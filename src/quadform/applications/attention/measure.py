@@ -18,6 +18,7 @@ from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Estimate, Provenance, Record
 from ...core.work import Work
+from ...theory.kronecker import kronecker_errors
 from ...theory.moments import moment_norms
 from ..machine import DTYPES, MATRICES, device_of, guard, guard_tokens
 from ..problem import Problem, toy_problem
@@ -94,6 +95,8 @@ class AttentionMeasurement:
                 scalars["autodiff_error"] = autodiff_error(problem, H_o + H_f)
                 scalars["seconds"] = _seconds(problem)
             scalars |= {f"norm/{block}": Estimate(v) for block, v in block_norms(layer, problem.blocks).items()}
+            if asked.precond != "none":
+                scalars |= kronecker_scalars(layer, asked.precond)
             if asked.attention == "softmax":
                 scalars["entropy"] = Estimate(entropy(tensors["A"]))
             inputs = asked.inputs()
@@ -156,6 +159,17 @@ def _finite(problem: Problem) -> tuple[Any, Tensor, Tensor]:
         f"the curvature is beyond {problem.X.dtype} with scale {problem.scale:g}, temperature {problem.temperature:g}"
         f" and sink {problem.sink:g}. Choose values nearer to 1."
     )
+
+
+def kronecker_scalars(layer: Any, precond: str) -> dict[str, Estimate]:
+    """`kronecker/W_Q/K-FAC expand`, ...: |K - H_o(W, W)| / |H_o(W, W)| of one family, and of the nearest of all."""
+    family = {"kfac": "K-FAC", "shampoo": "Shampoo"}[precond]
+    return {
+        f"kronecker/{name}/{kind}": Estimate(error)
+        for name, errors in kronecker_errors(layer).items()
+        for kind, error in errors.items()
+        if kind.startswith(family) or kind == "nearest"
+    }
 
 
 def spectrum_scalars(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:

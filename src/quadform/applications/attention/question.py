@@ -91,6 +91,11 @@ class AttentionQuestion(Numerics, Question):
     temperature: float = option(1.0, "Scores are divided by this (besides sqrt(d_k)).", above=0)
     mask: str = option("none", "Which tokens a token sees.", choices=("none", "causal"))
     sink: float = option(0.0, "Added to every score of the first token: an attention sink.")
+    precond: str = option(
+        "none",
+        "Exact relative error of a Kronecker preconditioner for each block H_o(W, W), without sampling.",
+        choices=("none", "kfac", "shampoo"),
+    )
     vary: Vary | None = option(
         Vary("scale", 0.01, 30.0),
         "Sweep NAME=LO:HI[:POINTS] of the input scale, for the growth of the blocks, or `none`.",
@@ -100,6 +105,8 @@ class AttentionQuestion(Numerics, Question):
     )
 
     def check(self) -> None:
+        if self.precond != "none" and (self.attention == "linear" or self.factor == "single"):
+            raise InputError(f"precond={self.precond!r}: errors are known for softmax attention with W_Q and W_K.")
         if self.attention == "linear" and self.mask != "none":
             raise InputError("linear attention has no masked closed form. Use mask='none' or attention='softmax'.")
         if self.attention == "linear" and self.factor == "single":
