@@ -34,14 +34,13 @@ CHECKS = {
 Found = dict[int, list[dict[str, Any]]]
 
 
-def at_work(world: int, folder: Path) -> list[dict[str, Any]]:
+def at_work(world: int, folder: Path, names: str, script: str = "at_work.py") -> list[dict[str, Any]]:
     """What each of the processes found."""
-    script = Path(__file__).with_name("at_work.py")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script)]
+    command = [sys.executable, str(Path(__file__).with_name(script))]
     running = [
         subprocess.Popen(
-            [*command, str(rank), str(world), str(folder), *CHECKS[world].split()],
+            [*command, str(rank), str(world), str(folder), *names.split()],
             env=env,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -61,7 +60,7 @@ def at_work(world: int, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    return {world: at_work(world, tmp_path_factory.mktemp(f"world{world}")) for world in CHECKS}
+    return {world: at_work(world, tmp_path_factory.mktemp(f"world{world}"), names) for world, names in CHECKS.items()}
 
 
 def results(found: Found, check: str) -> list[tuple[int, int, dict[str, Any]]]:
@@ -243,7 +242,6 @@ def test_refusals(found: Found) -> None:
         "data": "use `qd.join(risk, g)`",
         "vectors": "draw it from a generator with one seed",
         "by": "'columns'",
-        "fsdp": "split its data (`qd.shard`)",
     }
     for _, _, result in results(found, "refusals"):
         for name, text in words.items():

@@ -69,6 +69,8 @@ class Operator(Invertible, ABC):
 
     def columns(self, start: int, stop: int) -> Tensor:
         """Columns `start .. stop` of the matrix, from products with unit vectors; a cheaper way is given here too."""
+        if getattr(self.domain.group, "cut", False):
+            raise InputError("the weights are cut over processes (FSDP): no process holds a column of the matrix.")
         units = torch.zeros((stop - start, self.domain.size), dtype=self.dtype, device=self.device)
         units.diagonal(start).fill_(1)
         return self.codomain.flatten(self.apply(self.domain.unflatten(units.T)))

@@ -299,7 +299,8 @@ class Space:
             raise InputError("inner product of one vector with a stack of vectors; stack both or none.")
         front = u[self.names[0]].shape[:lead]
         terms = [(u[name] * v[name]).reshape(*front, math.prod(shape)).sum(-1) for name, shape in self.parts]
-        return torch.stack(terms).sum(0)
+        here = torch.stack(terms).sum(0)
+        return self.group.sum(here) if getattr(self.group, "cut", False) else here  # of shards
 
     def zeros(self, k: int | None = None, **options: Any) -> dict[str, Tensor]:
         """The zero vector, or k of them."""

@@ -100,7 +100,7 @@ class Evaluation:
     def _hessian(self, scalar: Scalar, at: Vector, v: Vector) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         with alone, torch.enable_grad(), forward_ad.dual_level():
-            theta = _moving(at, v)
+            theta = self._moving(at, v)
             run = self._run(theta, partial(_add, sums), second=True)
             with run.scope(), without_cache(self.risk.model):
                 value = scalar({**self.frozen, **theta})
@@ -139,7 +139,7 @@ class Evaluation:
         sums: dict[str, Tensor] = {}
         with alone, torch.enable_grad():
             with forward_ad.dual_level():
-                theta = _moving(at, v)
+                theta = self._moving(at, v)
                 run = self._run(theta, partial(_add, sums), second=False)
                 with run.scope(), without_cache(self.risk.model):
                     F = function({**self.frozen, **theta})
@@ -153,7 +153,7 @@ class Evaluation:
         """(d2l/dF2) dF, as a derivative in a shift of F."""
         shift = forward_ad.make_dual(torch.zeros_like(dF).requires_grad_(), dF)
         with self._run({}, lambda name, g: None, second=True).scope(), without_cache(self.risk.model):
-            value = self.risk.run({**self.frozen, **self.risk.params}, batch, split, shift)[0]
+            value = self.risk.run({**self.frozen, **self._here()}, batch, split, shift)[0]
         (g,) = _gradients(value, [shift], None, self.recording)
         curved = None if g is None else forward_ad.unpack_dual(g).tangent
         return torch.zeros_like(dF) if curved is None else curved
@@ -179,12 +179,19 @@ class Evaluation:
             if g is not None and (part := run.wanted(g)) is not None:
                 run.sink(n, part)
 
+    def _moving(self, at: Vector, v: Vector) -> dict[str, Tensor]:
+        return moving(at, v)
+
+    def _here(self) -> Vector:
+        """The weights where the model stands."""
+        return self.risk.params
+
     def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         params = self.risk.params
         return {n: found[n] if n in found else torch.zeros_like(params[n]) for n in self.rows}
 
 
-def _moving(at: Vector, v: Vector) -> dict[str, Tensor]:
+def moving(at: Vector, v: Vector) -> dict[str, Tensor]:
     """Leaves of a reverse pass at some weights, with v as their tangents."""
     leaves = {n: t.detach().requires_grad_() for n, t in at.items()}
     return {n: forward_ad.make_dual(t, v[n]) if n in v else t for n, t in leaves.items()}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError, closest
 from ..core.space import Space, View
+from ..distributed.shards import is_cut
 from .refusals import mode_notes, nothing_to_measure, refuse_halves, refuse_quantised
 from .settings import measured
 from .views import attention_views
@@ -53,8 +54,10 @@ def of_module(
     if not usable:
         raise nothing_to_measure(named)
     refuse_halves(named)
-    with measured(model):
-        views = attention_views(model, set(usable), evaluate)
+    views: list[View] = []
+    if not any(map(is_cut, usable.values())):  # parts of a shard are no parts of the weight
+        with measured(model):
+            views = attention_views(model, set(usable), evaluate)
     whole = Space.of(usable, views)
     globs = (params,) if isinstance(params, str) else tuple(params)
     try:

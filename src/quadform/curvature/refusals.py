@@ -18,11 +18,11 @@ _UNDERFLOW = "float16 underflows in second derivatives. Load the model in float3
 def refuse_unusable(params: Mapping[str, Tensor], every: Mapping[str, Tensor]) -> None:
     """float16, halves on a CPU (of `every` parameter of the model: frozen ones are multiplied too), parameters of
     several kinds or on several devices, without numbers, not real, or cut over processes."""
-    cut = [n for n, t in params.items() if type(t).__name__ == "DTensor" or hasattr(t, "_fsdp_flattened")]
+    cut = [n for n, t in params.items() if hasattr(t, "_fsdp_flattened")]
     if cut:
         raise InputError(
-            f"`{cut[0]}` is cut over processes (FSDP, DTensor): torch has no second derivative of the way its parts are"
-            " gathered. Give every process the whole model and split its data (`qd.shard`): see docs/distributed.md."
+            f"`{cut[0]}` is cut over processes by the first FSDP (`FullyShardedDataParallel`), which has no second"
+            " derivative. Use `fully_shard` instead: see docs/distributed.md."
         )
     other = [n for n, t in params.items() if not t.is_floating_point()]
     if other:

@@ -21,17 +21,19 @@ from torch.func import grad_and_value
 from ..core.errors import InputError, UnknownName, closest
 from ..core.forward import jvp
 from ..core.progress import say
-from ..core.space import Space, Vector
+from ..core.space import Space, Vector, View
 from ..distributed.processes import Group, group_of
+from ..distributed.shards import local
 from ..kernels.calls import Attention, math_attention
 from .batches import batches_of
 from .calling import Loss, bare
 from .choosing import of_function, of_module
 from .counting import shifts, terms
+from .fsdp import Fsdp, ShardedRunner, fsdp_of
 from .refusals import first_not_finite, precision_notes, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
-from .settings import measured
+from .settings import measured, uncached
 
 if TYPE_CHECKING:
     from .soundness import Soundness
@@ -77,6 +79,7 @@ class Risk:
     writes: bool  # evaluations write into buffers
     shifted: bool  # the loss leaves out the first label of every row
     units: dict[str, nn.Module]  # parts that can be run again backwards
+    shards: Fsdp | None  # weights that FSDP has cut over processes
     _runner: Runner
     _whole: Risk | None
 
@@ -99,11 +102,12 @@ class Risk:
         if attention not in ("auto", "math", "fused"):
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
         model = bare(model)
-        batches = batches_of(data)
+        shards = fsdp_of(model, units, train_mode=train_mode)
+        batches, own = (batches_of(data), None) if shards is None else shards.batches(data)
         runner: Runner
         if isinstance(model, nn.Module):
             writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
-            runner = ModuleRunner(model, loss, writes)
+            runner = ModuleRunner(model, loss, writes) if shards is None else ShardedRunner(model, loss, shards)
             evaluate = partial(runner.call, batches[0])
             chosen = of_module(model, params, evaluate, include_frozen=include_frozen, train_mode=train_mode)
         else:
@@ -114,14 +118,14 @@ class Risk:
             writes, runner, chosen = False, FunctionRunner(model, loss), of_function(params)
         every = dict(model.named_parameters()) if isinstance(model, nn.Module) else chosen.params
         refuse_unusable(chosen.params, every)
-        at = {name: t.detach() for name, t in chosen.params.items()}
+        at = {name: local(t) for name, t in chosen.params.items()}
         first = next(iter(at.values()))
         dtype, device = first.dtype, first.device
         fused = attention == "fused" or (attention == "auto" and device.type == "cuda" and dtype != torch.float64)
         self._set(
             model=model, loss=loss, train_mode=train_mode, count=count, batches=batches, writes=writes, params=at,
-            coverage=chosen.coverage, space=Space.of(at, chosen.views), dtype=dtype, device=device, fused=fused,
-            units=self._units_of(model, units, train_mode), _runner=runner, _whole=None,
+            coverage=chosen.coverage, space=self._space(at, chosen.views, shards), dtype=dtype, device=device,
+            fused=fused, units=self._units_of(model, units, train_mode), shards=shards, _runner=runner, _whole=None,
         )  # fmt: skip
         shifted = count is None and shifts(self)
         self._set(shifted=shifted)
@@ -129,10 +133,19 @@ class Risk:
         for i, c in enumerate(counts):
             if not 0 < c < math.inf:
                 raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")
-        self._set(weights=[c / sum(counts) for c in counts])
+        self._set(weights=self._shares(counts[:own], len(counts)))
         self._set(notes=(*chosen.notes, *precision_notes(dtype, device), *self._evaluated()))
-        if not quiet:
+        if not quiet and group_of(self.space).first:
             say(str(self))
+
+    @staticmethod
+    def _space(at: dict[str, Tensor], views: tuple[View, ...], shards: Fsdp | None) -> Space:
+        return Space.of(at, views) if shards is None else dataclasses.replace(Space.of(at), group=shards.group)
+
+    def _shares(self, counts: list[float], batches: int) -> list[float]:
+        """The shares of the batches in all loss terms of all processes; batches that stand in for others have none."""
+        total = float(group_of(self.space).over_data(torch.tensor(sum(counts), dtype=torch.float64)))
+        return [*(c / total for c in counts), *[0.0] * (batches - len(counts))]
 
     @staticmethod
     def _units_of(model: Any, named: str | None, train_mode: bool) -> dict[str, nn.Module]:
@@ -159,7 +172,7 @@ class Risk:
         with self.context():
             found = [w * self.run(at, b)[0] for w, b in zip(self.weights, self.batches, strict=True)]
         here = torch.stack(found).sum() if found else torch.zeros((), dtype=self.dtype, device=self.device)
-        return group_of(self.space).sum(here)
+        return group_of(self.space).over_data(here)
 
     def _at(self, params: Vector | None) -> dict[str, Tensor]:
         unknown = [n for n in params or {} if n not in self.params]
@@ -191,9 +204,16 @@ class Risk:
         total: dict[str, Tensor] = {}
         with self.context():
             for weight, batch in zip(self.weights, self.batches, strict=True):
-                for n, g in self.batch_gradient(at, batch).items():
-                    total[n] = weight * g + total[n] if n in total else weight * g
+                for n, g in self._weighed_gradient(at, batch, weight).items():
+                    total[n] = g + total[n] if n in total else g
         return group_of(self.space).total(total or {n: torch.zeros_like(t) for n, t in at.items()}, at)
+
+    def _weighed_gradient(self, params: Vector, batch: Any, weight: float) -> dict[str, Tensor]:
+        if self.shards is None:
+            return {n: weight * g for n, g in self.batch_gradient(params, batch).items()}
+        from .sharded import Sharded
+
+        return Sharded(self, self.shards, weight=weight).gradient(uncached(batch), params)
 
     def batch_gradient(self, params: Vector, batch: Any) -> dict[str, Tensor]:
         """The gradient of the loss of one batch, inside a `context`; by units where memory runs out."""
@@ -317,6 +337,6 @@ class Risk:
     @cached_property
     def soundness(self) -> Soundness:
         """Which derivatives of this risk can be trusted; checked once, and known to copies made afterwards."""
-        from .soundness import check
+        from .soundness import Soundness, check
 
-        return check(self)
+        return check(self) if self.shards is None else Soundness()  # products look for themselves

@@ -30,6 +30,7 @@ from .by_units import ByUnits
 from .kept import Kept
 from .prediction import Rent, fastest, in_time, measure, timed
 from .retained import TooLarge
+from .sharded import BySharded
 from .strategies import ByForward, ByProgram, ByRetained, ByReverse, Kind, Route, Strategy, Unsuitable
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def _nothing_left(kind: Kind, error: Unsuitable) -> str:
 
 def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     """The ways that the derivatives of the risk allow, those of the wanted route first."""
+    if kind.risk.shards is not None:
+        return Choice((BySharded(kind, chunk),))
     risk, by_units = kind.risk, wanted in ("units", "compiled-units")
     why: list[str] = []
     programs = [ByProgram(kind, compile=compile) for compile in _COMPILE.get(wanted, ())]
@@ -184,7 +187,11 @@ class Products:
             return {n: risk.params[n].new_zeros((0, *risk.params[n].shape)) for n in rows}
         with risk.context():
             if self.choice is None:
-                route = self._fastest({n: t[:1] for n, t in V.items()}) if self.wanted == "auto" else self.wanted
+                route = (
+                    self._fastest({n: t[:1] for n, t in V.items()})
+                    if self.wanted == "auto" and risk.shards is None
+                    else self.wanted
+                )
                 self.choice = choose(self.kind, route, self.chunk)
             if not risk.batches:  # a process without data
                 return {n: risk.params[n].new_zeros((k, *risk.params[n].shape)) for n in rows}
@@ -209,7 +216,8 @@ class Products:
         assert self.choice is not None
         way = self.choice.ways[0]
         total: dict[str, Tensor] = {}
-        for i, weight in enumerate(self.kind.risk.weights):
+        for i in range(len(self.kind.risk.batches)):
+            weight = way.weight(i)
             for name, t in way(i, V, self.kept).items():
                 part = t if weight == 1 else weight * t
                 total[name] = part if name not in total else total[name] + part

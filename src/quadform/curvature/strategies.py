@@ -131,6 +131,10 @@ class Strategy(ABC):
             vectors = next(iter(V.values())).shape[0]
             raise Unsuitable(f"{self.cannot(vectors)} ({in_short(error)})", self._alike(vectors)) from error
 
+    def weight(self, i: int) -> float:
+        """What the products with batch i still count for."""
+        return self.kind.risk.weights[i]
+
     def _alike(self, vectors: int) -> Callable[[Strategy], bool]:
         return lambda way: False
 

@@ -125,7 +125,7 @@ class Recomputed:
         with contextlib.ExitStack() as stack:
             for name, unit in self.units.items():
                 before = unit.__dict__.get("forward")
-                stack.callback(_restore, unit, before)
+                stack.callback(restore, unit, before)
                 unit.forward = partial(self._call, name, unit, unit.forward)
             yield
 
@@ -134,8 +134,8 @@ class Recomputed:
         weights: dict[str, Tensor] = {**dict(unit.named_parameters()), **dict(unit.named_buffers())}
         own = {self.names[id(w)] for w in weights.values() if id(w) in self.names}
         if not torch.is_grad_enabled() or not (own or any(t.requires_grad for t in given)):
-            return forward(*args, **options)
-        call = Call(self, name, _Inside(unit, forward), shape, given, weights)
+            return self.plain(name, unit, forward, args, options)
+        call = self.call(self, name, Inside(unit, forward), shape, given, weights)
         results, form = call.forward() if self.programs is None else self.programs.forward(call)
         call.keep()
         pairs = [forward_ad.unpack_dual(results[i]) for i in call.active]
@@ -146,14 +146,30 @@ class Recomputed:
             results[i] = primal if pair.tangent is None else forward_ad.make_dual(primal, pair.tangent)
         return filled(form, results)
 
+    @property
+    def call(self) -> type[Call]:
+        """What one call of a unit is."""
+        return Call
 
-def _restore(unit: nn.Module, before: Any) -> None:
+    def plain(self, name: str, unit: nn.Module, forward: Callable[..., Any], args: Any, options: Any) -> Any:
+        """A unit that nothing is differentiated in."""
+        return forward(*args, **options)
+
+    def take(self, found: Mapping[str, Tensor | None]) -> None:
+        """The derivatives in the weights of one call."""
+        for name, g in found.items():
+            if g is not None:
+                self.sink(name, g)
+
+
+def restore(unit: nn.Module, before: Any) -> None:
+    """Give a unit the `forward` of its own that it had, or none."""
     unit.__dict__.pop("forward", None)
     if before is not None:
         unit.__dict__["forward"] = before
 
 
-class _Inside(nn.Module):
+class Inside(nn.Module):
     """A unit without its hooks, which see what it returns once."""
 
     def __init__(self, unit: nn.Module, forward: Callable[..., Any]) -> None:
@@ -169,7 +185,7 @@ class Call:
     """One call of a unit: tensors in its arguments, then its weights and buffers, to run it again."""
 
     def __init__(
-        self, by: Recomputed, name: str, inside: _Inside, shape: Any, given: list[Tensor], weights: dict[str, Tensor]
+        self, by: Recomputed, name: str, inside: Inside, shape: Any, given: list[Tensor], weights: dict[str, Tensor]
     ) -> None:
         self.by, self.name, self.inside, self.shape, self.given = by, name, inside, shape, len(given)
         self.weights = list(weights)
@@ -238,9 +254,7 @@ class Call:
             with AttentionBy(self.by.attention):  # as when it was compiled: the compiler looks at scopes
                 found = self.program([*self.tensors, *along])
         self.pairs = []
-        for name, g in zip(self.rows.values(), found[len(self.moving) :], strict=True):
-            if g is not None:
-                self.by.sink(name, g)
+        self.by.take(dict(zip(self.rows.values(), found[len(self.moving) :], strict=True)))
         return found[: len(self.moving)]
 
 

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -56,13 +56,14 @@ class PeerFailed(QuadformError):
         self.exit_code = exit_code
 
 
-@final
 class Group:
     """The processes of one measurement; use as a context. All of them make the same calls in the same order.
 
     `rank` of `world`, `here` of them on this machine; `first` is the process that prints and writes. With one process
     every method gives back what it was given, at no cost.
     """
+
+    cut = False  # a vector here is a shard of one
 
     def __init__(self, rank: int = 0, world: int = 1, here: int = 1, timeout: float = TIMEOUT) -> None:
         self.rank, self.world, self.here, self.timeout = rank, world, here, timeout
@@ -241,6 +242,10 @@ class Group:
             self._carry(dist.all_reduce, total)
         return total.to(x.dtype)
 
+    def over_data(self, x: Tensor) -> Tensor:
+        """The sum of what comes from the data of each process."""
+        return self.sum(x)
+
     def add(self, x: Tensor) -> Tensor:
         """The sum of `x` over the processes in its own place: nobody meets, and nothing waits for the device."""
         if self.world > 1:
@@ -331,6 +336,19 @@ class Group:
         """The coordinates of a vector of n that this process keeps: equal slices, the last ones shorter or empty."""
         each = self.longest(n)
         return slice(min(self.rank * each, n), min((self.rank + 1) * each, n))
+
+    def size(self, n: int) -> int:
+        """How many coordinates a vector has that is of length n here."""
+        return n
+
+    @property
+    def slices(self) -> int:
+        """How many slices make what a process has of a vector that is multiplied."""
+        return self.world
+
+    def drawn(self, name: str) -> str:
+        """The stream that a random vector is drawn from: shards have their own."""
+        return name
 
     def longest(self, n: int) -> int:
         """The length of the longest slice."""

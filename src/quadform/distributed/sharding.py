@@ -156,7 +156,7 @@ def _piece(batch: Any, part: int, parts: int) -> Any:
         raise _Whole
     (n,) = lengths
     start, stop = n * part // parts, n * (part + 1) // parts
-    return _map(batch, lambda t: t[start:stop] if t.dim() else t) if stop > start else None
+    return mapped(batch, lambda t: t[start:stop] if t.dim() else t) if stop > start else None
 
 
 def _tensors(batch: Any) -> list[Tensor]:
@@ -166,19 +166,19 @@ def _tensors(batch: Any) -> list[Tensor]:
         found.append(t)
         return t
 
-    _map(batch, see)
+    mapped(batch, see)
     return found
 
 
-def _map(batch: Any, f: Callable[[Tensor], Tensor]) -> Any:
+def mapped(batch: Any, f: Callable[[Tensor], Tensor]) -> Any:
     """The batch with every tensor in its mappings, tuples and lists replaced."""
     if isinstance(batch, Tensor):
         return f(batch)
     if isinstance(batch, Mapping):
-        return {k: _map(v, f) for k, v in batch.items()}
+        return {k: mapped(v, f) for k, v in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_map(v, f) for v in batch))
-    return type(batch)(_map(v, f) for v in batch) if isinstance(batch, tuple | list) else batch
+        return type(batch)(*(mapped(v, f) for v in batch))
+    return type(batch)(mapped(v, f) for v in batch) if isinstance(batch, tuple | list) else batch
 
 
 # --- the same in every process --------------------------------------------------------------------------------------

@@ -59,7 +59,8 @@ class Krylov:
         selective: bool = False,
         group: Group = ALONE,
     ) -> None:
-        self.n, self.capacity = n, min(capacity, n)
+        self.n = group.size(n)
+        self.capacity = min(capacity, self.n)
         self.group, self.mine = group, group.slice(n)
         self.Q = torch.empty((self.capacity, self.mine.stop - self.mine.start), dtype=dtype, device=device)
         self.T = torch.zeros((self.capacity, self.capacity), dtype=torch.float64)

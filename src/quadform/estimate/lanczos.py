@@ -96,7 +96,7 @@ def eigenpairs(
     thick restart. `resume` names a folder that keeps the state; a larger `max_products` continues it.
     """
     need_symmetric(A, "eigenpairs")
-    n = A.domain.size
+    n = group_of(A.domain).size(A.domain.size)
     top, bottom = min(at_least("top", top, 0), n), min(at_least("bottom", bottom, 0), n)
     wanted, block = top + bottom, min(at_least("block", block, 1), n)
     if wanted == 0:
@@ -112,7 +112,7 @@ def eigenpairs(
     width = min(n, max(block, len(given)))
     least = min(n, wanted + 2 * width + _SPARE)
     # Beside the basis: one batch and its images, and the vectors that are returned.
-    beside = (2 * width + wanted) * group_of(A.domain).world  # these are whole, the basis is in slices
+    beside = (2 * width + wanted) * group_of(A.domain).slices  # these are whole, the basis is in slices
     fit = rows_that_fit(A, memory, least=least + beside, purpose="Lanczos", sliced=True) - beside
     rows = max(ROWS, 2 * wanted + 24) if rows is None else at_least("rows", rows, 1)
     capacity = min(n, fit, max(rows, least))
@@ -166,7 +166,8 @@ class _Search:
         self.followed = -1  # products along the last fresh direction; -1: none since something new appeared
         # A direction missed so far has about 1/sqrt(n) of itself in a random vector. If its eigenvalue stands 3 times
         # farther out than the rest, j products raise it by T_j(3) ~ 5.8^j / 2: it shows when 5.8^(2j) > 4 n.
-        self.enough = 2 + math.ceil(math.log(4 * A.domain.size) / (2 * math.log(5.83)))
+        n = group_of(A.domain).size(A.domain.size)
+        self.enough = 2 + math.ceil(math.log(4 * n) / (2 * math.log(5.83)))
         self.krylov = Krylov(
             A.domain.size,
             capacity,

@@ -95,6 +95,10 @@ class Checkpoint:
     ) -> None:
         self.found: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._group, self._n, self._sliced = group_of(A.domain), A.domain.size, sliced
+        if folder is not None and self._group.cut:
+            raise InputError(
+                "the state of a run with weights that are cut over processes is not kept; leave out resume=."
+            )
         self._path = None if folder is None else Path(folder) / f"state-{name}.safetensors"
         self._settings = dict(settings)
         self._state: Callable[[], State] | None = None

@@ -65,10 +65,21 @@ def probes(A: Operator, seed: int, name: str, which: Sequence[int], kind: Probe)
 
     `rademacher`: signs +-1; `gaussian`: standard normal; `sphere`: uniform of squared length n. E z z^T = I for all.
     """
+    group = group_of(A.domain)
+    if group.cut and name != "eigenpairs":
+        raise refused_of_shards(name)
     out = torch.empty((len(which), A.domain.size), dtype=working_dtype(A), device=A.device)
     for row, number in zip(out, which, strict=True):
-        draw(row, seed, f"{name}/{number}", kind)
+        draw(row, seed, group.drawn(f"{name}/{number}"), kind)
     return out
+
+
+def refused_of_shards(what: str) -> InputError:
+    """What does not add up its inner products over the processes that hold the shards of a vector."""
+    return InputError(
+        f"{what}: the weights are cut over processes (FSDP), of which products and `eigenpairs` are known. Gather the"
+        " weights for it: see docs/distributed.md."
+    )
 
 
 def draw(row: Tensor, seed: int, name: str, kind: Probe) -> None:

@@ -32,7 +32,15 @@ from ...core.space import Vector
 from ...distributed.processes import group_of
 from ..krylov import Krylov
 from ..resume import Checkpoint, State
-from ..vectors import at_least, multiply, need_symmetric, orthonormal_rows, rows_that_fit, working_dtype
+from ..vectors import (
+    at_least,
+    multiply,
+    need_symmetric,
+    orthonormal_rows,
+    refused_of_shards,
+    rows_that_fit,
+    working_dtype,
+)
 from .solution import digest, formed, rows_of, unit
 from .system import column
 
@@ -125,6 +133,8 @@ class _Basis:
 
     def __init__(self, A: Operator, B: Tensor, f: Function, damping: float, tol: float, capacity: int) -> None:
         self.A, self.f, self.damping, self.tol = A, f, damping, tol
+        if group_of(A.domain).cut:
+            raise refused_of_shards("matrix function")
         start, self.C = orthonormal_rows(B)  # b = start^T C
         self.width = len(start)
         self.krylov = Krylov(

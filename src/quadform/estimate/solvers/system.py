@@ -18,7 +18,7 @@ from ...core.errors import InputError
 from ...core.operator import Operator
 from ...core.space import Space
 from ...distributed.processes import group_of
-from ..vectors import AT_ONCE, multiply, working_dtype
+from ..vectors import AT_ONCE, multiply, refused_of_shards, working_dtype
 
 
 def product(A: Operator, rows: Tensor) -> Tensor:
@@ -32,6 +32,8 @@ class Rows:
 
     def __init__(self, space: Space, *, sliced: bool = True) -> None:
         self.group, self.n, self.sliced = group_of(space), space.size, sliced
+        if self.group.cut:
+            raise refused_of_shards("solve")
         self.mine = self.group.slice(self.n) if sliced else slice(None)
 
     def cut(self, whole: Tensor) -> Tensor:

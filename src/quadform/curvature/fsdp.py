@@ -1,0 +1,200 @@
+"""A model whose weights FSDP2 has cut over processes (`fully_shard`), evaluated without FSDP2's hooks.
+
+The hooks are taken out of the tables of the modules while something runs, and put back in order. The DTensors of the
+model stay the storage: a unit gathers its weights when it is called, those outside the units are gathered beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+
+from ..core.errors import CheckFailed, InputError
+from ..distributed.processes import Group
+from ..distributed.sharding import mapped
+from ..distributed.shards import fsdp_modules, is_cut, local, processes_of, shards_of
+from .batches import batches_of
+from .calling import Loss
+from .runners import ModuleRunner
+from .units import Inside, find, restore
+
+#: The tables of a module that forward hooks stand in.
+_TABLES = (
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+
+
+class Fsdp:
+    """The weights of a model by where they are gathered: in a unit, or outside of all."""
+
+    def __init__(self, model: nn.Module, units: str | None, *, train_mode: bool) -> None:
+        shards = shards_of(model)
+        assert shards is not None
+        if train_mode:
+            raise InputError("weights that are cut over processes are measured in evaluation mode (train_mode=False).")
+        self.model, self.shards, self.units = model, shards, find(model, units)
+        first: dict[int, str] = {}
+        every = model.named_parameters(remove_duplicate=False)
+        self.known = {n: first.setdefault(id(t), n) for n, t in every}  # tied weights under their first name
+        owned = {n for n in self.known if any(n.startswith(f"{u}." if u else "") for u in self.units)}
+        beside = {first for n, first in self.known.items() if n not in owned}
+        self.outside = tuple(n for n in shards.cuts if n in beside)
+        self.group: Group = processes_of(shards)
+        self.busy = False  # a product answers for the units and brings the weights outside
+        self.order = 0  # a checksum of what was gathered, in order
+
+    # --- evaluating -------------------------------------------------------------------------------------------------
+    @contextlib.contextmanager
+    def asleep(self) -> Iterator[None]:
+        """FSDP2's hooks are out of the tables; back in order afterwards."""
+        modules = fsdp_modules(self.model)
+        for module in modules.values():
+            module.reshard()
+        with contextlib.ExitStack() as stack:
+            for module in self.model.modules():
+                ours = {k for t in _TABLES[::2] for k, hook in getattr(module, t).items() if _of_fsdp(hook)}
+                if ours:
+                    stack.enter_context(_without(module, ours))
+            yield
+
+    @contextlib.contextmanager
+    def product(self) -> Iterator[None]:
+        """A product runs; afterwards all processes must have gathered the same, in one order."""
+        with self.asleep():
+            self.busy, self.order = True, 0
+            try:
+                yield
+            finally:
+                self.busy = False
+        order = float(self.order)
+        if self.group.most(order) != self.group.least(order):
+            raise CheckFailed(
+                "the processes ran the modules of the model in different orders, so that weights of different modules"
+                " were mixed. Nothing was measured. All must run the same modules whatever their data are."
+            )
+
+    def gathered(
+        self, names: Sequence[str], primal: Sequence[Tensor], tangent: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Whole weights with their tangents, in one message; what is whole already stays as it is."""
+        own = [(i, self.known.get(n, n)) for i, n in enumerate(names)]
+        cut = [(i, n) for i, n in own if n in self.shards.cuts and n not in self.outside]
+        pairs = [(i, n, d) for i, n in cut if (d := tangent[i]) is not None]
+        wanted = [*(n for _, n in cut), *(n for _, n, _ in pairs)]
+        self.order = zlib.crc32(" ".join(wanted).encode(), self.order)
+        found = self.shards.gather(wanted, [*(primal[i] for i, _ in cut), *(d for _, _, d in pairs)])
+        whole, along = list(primal), list(tangent)
+        for (i, _), t in zip(cut, found, strict=False):
+            whole[i] = t
+        for (i, _, _), t in zip(pairs, found[len(cut) :], strict=True):
+            along[i] = t
+        return [t if d is None else forward_ad.make_dual(t, d) for t, d in zip(whole, along, strict=True)]
+
+    def run(self, name: str, unit: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """A unit with its weights gathered, nothing of them differentiated."""
+        weights = {n: t.detach() for n, t in unit.named_parameters()}
+        whole = self.gathered(self.full(name, weights), list(weights.values()), [None] * len(weights))
+        swapped = {f"unit.{n}": t for n, t in zip(weights, whole, strict=True)}
+        return functional_call(Inside(unit, forward), swapped, args, options)
+
+    @staticmethod
+    def full(unit: str, names: Sequence[str] | Mapping[str, Any]) -> list[str]:
+        """Names of the weights of a unit in the model."""
+        return [f"{unit}.{n}" if unit else n for n in names]
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Units gather their weights when they are called."""
+        with self.asleep(), contextlib.ExitStack() as stack:
+            for name, unit in self.units.items():
+                stack.callback(restore, unit, unit.__dict__.get("forward"))
+                unit.forward = partial(self.run, name, unit, unit.forward)
+            yield
+
+    def at(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights as shards, those outside the units whole."""
+        shards = {n: local(t) for n, t in {**dict(self.model.named_parameters()), **params}.items()}
+        whole = self.shards.gather(self.outside, [shards[n] for n in self.outside])
+        return shards | dict(zip(self.outside, whole, strict=True))
+
+    # --- data -------------------------------------------------------------------------------------------------------
+    def batches(self, data: Any) -> tuple[list[Any], int]:
+        """As many batches as the process with most has, and how many are this one's own."""
+        own = [] if isinstance(data, list | tuple) and not data else batches_of(data)
+        device = next(self.model.parameters()).device
+        have = [0.0] * self.group.world
+        have[self.group.rank] = float(len(own))
+        counts = self.group.over_data(torch.tensor(have, dtype=torch.float64)).tolist()
+        if not any(counts):
+            raise InputError("data holds no batches in any process.")
+        spare = own[-1:]
+        if not all(counts):
+            rank = next(r for r, c in enumerate(counts) if c)
+            told = [mapped(own[0], lambda t: t.cpu()) if self.group.rank == rank else None]
+            dist.broadcast_object_list(told, src=rank, group=self.group._host)
+            spare = spare or [mapped(told[0], lambda t: t.to(device))]
+        return own + spare * (int(max(counts)) - len(own)), len(own)
+
+
+def fsdp_of(model: Any, units: str | None, *, train_mode: bool) -> Fsdp | None:
+    """The shards of a model; None where its weights are whole."""
+    if not isinstance(model, nn.Module) or not (fsdp_modules(model) or any(map(is_cut, model.parameters()))):
+        return None
+    return Fsdp(model, units, train_mode=train_mode)
+
+
+def _of_fsdp(hook: Any) -> bool:
+    if type(getattr(hook, "__self__", None)).__name__ == "FSDPState":
+        return True
+    return hasattr(hook, "__wrapped__") and _of_fsdp(hook.__wrapped__)
+
+
+@contextlib.contextmanager
+def _without(module: nn.Module, keys: set[int]) -> Iterator[None]:
+    """Some hooks out of the tables of a module; what came in meanwhile stays behind those that were there."""
+    tables = [getattr(module, name) for name in _TABLES]
+    before = [list(table.items()) for table in tables]
+    for table in tables:
+        for key in keys & set(table):
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, items in zip(tables, before, strict=True):
+            now = dict(table)
+            kept = [(k, hook) for k, hook in items if k in keys or k in now]
+            table.clear()
+            table.update([*kept, *((k, hook) for k, hook in now.items() if k not in dict(kept))])
+
+
+class ShardedRunner(ModuleRunner):
+    """Evaluates a model that is cut. Weights are differentiated by products alone (`sharded`)."""
+
+    def __init__(self, model: nn.Module, loss: Loss | None, fsdp: Fsdp) -> None:
+        super().__init__(model, loss, False)
+        self.fsdp = fsdp
+
+    def _call(self, params: Mapping[str, Tensor], batch: Any) -> Tensor:
+        if self.fsdp.busy:
+            return super()._call(params, batch)
+        moved = [n for n, t in params.items() if t.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(t)]
+        if moved:
+            raise InputError(
+                f"`{moved[0]}` is cut over processes (FSDP): hessian, gauss_newton and functional differentiate it,"
+                " this measurement does not. Gather the weights for it: see docs/distributed.md."
+            )
+        with self.fsdp.gathering():
+            return super()._call(self.fsdp.at(params), batch)

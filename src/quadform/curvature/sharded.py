@@ -1,0 +1,151 @@
+"""Products of a model whose weights FSDP2 has cut over processes, by its units.
+
+A unit gathers W and V together, forwards and again backwards, and adds up its part of the image over the processes
+(`fsdp`). Vectors and images are local shards. Every process runs the same units in the same order: one with fewer
+batches runs its last one again with weight 0, one without data that of another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from ..core.errors import InputError
+from ..core.space import Vector
+from ..distributed.shards import local
+from .by_units import ByUnits, Evaluation, Scalar, moving
+from .fsdp import Fsdp
+from .kept import Kept
+from .risk import Risk
+from .settings import uncached
+from .soundness import differ, direction, inner
+from .strategies import Prepared
+from .units import Call, NoUnit, Recomputed
+
+
+@dataclass(frozen=True)
+class BySharded(ByUnits):
+    """Units whose weights are gathered when they run."""
+
+    def weight(self, i: int) -> float:
+        return 1.0  # counted inside, as images are added up there
+
+    def __call__(self, i: int, V: Vector, kept: Kept) -> dict[str, Tensor]:
+        try:
+            return self.prepare(i, V, kept).apply(V)
+        except NoUnit as error:
+            raise InputError(f"{self.kind.what}: {self.cannot(1)} ({error}), and its weights are cut.") from error
+
+    def prepare(self, i: int, V: Vector, kept: Kept) -> Prepared:
+        risk, split, scalar = self.kind.risk, self.kind.split, self.kind.scalar
+        assert risk.shards is not None
+        if not self.made:
+            first = Sharded(risk, risk.shards, weight=risk.weights[0])
+            if differ(risk, partial(first.slopes, uncached(risk.batches[0]))):
+                raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
+            self.made.append(first)
+        batch, run = uncached(risk.batches[i]), Sharded(risk, risk.shards, self.kind.rows, risk.weights[i])
+        if scalar is None:
+            return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, split), V))
+        return Prepared(lambda V: self._each(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+
+
+class Sharded(Evaluation):
+    """Derivatives of `weight` times the loss of a batch, over local shards, added up over the processes."""
+
+    def __init__(self, risk: Risk, fsdp: Fsdp, rows: tuple[str, ...] | None = None, weight: float = 1.0) -> None:
+        super().__init__(risk, fsdp.units, rows)
+        self.fsdp, self.weight = fsdp, weight
+        self.frozen = {n: local(t) for n, t in self.frozen.items()}
+        self.outside: dict[str, Tensor] = {}  # weights outside the units, whole while a product runs
+
+    def _hessian(self, scalar: Scalar, at: Vector, v: Vector) -> dict[str, Tensor]:
+        with self.fsdp.product():
+            return super()._hessian(scalar, at, v)
+
+    def transposed(
+        self, function: Callable[[Vector], Tensor], at: Vector, v: Vector, curve: Callable[[Tensor], Tensor]
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        with self.fsdp.product():
+            return super().transposed(function, at, v, curve)
+
+    def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
+        v = direction(self.risk, "forward")
+        g, slope = self.transposed(lambda p: self.risk.run(p, batch)[0], near, v, torch.ones_like)
+        group = self.fsdp.group
+        by_forward = float(group.over_data(self.weight * slope.detach().double()))
+        along, size = group.sum(torch.tensor([inner(g, v), inner(g, g)], dtype=torch.float64)).tolist()
+        return by_forward - along, size**0.5
+
+    def gradient(self, batch: Any, at: Vector) -> dict[str, Tensor]:
+        """The gradient at some weights."""
+        return self.transposed(lambda p: self.risk.run(p, batch)[0], at, {}, torch.ones_like)[0]
+
+    def _moving(self, at: Vector, v: Vector) -> dict[str, Tensor]:
+        names, shards = self.fsdp.outside, {**self.frozen, **at}
+        along = [n for n in names if n in v]
+        found = self.fsdp.shards.gather((*names, *along), [*(shards[n] for n in names), *(v[n] for n in along)])
+        self.outside = dict(zip(names, found, strict=False))
+        theta = moving({n: t for n, t in at.items() if n not in self.outside}, v)
+        wide = moving(
+            {n: t for n, t in self.outside.items() if n in at}, dict(zip(along, found[len(names) :], strict=True))
+        )
+        return {**self.outside, **theta, **wide}
+
+    def _here(self) -> Vector:
+        return {**self.risk.params, **self.outside}
+
+    def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
+        rows = self.rows if theta else ()
+        return _Gathered(self._reduced, self.fsdp, self.units, self.risk.attention, theta, rows, sink, second=second)
+
+    def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        beside = self._reduced({n: found.get(n) for n in self.rows if n in self.outside})
+        self.outside = {}
+        return super()._whole({**found, **beside})
+
+    def _reduced(self, whole: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Local shards of the sum over the processes of `weight` times what each found, None for zero. Losses that a
+        model computes in float32 do not meet the weight before."""
+        cuts, like = self.fsdp.shards.cuts, next(iter(self.risk.params.values()))
+        own = [like.new_zeros(cuts[n].shape) if g is None else self.weight * g.detach() for n, g in whole.items()]
+        return dict(zip(whole, self.fsdp.shards.reduce(list(whole), own), strict=True))
+
+
+class _Gathered(Recomputed):
+    """Units that gather their weights and add up their part of the image."""
+
+    def __init__(self, reduced: Callable[..., dict[str, Tensor]], fsdp: Fsdp, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.reduced, self.fsdp = reduced, fsdp
+
+    @property
+    def call(self) -> type[Call]:
+        return _Call
+
+    def plain(self, name: str, unit: nn.Module, forward: Callable[..., Any], args: Any, options: Any) -> Any:
+        return self.fsdp.run(name, unit, forward, *args, **options)
+
+    def take(self, found: Mapping[str, Tensor | None]) -> None:
+        beside = self.fsdp.outside  # a weight that a unit shares with what is outside
+        super().take({n: g for n, g in found.items() if n in beside})
+        super().take(self.reduced({n: g for n, g in found.items() if n not in beside}))
+
+
+class _Call(Call):
+    """One call of a unit whose weights are cut."""
+
+    by: _Gathered
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        given, held = self.pairs[: self.given], [forward_ad.unpack_dual(p.tensor()) for p in self.pairs[self.given :]]
+        names = Fsdp.full(self.name, self.weights)
+        weights = self.by.fsdp.gathered(names, [p.primal for p in held], [p.tangent for p in held])
+        return [*(p.tensor() for p in given), *weights]

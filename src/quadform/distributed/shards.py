@@ -1,0 +1,212 @@
+"""Weights that FSDP2 (`fully_shard`) has cut over processes: their local shards, gathered and added up in one message.
+
+The DTensors of the model stay the storage. What travels is one flat tensor for any number of weights: row r of
+`(shards, entries)` belongs to the process with shard r, pieces padded to the longest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import InputError
+from .processes import Group, current, group
+
+if TYPE_CHECKING:
+    from ..core.space import Vector
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor of some shape is cut: along `axis`, into pieces of these lengths."""
+
+    shape: tuple[int, ...]
+    axis: int
+    lengths: tuple[int, ...]
+
+    def piece(self, r: int) -> tuple[int, ...]:
+        """The shape of piece r."""
+        return (*self.shape[: self.axis], self.lengths[r], *self.shape[self.axis + 1 :])
+
+    @property
+    def room(self) -> int:
+        """Entries of the longest piece."""
+        return math.prod(self.piece(0))
+
+
+class Shards:
+    """How the weights of a model are cut, and the messages that gather them and add up what is cut like them."""
+
+    def __init__(self, mesh: Any, cuts: Mapping[str, Cut]) -> None:
+        from torch.distributed.tensor import Partial, Replicate, Shard
+
+        self.mesh, self.cuts = mesh, dict(cuts)
+        self.own, self.pieces = mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
+        copies = [Replicate()] * (mesh.ndim - 1)
+        self._cut, self._whole, self._parts = [*copies, Shard(0)], [*copies, Replicate()], [Partial()] * mesh.ndim
+        self.gathered = self.reduced = self.calls = 0  # numbers sent to all, added up; messages
+
+    @property
+    def copies(self) -> int:
+        """Processes that hold the same shards."""
+        return int(self.mesh.size()) // self.pieces
+
+    def gather(self, names: Sequence[str], local: Sequence[Tensor]) -> list[Tensor]:
+        """Whole tensors from the local shards of all processes; a name may come twice, for a weight and its tangent."""
+        if not names:
+            return []
+        cuts = [self.cuts[n] for n in names]
+        own = local[0].new_zeros(sum(c.room for c in cuts))
+        for part, t in zip(own.split([c.room for c in cuts]), local, strict=True):
+            part[: t.numel()] = t.reshape(-1)
+        rows = self._sent(own, self._cut, self._whole).view(self.pieces, -1)
+        self.gathered += sum(math.prod(c.shape) for c in cuts)
+        columns = rows.split([c.room for c in cuts], dim=1)
+        return [self._joined(c, part) for c, part in zip(cuts, columns, strict=True)]
+
+    def reduce(self, names: Sequence[str], whole: Sequence[Tensor]) -> list[Tensor]:
+        """The local shards of sums over all processes; half precision is added in float32."""
+        if not names:
+            return []
+        cuts, kind = [self.cuts[n] for n in names], whole[0].dtype
+        wide = torch.float32 if kind.itemsize < 4 else kind
+        rows = whole[0].new_zeros((self.pieces, sum(c.room for c in cuts)), dtype=wide)
+        for c, part, t in zip(cuts, rows.split([c.room for c in cuts], dim=1), whole, strict=True):
+            for row, piece in zip(part, t.split(c.lengths, dim=c.axis), strict=True):
+                row[: piece.numel()] = piece.reshape(-1)
+        own = self._sent(rows.view(-1), self._parts, self._cut).to(kind)
+        self.reduced += sum(math.prod(c.shape) for c in cuts)
+        pieces = zip(cuts, own.split([c.room for c in cuts]), strict=True)
+        return [p[: math.prod(c.piece(self.own))].view(c.piece(self.own)) for c, p in pieces]
+
+    def _sent(self, flat: Tensor, before: list[Any], after: list[Any]) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        self.calls += 1
+        with torch.no_grad():
+            there = DTensor.from_local(flat, self.mesh, before, run_check=False)
+            found: Any = there.redistribute(self.mesh, after)
+            return found.to_local()
+
+    def _joined(self, cut: Cut, rows: Tensor) -> Tensor:
+        shapes = [cut.piece(r) for r in range(self.pieces)]
+        return torch.cat([row[: math.prod(s)].view(s) for row, s in zip(rows, shapes, strict=True)], dim=cut.axis)
+
+
+class ShardGroup(Group):
+    """The processes of a model that is cut: a vector of the space *is* its shard, and nothing is ever whole.
+
+    It shares the meetings of the group it is made from. Sums are those of inner products: shards that several processes
+    hold (HSDP) count once; `over_data` adds what comes from the data of each process.
+    """
+
+    __slots__ = ("shards",)  # beside what it shares
+    cut = True
+
+    def __init__(self, base: Group, shards: Shards) -> None:
+        self.__dict__ = base.__dict__
+        self.shards = shards
+
+    @property
+    def slices(self) -> int:
+        return 1
+
+    def drawn(self, name: str) -> str:
+        return f"{name}/{self.shards.own}" if self.shards.own else name
+
+    def sum(self, x: Tensor) -> Tensor:
+        return super().sum(x) / self.shards.copies
+
+    def over_data(self, x: Tensor) -> Tensor:
+        return super().sum(x)
+
+    def total(self, parts: Mapping[str, Tensor], given: Vector) -> dict[str, Tensor]:
+        return dict(parts)
+
+    def size(self, n: int) -> int:
+        return round(float(self.sum(torch.tensor(float(n), dtype=torch.float64))))
+
+    def slice(self, n: int) -> slice:
+        return slice(0, n)
+
+    def longest(self, n: int) -> int:
+        return int(self.most(float(n)))
+
+    def whole(self, slices: Tensor, n: int) -> Tensor:
+        return slices
+
+
+# --- what is cut ----------------------------------------------------------------------------------------------------
+def is_cut(t: Tensor) -> bool:
+    """Whether a parameter is a DTensor, as FSDP2 and tensor parallelism make them."""
+    return type(t).__name__ == "DTensor" or type(getattr(t, "data", None)).__name__ == "DTensor"
+
+
+def local(t: Any) -> Tensor:
+    """The shard of this process, on the storage of the DTensor."""
+    return (t.to_local() if is_cut(t) else t).detach()
+
+
+def fsdp_modules(model: nn.Module) -> dict[str, Any]:
+    """The modules that `fully_shard` was called on."""
+    return {n: m for n, m in model.named_modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)}
+
+
+def shards_of(model: nn.Module) -> Shards | None:
+    """How `fully_shard` has cut the weights of a model; None where none is. What is cut in another way is refused."""
+    owners = fsdp_modules(model)
+    for module in owners.values():
+        module.reshard()  # FSDP leaves the outermost weights whole after a forward pass
+    named = dict(model.named_parameters())
+    if not any(map(is_cut, named.values())):
+        return None
+    mesh = next(t for t in named.values() if is_cut(t)).device_mesh  # type: ignore[attr-defined]  # a DTensor
+    cuts: dict[str, Cut] = {}
+    for name, t in named.items():
+        if not is_cut(t):
+            raise InputError(
+                f"`{name}` is whole in every process while other weights are cut. Call `fully_shard` on the model too,"
+                " after its blocks."
+            )
+        cuts[name] = _cut(name, t, mesh, owners)
+    return Shards(mesh, cuts)
+
+
+def _cut(name: str, t: Any, mesh: Any, owners: Mapping[str, Any]) -> Cut:
+    *copies, last = t.placements
+    of_fsdp = any(name.startswith(f"{owner}." if owner else "") for owner in owners)
+    if not of_fsdp or type(last).__name__ != "Shard" or not all(p.is_replicate() for p in copies):
+        module = name.rpartition(".")[0]
+        raise InputError(
+            f"module `{module}` is cut by tensor parallelism (`{name}`: {', '.join(map(str, t.placements))}), where"
+            " torch's second derivatives are wrong without an error. Measure the model with `fully_shard` alone: see"
+            " docs/distributed.md."
+        )
+    if t.device_mesh != mesh:
+        raise InputError(f"`{name}` is cut over other processes than the first weight. Use one mesh for all.")
+    shards, axis = mesh.size(mesh.ndim - 1), last.dim % max(t.dim(), 1)
+    each = -(-t.shape[axis] // shards)
+    lengths = tuple(max(0, min(each, t.shape[axis] - r * each)) for r in range(shards))
+    cut = Cut(tuple(t.shape), axis, lengths)
+    if tuple(t.to_local().shape) != cut.piece(mesh.get_local_rank(mesh.ndim - 1)):
+        raise InputError(f"`{name}` is cut into pieces of other lengths than `torch.chunk` gives; this is not known.")
+    return cut
+
+
+def processes_of(shards: Shards) -> ShardGroup:
+    """The processes that hold the shards; all of them make this call."""
+    base = current()
+    if base.world == 1:
+        base = group()
+        base._begin()
+    if base.world != shards.mesh.size():
+        raise InputError(
+            f"the weights are cut over {shards.mesh.size()} of {base.world} processes. Cut them over all, with copies"
+            " where you want some (a mesh of two dimensions)."
+        )
+    return ShardGroup(base, shards)

@@ -1,0 +1,94 @@
+"""A model that `fully_shard` has cut over processes has the products of the whole one, and stays as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_distributed import at_work
+
+CHECKS = {2: "own hugging_face refused raising", 4: "own copies pairs"}
+#: Declared beforehand, relative.
+ROUNDING, VALUES = 1e-14, 1e-10
+Found = dict[int, list[dict[str, Any]]]
+MODELS = ["own", "hugging_face", "copies"]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    folder = tmp_path_factory.mktemp
+    return {world: at_work(world, folder(f"cut{world}"), names, "at_sharded.py") for world, names in CHECKS.items()}
+
+
+def results(found: Found, check: str) -> list[dict[str, Any]]:
+    """What every process that ran a check found."""
+    every = [rank[check] for world, ranks in found.items() for rank in ranks if check in CHECKS[world].split()]
+    assert every
+    for result in every:
+        assert "failed" not in result, result["failed"]
+    return every
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ["value", "gradient", "hessian", "gauss_newton", "functional"])
+def test_products_are_those_of_one_process(found: Found, model: str, name: str) -> None:
+    """Each process gives its own batches, the last one none; FSDP over 2 and 4 processes, HSDP 2 x 2, tied weights."""
+    for result in results(found, model):
+        assert result[name] <= ROUNDING
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_model_stays_as_it_was(found: Found, model: str) -> None:
+    """Weights, gradients and hooks in their order; FSDP2's own gradient is right afterwards."""
+    for result in results(found, model):
+        assert result["kept"]
+        assert result["fsdp"] <= ROUNDING
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_messages(found: Found, model: str) -> None:
+    """A Hessian product gathers W and V forwards and again backwards, adds up one image, in 3 messages a unit."""
+    for result in results(found, model):
+        assert result["gathered"] <= 4
+        assert result["reduced"] == 1
+        assert result["calls"] <= 3
+
+
+@pytest.mark.parametrize("mesh", ["fsdp", "hsdp"])
+def test_eigenpairs(found: Found, mesh: str) -> None:
+    """The five largest eigenvalues; vectors are shards whose inner products are added up over the processes once."""
+    pieces = {"fsdp": 4, "hsdp": 2}[mesh]
+    every = results(found, "pairs")
+    for result in every:
+        assert result[mesh] <= VALUES
+        assert result[f"{mesh}, unit"] <= 1e-12
+    assert abs(sum(result[f"{mesh}, share"] for result in every) - 4 / pieces) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "tensor parallel": "module `0` is cut by tensor parallelism",
+        "beside": "Call `fully_shard` on the model too",
+        "training": "evaluation mode (train_mode=False)",
+        "trace": "`eigenpairs` are known",
+        "exact trace": "no process holds a column",
+        "fisher": "this measurement does not",
+        "dense": "no process holds a column",
+        "resume": "leave out resume=",
+        "no data": "no batches in any process",
+    }.items(),
+)
+def test_refused(found: Found, name: str, words: str) -> None:
+    """What would be wrong, or is not known, is refused in every process."""
+    for result in results(found, "refused"):
+        assert result[name][0] == "InputError", result[name]
+        assert words in result[name][2]
+
+
+def test_after_an_exception_inside_a_unit(found: Found) -> None:
+    for result in results(found, "raising"):
+        assert result["error"][0] == "ValueError"
+        assert result["hooks"]
+        assert result["finite"]
+        assert not result["forwards"]
