@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,5 +98,6 @@ def _known(model: Any) -> bool:
 def _large(risk: Risk) -> bool:
     assert isinstance(risk.model, nn.Module)
     batch: Any = risk.batches[0] if risk.batches else {}
-    sizes = [math.prod(t.shape[:2]) for t in batch.values() if isinstance(t, Tensor)]
+    held = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+    sizes = [math.prod(t.shape[:2]) for t in held if isinstance(t, Tensor)]
     return max(sizes, default=0) * sum(p.numel() for p in risk.model.parameters()) >= WORTH_COUNTING
