@@ -165,6 +165,8 @@ def refused(g: qd.Group) -> dict[str, Any]:
     found["trace"] = told(lambda: trace(qf.hessian(risk), method="hutchinson"))
     found["exact trace"] = told(lambda: trace(qf.hessian(risk)))
     found["fisher"] = told(lambda: qf.fisher(risk))
+    found["split"] = told(lambda: qd.shard(risk, g))
+    found["joined"] = told(lambda: qd.join(risk, g))
     found["dense"] = told(lambda: qf.hessian(risk).dense())
     found["resume"] = told(lambda: eigenpairs(qf.hessian(risk), 1, resume="state"))
     found["no data"] = told(lambda: qf.Risk(fully_shard(net(), mesh=mesh), square, [], quiet=True))

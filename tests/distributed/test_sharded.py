@@ -74,6 +74,8 @@ def test_eigenpairs(found: Found, mesh: str) -> None:
         "trace": "`eigenpairs` are known",
         "exact trace": "no process holds a column",
         "fisher": "this measurement does not",
+        "split": "multiply with this risk as it is",
+        "joined": "multiply with this risk as it is",
         "dense": "no process holds a column",
         "resume": "leave out resume=",
         "no data": "no batches in any process",

@@ -22,7 +22,7 @@ from ..core.errors import InputError, QuadformError
 from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Space, Vector
-from .processes import Group
+from .processes import Group, group_of
 
 By = Literal["rows", "batches"]
 
@@ -69,6 +69,7 @@ def shard(risk: R, group: Group, *, by: By = "rows") -> R:
     """
     if by not in ("rows", "batches"):
         raise InputError(f"data are split by 'rows' or by 'batches'; got {by!r}.")
+    _refuse_cut(risk)
     if group.world == 1:
         return risk
     _same_model(risk, group)
@@ -88,6 +89,7 @@ def join(risk: R, group: Group) -> R:
 
     Batches are averaged by their loss terms, as in one risk with all of them.
     """
+    _refuse_cut(risk)
     if group.world == 1:
         return risk
     _same_model(risk, group)
@@ -182,6 +184,15 @@ def mapped(batch: Any, f: Callable[[Tensor], Tensor]) -> Any:
 
 
 # --- the same in every process --------------------------------------------------------------------------------------
+def _refuse_cut(risk: Shardable) -> None:
+    if group_of(risk.space).cut:
+        raise InputError(
+            "the weights are cut over processes (FSDP), and every process gives its own data: multiply with this risk"
+            " as it is (`hessian`, `gauss_newton`, `functional`, `eigenpairs`). Other questions need whole weights: see"
+            " docs/distributed.md."
+        )
+
+
 def _same_model(risk: Shardable, group: Group) -> None:
     if not _agree(risk.params.items(), group):
         raise InputError(
