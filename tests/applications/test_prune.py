@@ -66,11 +66,20 @@ def test_the_global_method_beats_the_others(trained: tuple[nn.Module, list[Any]]
     assert "hessian" in str(found)
 
 
+def test_rounds_follow_the_curvature(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Where one step leaves the range of the quadratic model, several with new curvature lose less."""
+    model, batches = trained
+    options: dict[str, Any] = {"method": ("hessian",), "sparsity": 0.7, "held_out": 0, "progress": False}
+    one, four = (qf.prune(model, batches, squared, rounds=k, **options).methods[0] for k in (1, 4))
+    assert four.measured < one.measured
+    assert four.sparsity == one.sparsity
+
+
 def test_compensation_is_a_choice_of_its_own(trained: tuple[nn.Module, list[Any]]) -> None:
     """The masks of one method with all compensations: the one that looks at the loss rises least on what it saw."""
     model, batches = trained
     ways = ("none", "sweep", "least-squares", "hessian")
-    options: dict[str, Any] = {"method": ("wanda",), "sparsity": 0.3, "held_out": 0, "progress": False}
+    options: dict[str, Any] = {"method": ("wanda",), "sparsity": 0.3, "rounds": 1, "held_out": 0, "progress": False}
     found = {way: qf.prune(model, batches, squared, compensate=way, **options) for way in ways}
     rise = {way: answer.methods[0].measured for way, answer in found.items()}
     assert min(rise, key=lambda way: rise[way]) == "hessian"

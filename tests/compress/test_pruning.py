@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import quadform as qf
 from quadform.compress.maps import linear_maps, zeros_of
-from quadform.compress.pruning import curvature_of_rows, one_by_one, select
+from quadform.compress.pruning import curvature_of_rows, one_by_one, partly, select
 from quadform.compress.surgeon import Surgeon
 from quadform.compress.together import Masked, step
 from quadform.core.errors import InputError
@@ -126,6 +126,15 @@ def test_the_diagonal_of_a_kronecker_product_is_kept() -> None:
     b = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
     noise = torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=torch.float64)
     assert torch.allclose(curvature_of_rows(b[:, None] * S.diagonal() + noise, S), b[:, None] * S.diagonal())
+
+
+def test_a_part_of_a_mask_drops_the_smallest_first() -> None:
+    W = {"a": torch.tensor([[1.0, -2.0, 3.0, 0.5]]), "b": torch.tensor([[4.0, 0.1]])}
+    keep = {"a": torch.tensor([[False, False, True, True]]), "b": torch.tensor([[False, True]])}
+    found = partly(keep, W, 2 / 3)
+    assert found["a"].tolist() == [[False, False, True, True]]
+    assert found["b"].tolist() == [[True, True]]
+    assert all(torch.equal(t, keep[n]) for n, t in partly(keep, W, 1.0).items())
 
 
 def test_the_names_are_public() -> None:

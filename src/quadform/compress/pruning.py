@@ -58,6 +58,14 @@ def select(
     return Chosen(masks.choose(scores, sparsity, structure))
 
 
+def partly(keep: Mapping[str, Tensor], W: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The masks that drop a share of what `keep` drops, the smallest weights first."""
+    top = 1 + max(float(w.abs().max()) for w in W.values())
+    scores = {n: torch.where(keep[n], top, w.abs()) for n, w in W.items()}
+    gone = sum(int((~k).sum()) for k in keep.values()) / sum(k.numel() for k in keep.values())
+    return masks.choose(scores, share * gone)
+
+
 def _ranks(score: Tensor) -> Tensor:
     """The place of each entry in its row, from 0 to 1: rows lose the same share."""
     return score.argsort(dim=1, stable=True).argsort(1).double() / score.shape[1]

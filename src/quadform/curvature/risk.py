@@ -275,6 +275,10 @@ class Risk:
         """The same risk with more remarks, after or before its own."""
         return self._with(notes=(*notes, *self.notes) if first else (*self.notes, *notes))
 
+    def moved(self, params: Vector) -> Risk:
+        """The same risk where the parameters have other values; the model is left as it is."""
+        return self._with(params=self._at(params))
+
     def plain(self) -> Risk:
         """The same risk with attention by torch's math path, which has derivatives of every order."""
         return self._with(fused=False) if self.fused else self

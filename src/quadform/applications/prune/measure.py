@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...answers.prune import Pruned, PruneDraft, best_of
 from ...compress.maps import linear_maps, zeros_of
-from ...compress.pruning import curvature_of_rows, one_by_one, select
+from ...compress.pruning import Chosen, curvature_of_rows, one_by_one, partly, select
 from ...compress.together import step
 from ...core.errors import InputError
 from ...core.memory import in_words
@@ -65,7 +65,7 @@ class PruneMeasurement:
         moments = sum(min(t.shape) ** 2 for t in matrices) * size
         room = Room.of(whole, moments + (6 + len(self.ways)) * n * size).require(whole)
         each = seconds_of_value(whole) * self.subject.scale
-        products = len(self.ways) + self._solved * asked.products + self._diagonal * asked.products
+        products = len(self.ways) + self._solved * asked.rounds * asked.products + self._diagonal * asked.products
         seconds = each * (PRODUCT * products + 4 + 2 * len(self.ways))
         text = (
             f"{note_of(whole)}plan: {', '.join(self.ways)} at {asked.sparsity:g}, at most {products} products,"
@@ -88,7 +88,7 @@ class PruneMeasurement:
         asked, draft = self.asked, PruneDraft()
         self.work, self.kept = work, Kept(work)
         p = asked.products
-        expected = {m: 1 + p * (way == "hessian") for m, way in self.ways.items()}
+        expected = {m: 1 + asked.rounds * p * (way == "hessian") for m, way in self.ways.items()}
         with (
             fitting_threads(self.whole),
             work.bar(sum(expected.values()) + p * self._diagonal, "prune"),
@@ -154,10 +154,6 @@ class PruneMeasurement:
     def gradient(self) -> dict[str, Tensor]:
         return self.risk.gradient()
 
-    @cached_property
-    def W(self) -> dict[str, Tensor]:
-        return self._turned(self.risk.params)
-
     def _turned(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {n: self.maps[n].matrix(t) for n, t in tensors.items()}
 
@@ -178,15 +174,13 @@ class PruneMeasurement:
 
     # --- one method -------------------------------------------------------------------------------------------------
     def _method(self, method: str) -> dict[str, Any]:
-        asked, risk, maps, W = self.asked, self.risk, self.maps, self.W
-        obd = self._turned(self.diagonal) if method == "obd" else None
-        options: Any = {"diagonal": obd, "damping": asked.damping}
-        chosen = select(method, maps, W, asked.sparsity, asked.structure, **options)  # type: ignore[arg-type]  # checked
+        asked, risk, way = self.asked, self.risk, self.ways[method]
         found: dict[str, Any] = {}
-        if self.ways[method] == "hessian":
-            weights, found["note"] = self._together(method, self._turned(chosen.keep))
+        if way == "hessian":
+            weights, found["note"] = self._together(method)
         else:
-            weights = self._turned(one_by_one(self.ways[method], maps, W, chosen, asked.damping))
+            W = self._turned(risk.params)
+            weights = self._turned(one_by_one(way, self.maps, W, self._select(method, W), asked.damping))
         d = {n: weights[n] - t for n, t in risk.params.items()}
         Hd = hessian(risk) @ d
         parts = {n: float((d[n] * (self.gradient[n] + Hd[n] / 2)).sum()) for n in d}
@@ -200,26 +194,36 @@ class PruneMeasurement:
             **self._losses(weights),
         }
 
-    def _together(self, method: str, keep: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
-        risk, p = self.risk, self.asked.products
+    def _select(self, method: str, W: Mapping[str, Tensor]) -> Chosen:
+        asked = self.asked
+        structure: Any = asked.structure
+        obd = self._turned(self.diagonal) if method == "obd" else None
+        return select(method, self.maps, W, asked.sparsity, structure, diagonal=obd, damping=asked.damping)
+
+    def _together(self, method: str) -> tuple[dict[str, Tensor], str]:
+        """In rounds: a part of what is to go is removed, the others move, and the curvature is taken anew."""
+        asked, risk, weights = self.asked, self.risk, dict(self.risk.params)
         mean = sum(float(t.sum()) for t in self.diagonal.values()) / risk.space.size
         rows = {n: curvature_of_rows(self.maps[n].matrix(t), self.maps[n].S) for n, t in self.diagonal.items()}
-        d, solved = step(
-            gauss_newton(risk),
-            self.gradient,
-            risk.params,
-            keep,
-            damping=self.asked.damping * max(mean, torch.finfo(risk.dtype).tiny),
-            diagonal=self._turned(rows),
-            method="cg",
-            tol=TOL,
-            max_products=p,
-            resume=self.work.state(f"solve-{method}", 5 * risk.space.size * risk.dtype.itemsize),
-            progress=self.work.report(),
-        )
-        return {
-            n: risk.params[n] + t for n, t in d.items()
-        }, f"H_o + {self.asked.damping:g} of its mean diagonal; {solved}"
+        for k in range(1, asked.rounds + 1):
+            W = self._turned(weights)
+            keep = partly(self._select(method, W).keep, W, k / asked.rounds)
+            at = risk.moved(weights)
+            d, solved = step(
+                gauss_newton(at),
+                at.gradient(),
+                weights,
+                self._turned(keep),
+                damping=asked.damping * max(mean, torch.finfo(risk.dtype).tiny),
+                diagonal=self._turned(rows),
+                method="cg",
+                tol=TOL,
+                max_products=asked.products,
+                resume=self.work.state(f"solve-{method}-{k}", 5 * risk.space.size * risk.dtype.itemsize),
+                progress=self.work.report(),
+            )
+            weights = {n: weights[n] + t for n, t in d.items()}
+        return weights, f"H_o + {asked.damping:g} of its mean diagonal; last round {solved}"
 
     def _losses(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """The loss on the batches that were seen, on those held out, and the score of the task."""

@@ -48,7 +48,12 @@ class PruneQuestion(ModelQuestion):
         choices=("auto", *COMPENSATIONS),
     )
     damping: float = option(0.1, "Damping of the curvature, as a share of the mean of its diagonal.", above=0)
-    products: int = option(60, "Most products with H_o for its diagonal, and for a solution.", least=8)
+    products: int = option(60, "Most products with H_o for its diagonal, and for the solution of a round.", least=8)
+    rounds: int = option(
+        4,
+        "Rounds in which all matrices are pruned together, each with the curvature where the last one ended.",
+        least=1,
+    )
     held_out: int | None = option(
         None,
         "Batches that are kept out of the calibration; the methods are compared on them.",
