@@ -146,6 +146,10 @@ class PruneDraft(Draft):
 
     score = ""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[str] = []
+
     def take_before(self, found: Mapping[str, Any]) -> None:
         """Losses and score of the model as it is."""
         self.scalars |= {n: Estimate(found[n]) for n in ("loss", "held") if n in found}
@@ -159,4 +163,5 @@ class PruneDraft(Draft):
             self.scalars[f"{name}/held"] = Estimate(found["held"] - self.scalars["held"].value)
         if "score" in found:
             self.scalars[f"{name}/score"] = found["score"][1]
+        self.notes += [f"{name}: {found['note']}"] if "note" in found else []
         self.tensors |= {f"{name}/{k}": found[k] for k in ("parts", "zeros")}

@@ -170,7 +170,8 @@ def _notes(read: LiveAnswer, state: State, t: Texts) -> dict[str, str]:
         notes["sink"] = t("note_sink_linear")
     inputs = read.settings
     if state.data == "upload":
-        notes |= {name: t("note_from_file", value=inputs[name]) for name in ("tokens", "dim")}
+        sizes = {"tokens": inputs["tokens"], "dim": inputs["d_model"]}
+        notes |= {name: t("note_from_file", value=size) for name, size in sizes.items()}
     if state.data == "text":
         notes["tokens"] = t("note_words", count=inputs["tokens"])
         notes["text"] = t("note_same_weights")

@@ -62,7 +62,7 @@ class PruneMeasurement:
         whole, asked = self.whole, self.asked
         matrices = [t for t in whole.params.values() if t.dim() == 2]
         n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
-        moments = sum(min(t.shape) ** 2 for t in matrices) * size
+        moments = sum(max(t.shape) ** 2 for t in matrices) * size  # (in, in); which axis is which is not known yet
         room = Room.of(whole, moments + (6 + len(self.ways)) * n * size).require(whole)
         each = seconds_of_value(whole) * self.subject.scale
         products = len(self.ways) + self._solved * asked.rounds * asked.products + self._diagonal * asked.products
@@ -105,7 +105,7 @@ class PruneMeasurement:
         inputs = {
             "source": dict(self.subject.source),
             "coverage": self.whole.coverage,
-            "notes": [*self.whole.notes, *self._notes()],
+            "notes": [*self.whole.notes, *self._notes(), *draft.notes],
             **probe_of(self.seen.batches),
             "held_out": len(self.unseen.batches) if self.unseen else 0,
             "sparsity": asked.sparsity,
