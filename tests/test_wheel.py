@@ -19,7 +19,7 @@ import surface
 ROOT = Path(__file__).resolve().parent.parent
 #: Kinds of files a wheel has, and its most bytes.
 KINDS = {".py", ".typed", ".json", ".js", ".j2", ".css", ""}
-MOST = 1_200_000
+MOST = 1_500_000
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def test_the_wheel_holds_the_library_and_nothing_else(built: Built) -> None:
-    """No tensors, no records, no tables of tests, no scripts; one version number; at most 1.2 MB."""
+    """No tensors, no records, no tables of tests, no scripts; one version number; at most 1.5 MB."""
     files = [PurePosixPath(name) for name in built.files()]
     assert {file.suffix for file in files} <= KINDS
     assert [str(file) for file in files if file.suffix == ".json"] == ["quadform/experiments/recorded.json"]

@@ -20,7 +20,8 @@ SMALL = ["attention", "--tokens", "2", "--d-model", "2", "--vary", "none", "--qu
 
 def _run(words: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "import sys; from quadform.cli import main; sys.exit(main())", *words]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    encoding = environment.get("PYTHONIOENCODING", "utf-8")
+    return subprocess.run(command, capture_output=True, encoding=encoding, env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])

@@ -267,11 +267,11 @@ def test_manifest_may_not_name_files_outside(monkeypatch):
 
 
 def test_root_that_cannot_be_written(monkeypatch, tmp_path):
-    """The error names QUADFORM_DATA and --out."""
+    """The error names QUADFORM_DATA."""
     offer(monkeypatch, Made(package="toy", version="1", size=10))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("QUADFORM_DATA", str(tmp_path / "file" / "root"))
-    with pytest.raises(FileError, match=r"Set QUADFORM_DATA, or give `--out`"):
+    with pytest.raises(FileError, match=r"Set QUADFORM_DATA, or choose another"):
         fetch("toy", progress=False)
 
 

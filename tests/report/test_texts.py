@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import quadform.answers
+import quadform.answers.texts
 import quadform.report
 from quadform.core.errors import UnknownName
 from quadform.report.texts import EN, KO, language
@@ -34,6 +34,14 @@ KEPT |= {
 
 def places(sentence: str) -> list[str]:
     return sorted(name for _, name, _, _ in string.Formatter().parse(sentence) if name)
+
+
+def test_no_key_is_written_twice() -> None:
+    """A second sentence under the same key would replace the first without a word."""
+    parts = [vars(m)["SENTENCES"] for m in vars(quadform.answers.texts).values() if hasattr(m, "SENTENCES")]
+    keys = [key for part in parts for key in part]
+    assert len(parts) > 8
+    assert not {key for key in keys if keys.count(key) > 1}
 
 
 def test_both_languages_have_the_same_sentences() -> None:

@@ -85,8 +85,8 @@ class MonitorAnswer(Answer):
         if self.worst is None:
             return ()
         step, ratio = self.worst
-        said = say("card_rate", step=f"{step:,}", ratio=number(ratio))
-        return (judged("rate", self._ratio_at(step, ratio), RATIO, number(ratio), said),)
+        said = say("card_live_rate", step=f"{step:,}", ratio=number(ratio))
+        return (judged("live_rate", self._ratio_at(step, ratio), RATIO, number(ratio), said),)
 
     def _ratio_at(self, step: int, ratio: float) -> Estimate:
         """The ratio with the error of its eigenvalue; a lower bound where the eigenvalue is one."""

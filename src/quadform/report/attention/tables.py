@@ -13,7 +13,7 @@ from ..texts import EN, Texts
 
 #: Inputs that have a row of their own or are no setting.
 _TOLD = ("tokens", "dim", "d_k", "d_v", "space", "fit_range", "vary", "attention", "factor", "mask", "dtype", "device",
-         "d_model", "question", "partial")  # fmt: skip
+         "d_model", "question", "partial", "precond")  # fmt: skip
 #: Round-off of a symmetric eigenvalue problem, relative to the largest number in it.
 ROUND_OFF = 1e-10
 
