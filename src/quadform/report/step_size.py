@@ -96,11 +96,14 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
             for t in answer.trials
         ]
         last = over([{"name": own, "x": max(marks), "said": " · ".join(t["said"] for t in tried)}])
+        # The words stand on the side of the last mark that has more room.
+        place = math.log(max(marks) / domain[0]) / math.log(domain[1] / domain[0])
+        side: dict[str, Any] = {"align": "right", "dx": -12} if place > 0.5 else {"align": "left", "dx": 12}
         layers += [
             over(tried)
             .mark_point(filled=True, size=110, opacity=1, color=style.key, yOffset=22)
             .encode(x=x, y=y, shape=alt.Shape("shape:N", scale=None), tooltip=alt.Tooltip("said:N")),
-            last.mark_text(align="left", dx=12, dy=22, fontSize=11).encode(x=x, y=y, text="said:N"),
+            last.mark_text(**side, dy=34, fontSize=11).encode(x=x, y=y, text="said:N"),
         ]
     if rate:
         label = texts("rate_yours" if answer.lr_is_yours else "rate_now")
