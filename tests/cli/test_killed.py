@@ -201,7 +201,7 @@ def moment(verb: str, killed: int) -> tuple[str, int]:
     if verb == "report":  # its stages are killed inside by themselves
         return "after", 0
     if verb == "spectrum":  # it keeps states of estimators and no pieces
-        return "inside", 8 + killed % 5
+        return "inside", 3 + killed % 3
     return ("after", 0) if killed % 2 else ("inside", 1 + killed % 3)
 
 

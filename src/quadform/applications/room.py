@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..core.errors import TooLarge
@@ -101,3 +103,14 @@ def _large(risk: Risk) -> bool:
     held = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
     sizes = [math.prod(t.shape[:2]) for t in held if isinstance(t, Tensor)]
     return max(sizes, default=0) * sum(p.numel() for p in risk.model.parameters()) >= WORTH_COUNTING
+
+
+def seconds_of_value(risk: Any) -> float:
+    """Time of one evaluation of the loss; without weights from its work."""
+    if isinstance(risk, Outline):
+        return risk.seconds(1.0)
+    with torch.no_grad():
+        risk.value()
+        began = time.perf_counter()
+        risk.value()
+    return time.perf_counter() - began

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..answers.landscape import Landscape
 from ..answers.numbers import number, short_name
 from ..core.record import Record
+from .beside import beside_model
 from .figure import Figure, Rows, Table, redraw
 from .page import Draw, Page
 from .rows import Row
@@ -47,7 +50,7 @@ def _scale(answer: Landscape, texts: Texts) -> str:
     return texts("landscape_scale", low=number(low), high=number(high)) if len(answer.y) > 1 else ""
 
 
-def _plane(answer: Landscape, over: Rows, texts: Texts, style: Style) -> object:
+def _plane(answer: Landscape, over: Rows, texts: Texts, style: Style) -> Any:
     from .packages import alt
 
     loss, x, y = answer.loss, answer.x.tolist(), answer.y.tolist()
@@ -89,35 +92,10 @@ def _plane(answer: Landscape, over: Rows, texts: Texts, style: Style) -> object:
     return alt.layer(*layers).properties(name="fluid", width=460, height=380)
 
 
-def _line(answer: Landscape, over: Rows, texts: Texts, style: Style) -> object:
-    from .packages import alt
-
-    loss, model = answer.loss[0], answer.quadratic[0]
-    known = loss[loss.isfinite()]
-    low, high = float(known.min()), float(known.max())
-    roof, floor = high + 0.4 * (high - low), low - 0.4 * (high - low)
-    names = [texts("landscape_loss"), texts("landscape_quadratic")]
-    rows = [
-        {"x": a, "y": float(v[i]), "which": name}
-        for i, a in enumerate(answer.x.tolist())
-        for name, v in zip(names, (loss, model), strict=True)
-        if floor <= float(v[i]) <= roof
-    ]
-    X = alt.X("x:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(title=answer.labels[0]))
-    Y = alt.Y("y:Q", scale=alt.Scale(zero=False), axis=alt.Axis(title=texts("landscape_loss")))
-    colour = alt.Color(
-        "which:N",
-        scale=alt.Scale(domain=names, range=[style.ink, style.signed(1)]),
-        legend=alt.Legend(title=None, orient="bottom"),
-    )
-    dash = alt.StrokeDash("which:N", scale=alt.Scale(domain=names, range=[[1, 0], [5, 3]]), legend=None)
-    marks = over([{"x": p[0], "name": n} for n, p in answer.marks.items()])
-    layers = [
-        over(rows).mark_line(strokeWidth=1.8).encode(x=X, y=Y, color=colour, strokeDash=dash),
-        marks.mark_rule(color=style.muted, strokeDash=[2, 2]).encode(x=X),
-        marks.mark_text(align="left", dx=4, y=10, color=style.ink).encode(x=X, text="name:N"),
-    ]
-    return alt.layer(*layers).properties(name="fluid", width=560, height=260)
+def _line(answer: Landscape, over: Rows, texts: Texts, style: Style) -> Any:
+    marks = {name: place[0] for name, place in answer.marks.items()}
+    chart = beside_model(over, answer.x, answer.loss[0], answer.quadratic[0], marks, answer.labels[0], texts, style)
+    return chart.properties(name="fluid", width=560, height=260)
 
 
 def title(record: Record, texts: Texts) -> str:

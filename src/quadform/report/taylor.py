@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..answers.numbers import number, short_name
 from ..answers.taylor import Taylor
 from ..core.record import Record
+from .beside import beside_model
 from .figure import Figure, Rows, Table, redraw
 from .page import Draw, Page
 from .rows import Row, estimate, tag
@@ -17,37 +18,15 @@ DRAWN = 6
 
 def taylor_lines(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """One panel for each direction: the loss, its quadratic model, and the radius up to which the model holds."""
-    import altair as alt
+    from .packages import alt
 
     answer, over, panels = Taylor(record), Rows(), []
     for d in answer.directions[:DRAWN]:
         if d.r is None or d.loss is None or d.model is None or d.measured is None:
             continue
-        low, high = float(d.loss.min()), float(d.loss.max())
-        roof, floor = high + 0.4 * (high - low), low - 0.4 * (high - low)
-        values = zip(d.r.tolist(), d.loss.tolist(), d.model.tolist(), strict=True)
-        rows = [
-            {"r": r, "y": y, "which": texts(f"taylor_{key}")}
-            for r, loss, model in values
-            for key, y in (("loss", loss), ("model", model))
-            if floor <= y <= roof
-        ]
-        X = alt.X("r:Q", axis=alt.Axis(title=texts("taylor_axis"), tickCount=5, format="~g"))
-        Y = alt.Y("y:Q", scale=alt.Scale(zero=False), axis=alt.Axis(title=texts("taylor_loss"), tickCount=4))
-        domain = [texts("taylor_loss"), texts("taylor_model")]
-        dash = alt.StrokeDash("which:N", scale=alt.Scale(domain=domain, range=[[1, 0], [5, 3]]), legend=None)
-        colour = alt.Color(
-            "which:N",
-            scale=alt.Scale(domain=domain, range=[style.ink, style.signed(1)]),
-            legend=alt.Legend(title=None, orient="bottom"),
-        )
-        marks = over([{"r": d.measured.value}]).mark_rule(color=style.muted, strokeDash=[2, 2])
-        panels.append(
-            alt.layer(
-                marks.encode(x=X),
-                over(rows).mark_line(strokeWidth=1.8).encode(x=X, y=Y, color=colour, strokeDash=dash),
-            ).properties(width=280, height=170, title=d.name)
-        )
+        radius = {"": d.measured.value}
+        panel = beside_model(over, d.r, d.loss, d.model, radius, texts("taylor_axis"), texts, style)
+        panels.append(panel.properties(width=280, height=170, title=d.name))
     chart = alt.concat(*panels, columns=2).resolve_scale(x="independent", y="independent")
     head = answer.said(texts.lang)
     return Figure(

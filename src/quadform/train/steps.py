@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Generator
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +24,7 @@ from .watch import Diverged
 Food = TypeVar("Food")
 
 
-class Loop(Generic[Food]):
+class Loop(ABC, Generic[Food]):
     """Steps of a model. Hooks: `backward` (must be given), `judge`, `before`, `after`."""
 
     def __init__(self, model: Transformer, config: TrainConfig, optimiser: Optimiser) -> None:
@@ -32,9 +33,9 @@ class Loop(Generic[Food]):
         self.step = 0
 
     # --- hooks --------------------------------------------------------------------------------------------------------
+    @abstractmethod
     def backward(self, food: Food) -> Tensor:
         """The loss of the batches of a step; its gradient is added to the parameters."""
-        raise NotImplementedError
 
     def judge(self, loss: Tensor, norm: Tensor, food: Food) -> Tensor | None:
         """Look at loss and gradient norm before the weights change, and raise `Diverged` to leave them as they are.

@@ -2,12 +2,12 @@
 
 SENTENCES = {
     "landscape_lower": (
-        "The loss here is {here}; the lowest on this plane is {low}: the model can still go down within it.",
-        "현재 손실은 {here}, 이 평면에서 가장 낮은 손실은 {low}입니다. 이 평면 안에서 더 내려갈 수 있습니다.",
+        "The loss here is {here}; the lowest of the points is {low}: the loss can still fall along these directions.",
+        "현재 손실은 {here}, 잰 점 가운데 가장 낮은 손실은 {low}입니다. 이 방향으로 더 내려갈 수 있습니다.",
     ),
     "landscape_lowest": (
-        "The loss here, {here}, is the lowest on this plane to 0.1 %.",
-        "현재 손실 {here}, 이 평면에서 0.1 % 이내로 가장 낮습니다.",
+        "The loss here, {here}, is the lowest of the points to 0.1 %.",
+        "현재 손실 {here}, 잰 점 가운데 0.1 % 이내로 가장 낮습니다.",
     ),
     "landscape_model": (
         "The quadratic model is right to {within} at {share} of the points; statements from the Hessian hold there.",

@@ -21,9 +21,9 @@ from ...curvature.taylor import along, measured_radius, unit
 from ...distributed import current, shard
 from ...estimate.lanczos import ROWS, eigenpairs
 from ..probes import probe_of
-from ..room import Room, note_of
+from ..room import Room, note_of, seconds_of_value
 from ..subject import Subject, weights_at
-from ..taylor.measure import EIGEN, seconds_of_value
+from ..taylor.measure import EIGEN
 from ..threads import fitting_threads
 from .question import LandscapeQuestion
 

@@ -22,9 +22,8 @@ from ...distributed import current, shard
 from ...estimate import eigenpairs, matrix_function
 from ...estimate.lanczos import ROWS
 from ..probes import probe_of
-from ..room import Room, note_of
+from ..room import Room, note_of, seconds_of_value
 from ..subject import Subject
-from ..taylor.measure import seconds_of_value
 from ..threads import fitting_threads
 from .inertia import inertia
 from .polish import STEPS, Polish

@@ -24,9 +24,8 @@ from ...curvature.operators import gauss_newton, hessian
 from ...distributed import current
 from ...estimate.diagonals import diagonal
 from ..probes import probe_of
-from ..room import Room, note_of
+from ..room import Room, note_of, seconds_of_value
 from ..subject import Subject
-from ..taylor.measure import seconds_of_value
 from ..threads import fitting_threads
 from .question import PruneQuestion
 from .writing import Kept, scored, write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from ...core.record import Provenance
 from ...core.space import Vector
 from ...core.work import Work
 from ...curvature.operators import hessian
-from ...curvature.outline import Outline
 from ...curvature.taylor import along, measured_radius, unit
 from ...distributed import current, shard
 from ...estimate.lanczos import ROWS, eigenpairs
 from ..probes import probe_of
-from ..room import Room, note_of
+from ..room import Room, note_of, seconds_of_value
 from ..step_size.chosen import opened
 from ..step_size.question import StepSizeQuestion
 from ..subject import Subject, weights_at
@@ -147,14 +145,3 @@ class TaylorMeasurement:
             "loss": torch.tensor(losses, dtype=torch.float64),
             "model": torch.tensor([line.value + line.quadratic(float(x)) for x in r], dtype=torch.float64),
         }
-
-
-def seconds_of_value(risk: Any) -> float:
-    """Time of one evaluation of the loss; without weights from its work."""
-    if isinstance(risk, Outline):
-        return risk.seconds(1.0)
-    with torch.no_grad():
-        risk.value()
-        began = time.perf_counter()
-        risk.value()
-    return time.perf_counter() - began
