@@ -267,7 +267,34 @@ def test_every_experiment_is_whole(name: str) -> None:
     assert set(e.presets) == {"smoke", "cpu", "paper"}
     assert e.claims
     assert len({c.text for c in e.claims}) == len(e.claims)
-    assert all(c.source for c in e.claims)
+    assert e.asked.endswith("?")
+
+
+def test_what_a_claim_rests_on_is_read_from_its_source() -> None:
+    """A theorem or a table is stated, a figure or stored data are read, `[own]` is ours."""
+    found = [at_most("", "x", 1, s).basis for s in ("[A1, Thm 3.1]", "[A1, Fig. 3]", "[A1, stored results]", "[own]")]
+    assert found == ["stated", "read", "read", "ours"]
+
+
+@pytest.mark.parametrize("name", list(CATALOG))
+def test_a_claim_names_the_place_in_its_paper_or_is_ours(name: str) -> None:
+    """No claim carries the name of a paper alone, and every paper is one of the references."""
+    known = set(re.findall(r"@\w+\{(\w+),", (ROOT / "docs" / "references.bib").read_text()))
+    for claim in experiment(name).claims:
+        place = re.fullmatch(r"\[(\w+), .+\]", claim.source)
+        assert claim.source == "[own]" or (place and place[1] in known), f"{claim.text}: {claim.source}"
+
+
+def test_a_negative_control_is_told_as_such_and_is_no_failure(tmp_path: Path, planted) -> None:
+    """It is not met with its reason, the score counts it apart, and the run has not failed."""
+    e = _Toy().experiment(7)
+    control = dataclasses.replace(e.claims[0], control=True, because="the step is too long")
+    planted(dataclasses.replace(e, claims=(control,)))
+    done = reproduce(names="toy", out=tmp_path, progress=False)
+    assert done.ok
+    assert done.outcomes[0].verdicts[0].reason == "negative control: the step is too long"
+    assert "1 not met (1 of them negative controls)" in str(done)
+    assert "Negative control: the step is too long." in (tmp_path / "index.html").read_text()
 
 
 @pytest.mark.parametrize("name", list(CATALOG))
@@ -304,6 +331,7 @@ def test_every_red_claim_has_its_page() -> None:
         for name, statuses in kind.items():
             for claim in experiment(name).claims:
                 if statuses[claim.text] == "not met":
+                    assert claim.because, f"{name}: {claim.text}"
                     assert claim.page, f"{name}: {claim.text}"
                     assert (ROOT / "docs" / "decisions" / claim.page).exists()
 

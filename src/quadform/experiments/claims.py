@@ -17,6 +17,14 @@ from ..core.errors import InputError
 PRESETS = ("smoke", "cpu", "paper")
 Status = Literal["met", "not met", "undecided", "not tested"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+Basis = Literal["stated", "read", "ours"]
+#: What the sentence of a claim rests on. Its interval is ours in every case.
+BASES: dict[Basis, str] = {
+    "stated": "stated in the paper",
+    "read": "read from its figure or stored data",
+    "ours": "ours",
+}
+OWN = "[own]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +34,10 @@ class Claim:
     Where an end of the interval lies within the error of the number (two standard errors, or its residual), the claim
     is "undecided": the number could lie on either side.
 
-    `presets` are those whose settings can decide it; under the others it is "not tested". `why` says where the width
-    of the interval comes from, `page` the decision that tells what was found where it is not met.
+    `source` names the paper and the place in it, `[ODS25, Fig. 3]`, or is `[own]`. `presets` are those whose settings
+    can decide it; under the others it is "not tested". `why` says where the width of the interval comes from, `because`
+    in one sentence why it is not met, and `page` the decision that tells more. A `control` is expected to fail: it
+    shows that the claim beside it could have.
     """
 
     text: str
@@ -38,13 +48,22 @@ class Claim:
     expect: float | None = None
     presets: tuple[str, ...] = PRESETS
     why: str = ""
+    because: str = ""
     page: str = ""
+    control: bool = False
 
     def __post_init__(self) -> None:
         if not self.low <= self.high or (math.isinf(self.low) and math.isinf(self.high)):
             raise InputError(f"a claim needs an interval that can be missed; got [{self.low}, {self.high}].")
         if not set(self.presets) <= set(PRESETS):
             raise InputError(f"presets of a claim are among {', '.join(PRESETS)}; got {', '.join(self.presets)}.")
+
+    @property
+    def basis(self) -> Basis:
+        """Whether the sentence is the paper's, read from its figure or stored data, or ours."""
+        if self.source == OWN:
+            return "ours"
+        return "read" if "Fig" in self.source or "stored" in self.source else "stated"
 
     @property
     def wanted(self) -> str:
@@ -70,7 +89,9 @@ class Claim:
         ends = [end for end in (self.low, self.high) if found.reach and abs(found.value - end) <= found.reach]
         if ends:
             return Verdict(self, "undecided", found, f"{ends[0]:.4g} is within its error, +- {found.reach:.2g}")
-        return Verdict(self, "met" if self.low <= found.value <= self.high else "not met", found)
+        if self.low <= found.value <= self.high:
+            return Verdict(self, "met", found)
+        return Verdict(self, "not met", found, f"negative control: {self.because}" if self.control else self.because)
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,8 @@ class Verdict:
         return {
             "claim": c.text,
             "source": c.source,
+            "basis": c.basis,
+            "control": c.control,
             "key": c.key,
             "status": self.status,
             "value": None if f is None else f.value,

@@ -142,7 +142,7 @@ CLAIMS = (
         "with softmax a quarter or more of the query block's eigenvalues are negative",
         "negative_query/softmax block",
         0.25,
-        _ODS,
+        "[own]",
     ),
     at_least(
         "W_Q W_K^T: the query-key part has a plus-minus spectrum, the T-functional term",
@@ -155,7 +155,7 @@ CLAIMS = (
         "why Adam: one step size does not fit all attention blocks (sharpest : flattest)",
         "blocks/softmax block",
         10,
-        "[Zhang24]",
+        "[Zhang24, abstract]",
     ),
     at_least("... and softmax is a reason: without it the blocks are closer", "adam_ratio", 2, _ODS),
     at_least(
@@ -216,6 +216,7 @@ EXPERIMENT = Experiment(
     id="components",
     title="What softmax, the query-key product, norms, skip and depth do",
     source=_ODS,
+    asked="What do softmax, the product W_Q W_K^T and normalisation each do to the Hessian of one block?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -207,24 +207,25 @@ def _entropy(risk: Risk, path: str) -> Tensor:
     return seen[0]
 
 
-_OWN, _ODS = "[own]", "[ODS25]"
+_OWN = "[own]"
+_KEYS = "queries and keys come from two streams of different sizes there, and the key block is the large one"
 CLAIMS = (
     at_most("every attention, cross-attention too, is linear in W_V: H_f(V, V) = 0 in the split at its output",
-            "hollow", 1e-12, _ODS, why="exact; round-off of float64"),
+            "hollow", 1e-12, _OWN, why="exact; round-off of float64"),
     at_most("a key bias is flat: H e = 0 for every direction e of b_K", "key_bias", 1e-9, _OWN,
             why="exact; round-off, the whole Hessian being small at a trained point"),
     at_most("H along the gauge directions of W_Q, W_K follows from the gradient, cross-attention too", "gauge", 1e-8,
             _OWN, why="exact; round-off"),
     at_most("... and Gauss-Newton does not see them", "outer_gauge", 1e-9, _OWN, why="exact; round-off"),
-    at_least("|H(V, V)| is above |H(Q, Q)| in every attention layer of the trained net", "least_value_query", 1, _ODS,
-             presets=("cpu", "paper"), page="0808-cross-attention.md"),
-    at_least("... at least twice in cross-attention", "value_query/cross", 2, _ODS, presets=("cpu", "paper"),
-             page="0808-cross-attention.md"),
+    at_least("|H(V, V)| is above |H(Q, Q)| in every attention layer of the trained net", "least_value_query", 1, _OWN,
+             presets=("cpu", "paper"), because=_KEYS, page="0808-cross-attention.md"),
+    at_least("... at least twice in cross-attention", "value_query/cross", 2, _OWN, presets=("cpu", "paper"),
+             because=_KEYS, page="0808-cross-attention.md"),
     at_most("cross-attention has learned to point: its entropy is below half of a uniform one", "entropy/cross", 0.5,
             _OWN, presets=("cpu", "paper")),
     at_least("the more it points, the further query and value curvature part: cross- above decoder self-attention",
-             "cross_over_self", 1, _ODS, presets=("cpu", "paper"), why="one-hot attention has no query curvature",
-             page="0808-cross-attention.md"),
+             "cross_over_self", 1, _OWN, presets=("cpu", "paper"), why="one-hot attention has no query curvature",
+             because=_KEYS, page="0808-cross-attention.md"),
 )  # fmt: skip
 
 
@@ -270,7 +271,8 @@ def figure(record: Record) -> Figure:
 EXPERIMENT = Experiment(
     id="cross-attention",
     title="Self- and cross-attention of a trained encoder-decoder (anarcii)",
-    source="[own], [ODS25]",
+    source="[own]",
+    asked="Do the laws of self-attention's Hessian hold for the cross-attention of a trained model?",
     presets=PRESETS,
     run=run,
     figure=figure,

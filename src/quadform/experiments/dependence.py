@@ -188,6 +188,7 @@ EXPERIMENT = Experiment(
     id="dependence",
     title="What every block depends on: data, weights, moments",
     source=_TABLES,
+    asked="By which power does every block depend on the data, on each weight matrix and on the attention moments?",
     presets=PRESETS,
     run=run,
     figure=figure,

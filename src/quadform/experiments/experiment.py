@@ -25,8 +25,9 @@ class Experiment:
     """What is measured (`run`), with which settings (`presets`), how it is drawn (`figure`), what it decides.
 
     A config is a frozen dataclass with a `seed`. `run(config, units)` returns scalars and tensors; it neither draws nor
-    prints nor writes. `needs(config)` names fetched data without which it cannot run; `trains` says that its nets are
-    trained on a GPU, in bfloat16, where there is one.
+    prints nor writes. `asked` is the question in one sentence; the headline of the figure answers it. `needs(config)`
+    names fetched data without which it cannot run; `trains` says that its nets are trained on a GPU, in bfloat16, where
+    there is one.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Experiment:
     claims: tuple[Claim, ...]
     needs: Callable[[Any], tuple[str, ...]] = lambda config: ()
     trains: bool = False
+    asked: str = ""
 
     def config(self, preset: str, seed: int | None = None) -> Any:
         """The settings of a preset, with another seed where one is given."""

@@ -16,11 +16,13 @@ from pathlib import Path
 from ..core.record import Record, write_atomically
 from ..report.figure import Figure
 from .catalog import CATALOG, committed, experiment
-from .claims import STATUSES, Status, Verdict
+from .claims import BASES, STATUSES, Status, Verdict
 from .experiment import Experiment
 
 #: Bytes of the largest figure that the gallery keeps as SVG.
 SVG_MOST = 150_000
+#: Pixels of a picture in the index per pixel of the figure.
+THUMBNAIL = 0.25
 MARKS: dict[Status, str] = {"met": "✓", "not met": "✗", "undecided": "?", "not tested": "–"}
 
 
@@ -106,30 +108,49 @@ def write_gallery(folder: str | Path) -> list[Path]:
     return list(files)
 
 
+def score(verdicts: Sequence[Verdict]) -> str:
+    """`198 met, 34 not met (13 of them negative controls), 15 undecided, 3 not tested`."""
+    controls = sum(v.status == "not met" and v.claim.control for v in verdicts)
+    told = {"not met": f" ({controls} of them negative controls)"} if controls else {}
+    return ", ".join(f"{sum(v.status == s for v in verdicts)} {s}{told.get(s, '')}" for s in STATUSES)
+
+
 def _summary(entries: Sequence[Entry]) -> str:
-    counts = {s: sum(e.count(s) for e in entries) for s in STATUSES}
-    told = ", ".join(f"{count} {status}" for status, count in counts.items())
-    return f"{len(entries)} experiments, {sum(counts.values())} claims: {told}."
+    found = [v for e in entries for v in e.verdicts]
+    return f"{len(entries)} experiments, {len(found)} claims: {score(found)}."
+
+
+def _by_basis(entries: Sequence[Entry]) -> list[tuple[str, list[int]]]:
+    """What the claims rest on, and how many of each have which status."""
+    found = [v for e in entries for v in e.verdicts]
+    return [
+        (words, [sum(v.claim.basis == basis and v.status == s for v in found) for s in STATUSES])
+        for basis, words in BASES.items()
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- Markdown
+_HEAD = """\
+# Gallery
+
+Every figure is drawn from a Record of the repository (`docs/gallery/records/`); nothing is computed for this page,
+which `python benchmarks/experiments.py gallery docs` writes. The sentence of a claim is *stated* in a paper, *read*
+from its figure or stored data, or *ours*; the interval is ours in every case, and stood in the code before the number
+where the claim says nothing else. A claim that fails stays, with its reason. It is undecided where its interval ends
+within two standard errors of the number. A negative control is expected to fail. How experiments are made:
+[experiments.md](experiments.md).
+"""
+
+
 def markdown(entries: Sequence[Entry]) -> str:
     """The gallery as Markdown; pictures are beside it in `gallery/`."""
-    lines = [
-        "# Gallery",
-        "",
-        "Every figure is drawn from a Record of the repository (`docs/gallery/records/`); nothing is computed for this",
-        "page. `python benchmarks/experiments.py gallery docs` writes it. Tolerances stand",
-        "in the code before the numbers; a claim that fails stays red, and one whose tolerance ends within two",
-        "standard errors of the number is undecided. How experiments are made: [experiments.md](experiments.md).",
-        "",
-        f"**{_summary(entries)}**",
-        "",
-        f"| experiment | source | {' | '.join(STATUSES)} |",
-        "|---|---|" + "---|" * len(STATUSES),
-    ]
+    columns = " | ".join(STATUSES)
+    lines = [_HEAD, f"**{_summary(entries)}**", "", f"| claims | {columns} |", "|---|" + "---|" * len(STATUSES)]
+    lines += [f"| {words} | {' | '.join(map(str, counts))} |" for words, counts in _by_basis(entries)]
+    lines += ["", f"| | experiment | source | {columns} |", "|---|---|---|" + "---|" * len(STATUSES)]
     lines += [
-        f"| [{e.experiment.title}](#{e.experiment.id}) | {e.experiment.source} |"
+        f'| <a href="#{e.experiment.id}"><img src="{_file(e)}" width="150" alt=""></a>'
+        f" | [{e.experiment.title}](#{e.experiment.id}) | {e.experiment.source} |"
         + "".join(f" {e.count(s)} |" for s in STATUSES)
         for e in entries
     ]
@@ -139,9 +160,11 @@ def markdown(entries: Sequence[Entry]) -> str:
             "",
             f'## <a id="{name}"></a>{e.experiment.title}',
             "",
-            f"![{e.experiment.title}](gallery/{name}.{e.picture[0]})",
+            f"**Asked:** {e.experiment.asked}",
             "",
-            f"**{f.headline}**",
+            f"**Found:** {f.headline}",
+            "",
+            f"![{e.experiment.title}]({_file(e)})",
             "",
             f"Read it like this: {f.reading} It does not mean: {f.not_meaning} {f.caption}".strip(),
             "",
@@ -151,23 +174,33 @@ def markdown(entries: Sequence[Entry]) -> str:
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| {MARKS[v.status]} {v.status} | {_pipe(v.claim.text)}{_page(v)} | {_pipe(v.number)} | {v.claim.wanted} |"
-            f" {v.claim.source} |"
+            f"| {MARKS[v.status]} {v.status} | {_pipe(v.claim.text)}{_pipe(_reason(v))}{_page(v)} | {_pipe(v.number)} |"
+            f" {v.claim.wanted} | {_rests_on(v)} |"
             for v in e.verdicts
         ]
     return "\n".join(lines) + "\n"
+
+
+def _file(e: Entry) -> str:
+    return f"gallery/{e.experiment.id}.{e.picture[0]}"
 
 
 def _pipe(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def _rests_on(v: Verdict) -> str:
+    """`stated, [ODS25, Thm 3.1]`, or `ours`."""
+    return v.claim.basis if v.claim.basis == "ours" else f"{v.claim.basis}, {v.claim.source}"
+
+
+def _reason(v: Verdict) -> str:
+    """Why a claim is not met, or was not tested; an undecided one has its error beside its number."""
+    return f". *{v.reason[0].upper()}{v.reason[1:]}.*" if v.reason and v.status != "undecided" else ""
+
+
 def _page(v: Verdict) -> str:
-    return (
-        f" ([what was found](decisions/{v.claim.page}))"
-        if v.claim.page and v.status in ("not met", "undecided")
-        else ""
-    )
+    return f" ([more](decisions/{v.claim.page}))" if v.claim.page and v.status in ("not met", "undecided") else ""
 
 
 # ----------------------------------------------------------------------------------------------------------- HTML
@@ -183,6 +216,11 @@ td:first-child { white-space: nowrap; font-weight: 600 }
 .met { color: #00664d } .not-met { color: #a3221c } .undecided { color: #8a5a00 } .not-tested { color: #5a6675 }
 code { background: #f6f7f9; padding: .1rem .3rem }
 .scroll { overflow-x: auto }
+.index { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: 1rem; padding: 0;
+  list-style: none }
+.index a { display: block; color: inherit; text-decoration: none; border: 1px solid #e3e7ec; padding: .5rem }
+.index img { display: block; width: 100%; height: 7rem; object-fit: contain }
+.score { font-size: 1.15rem }
 """
 
 
@@ -192,13 +230,12 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def page(entries: Sequence[Entry], made_by: str) -> str:
     """One HTML file with every figure in it; it fetches nothing."""
     t = html.escape
-    body = [f"<h1>Figures and claims</h1><p><b>{t(_summary(entries))}</b> Made by <code>{t(made_by)}</code>.</p>"]
+    body = [
+        f'<h1>Figures and claims</h1><p class="score"><b>{t(_summary(entries))}</b></p>',
+        f"<p>Made by <code>{t(made_by)}</code>.</p>{_grid(('claims', *STATUSES), _by_basis(entries))}",
+    ]
     if len(entries) > 1:
-        body.append(
-            "<ul>"
-            + "".join(f'<li><a href="#{e.experiment.id}">{t(e.experiment.title)}</a></li>' for e in entries)
-            + "</ul>"
-        )
+        body.append(f'<ul class="index">{"".join(map(_card, entries))}</ul>')
     body += [_section(e) for e in entries]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -209,18 +246,41 @@ def page(entries: Sequence[Entry], made_by: str) -> str:
     )
 
 
+def _grid(columns: Sequence[str], rows: Sequence[tuple[str, list[int]]]) -> str:
+    head = "".join(f'<th scope="col">{c}</th>' for c in columns)
+    body = "".join(f"<tr><td>{words}</td>{''.join(f'<td>{n}</td>' for n in counts)}</tr>" for words, counts in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _card(e: Entry) -> str:
+    """An experiment of the index: its picture in small, its title, its score."""
+    from ..report.packages import vl_convert
+
+    small = vl_convert.vegalite_to_png(e.figure.spec, scale=THUMBNAIL, allowed_base_urls=[])
+    told = ", ".join(f"{e.count(s)} {s}" for s in STATUSES if e.count(s))
+    return (
+        f'<li><a href="#{e.experiment.id}"><img alt="" src="{_data("png", small)}">'
+        f"<b>{html.escape(e.experiment.title)}</b><br>{told}</a></li>"
+    )
+
+
+def _data(kind: str, blob: bytes) -> str:
+    return f"data:image/{'svg+xml' if kind == 'svg' else 'png'};base64,{base64.b64encode(blob).decode()}"
+
+
 def _section(e: Entry) -> str:
     t, f = html.escape, e.figure
-    kind, blob = e.picture
-    source = f"data:image/{'svg+xml' if kind == 'svg' else 'png'};base64,{base64.b64encode(blob).decode()}"
+    source = _data(*e.picture)
     made = e.record.made
     rows = "".join(
-        f'<tr><td class="{v.status.replace(" ", "-")}">{MARKS[v.status]} {v.status}</td><td>{t(v.claim.text)}</td>'
-        f"<td>{t(v.number)}</td><td>{t(v.claim.wanted)}</td><td>{t(v.claim.source)}</td></tr>"
+        f'<tr><td class="{v.status.replace(" ", "-")}">{MARKS[v.status]} {v.status}</td>'
+        f"<td>{t(v.claim.text)}{t(_reason(v)).replace('*', '')}</td>"
+        f"<td>{t(v.number)}</td><td>{t(v.claim.wanted)}</td><td>{t(_rests_on(v))}</td></tr>"
         for v in e.verdicts
     )
     return (
-        f'<section id="{e.experiment.id}"><h2>{t(e.experiment.title)}</h2><p><b>{t(f.headline)}</b></p>'
+        f'<section id="{e.experiment.id}"><h2>{t(e.experiment.title)}</h2>'
+        f"<p><b>Asked:</b> {t(e.experiment.asked)}</p><p><b>Found:</b> {t(f.headline)}</p>"
         f'<img alt="{t(f.headline, quote=True)}" src="{source}">'
         f"<p>Read it like this: {t(f.reading)}</p><p>It does not mean: {t(f.not_meaning)}</p><p>{t(f.caption)}</p>"
         f'<div class="scroll"><table><thead><tr><th scope="col">verdict</th><th scope="col">claim</th>'

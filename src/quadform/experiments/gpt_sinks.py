@@ -131,17 +131,22 @@ CLAIMS = (
         "without norms a growing first token becomes a sink",
         "capture/no norm",
         0.5,
-        "[SOH25]",
+        "[own]",
         presets=("cpu", "paper"),
+        because="heads whose queries point away from the lifted token flee it; sinks of real models were trained for",
         page="0802-sinks-and-undecided-queries.md",
     ),
-    at_least("without norms the outliers grow with the sink", "top/no norm", 2.0, "[SOH25]", presets=("cpu", "paper")),
+    at_least(
+        "without norms the outliers grow with the sink", "top/no norm", 2.0, "[SOH25, Fig. 6]", presets=("cpu", "paper")
+    ),
     at_most(
         "without norms the bulk shrinks once the sink has captured",
         "bulk/no norm",
         0.5,
-        "[SOH25]",
+        "[SOH25, slides]",
         presets=("cpu", "paper"),
+        because="the sink holds 36 % of the attention, so it has not captured it; open for a model trained to "
+        "have sinks",
         page="0802-sinks-and-undecided-queries.md",
     ),
     at_most(
@@ -194,7 +199,8 @@ def figure(record: Record) -> Figure:
 EXPERIMENT = Experiment(
     id="gpt-sinks",
     title="A trained GPT-shaped model under growing sinks",
-    source="[SOH25]",
+    source="[SOH25, Fig. 6], [own]",
+    asked="What does a growing first token do to the spectrum of a trained decoder, with and without norms?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -87,12 +87,12 @@ def _point(config: Config, seed: int, batch: dict[str, Tensor], sigma: float | N
     }
 
 
-_ODS = "[ODS25, Fig. 3]"
+_TABLE, _ODS = "[ODS25, O-tables]", "[ODS25, Fig. 3, stored results]"
 _STORED = "slope of the authors' stored results; their spread over repeats is 10-25 % below scale 1, 100 % at 10"
 CLAIMS = (
-    near("H_o of the value block grows as X^2 (small inputs)", "slope/outer/W_V,W_V/small", 2, 0.1, _ODS),
-    near("H_o of the query block grows as X^6 (small inputs)", "slope/outer/W_Q,W_Q/small", 6, 0.15, _ODS),
-    near("H_f of the query block grows as X^5 (small inputs)", "slope/functional/W_Q,W_Q/small", 5, 0.15, _ODS),
+    near("H_o of the value block grows as X^2 (small inputs)", "slope/outer/W_V,W_V/small", 2, 0.1, _TABLE),
+    near("H_o of the query block grows as X^6 (small inputs)", "slope/outer/W_Q,W_Q/small", 6, 0.15, _TABLE),
+    near("H_f of the query block grows as X^5 (small inputs)", "slope/functional/W_Q,W_Q/small", 5, 0.15, _TABLE),
     near("H of the query block follows H_f, X^5 (small inputs)", "slope/total/W_Q,W_Q/small", 4.97, 0.15, _ODS),
     near("H_o of the query-key block grows as X^6", "slope/outer/W_K,W_Q/small", 6, 0.15, "[ODS25, Thm 3.1]"),
     near("H_o of the value-query block grows as X^4", "slope/outer/W_V,W_Q/small", 4, 0.15, "[ODS25, Thm 3.1]"),
@@ -182,6 +182,7 @@ EXPERIMENT = Experiment(
     id="growth",
     title="Growth with the input scale",
     source="[ODS25, Figs. 3, 5]",
+    asked="By which power does every block of an attention layer's Hessian grow with the size of its inputs?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -146,6 +146,7 @@ EXPERIMENT = Experiment(
     id="growth-norm",
     title="Pre-LN takes the input scale away",
     source=_FIG,
+    asked="Does Pre-LN take the dependence on the input size away?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -169,7 +169,7 @@ CLAIMS = (
         "negative_share/softmax",
         0.25,
         0.6,
-        "[ODS25, Sec. 4]",
+        "[own]",
     ),
     at_most(
         "linear attention: the query block is positive semi-definite", "negative_share/linear", 0.0, "[ODS25, Sec. 4]"
@@ -231,6 +231,7 @@ EXPERIMENT = Experiment(
     id="heterogeneity",
     title="Block heterogeneity: softmax and linear attention",
     source=_FIG,
+    asked="Do the entries of the Hessian's query and value blocks differ in size, and is softmax the reason?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -164,7 +164,6 @@ def _order(relative: Tensor) -> float:
     return found
 
 
-_TALK = "[SOH25]"
 CLAIMS = (
     at_most("Gauss-Newton ends at 1e-20 of the start", "final/gauss-newton", 1e-20, "[own]", presets=("cpu", "paper")),
     at_least("... and converges quadratically: order at least 1.7", "order", 1.7, "[own]", presets=("cpu", "paper")),
@@ -207,7 +206,8 @@ def figure(record: Record) -> Figure:
 EXPERIMENT = Experiment(
     id="newton",
     title="Newton, Gauss-Newton and gradient descent on one attention head",
-    source=_TALK,
+    source="[own]",
+    asked="Which second-order method solves one attention head, starting near its solution?",
     presets=PRESETS,
     run=run,
     figure=figure,

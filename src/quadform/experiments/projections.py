@@ -170,6 +170,7 @@ EXPERIMENT = Experiment(
     id="projections",
     title="Reparameterised values and projections: fixed beta, identity and orthogonal",
     source=_HH,
+    asked="Without an attention skip, do values and projections near the identity train better than orthogonal ones?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -156,6 +156,7 @@ EXPERIMENT = Experiment(
     id="real-sinks",
     title="Sinks and massive activations of a real model (SmolLM2)",
     source="[own]",
+    asked="Has a real language model attention sinks and massive activations?",
     presets=PRESETS,
     run=run,
     figure=figure,

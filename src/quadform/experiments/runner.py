@@ -16,9 +16,9 @@ from ..core.question import Done, Plan
 from ..core.record import JSON_NAME, Record, strict_json, write_atomically
 from ..core.work import WORK, Work, begun
 from .catalog import experiment, recorded
-from .claims import STATUSES, Verdict
+from .claims import Verdict
 from .experiment import Experiment
-from .gallery import Entry, page
+from .gallery import Entry, page, score
 from .question import ReproduceTask
 
 #: Pixels of a PNG per pixel of the figure.
@@ -37,8 +37,8 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether any claim is not met; one that is undecided has not failed."""
-        return any(v.status == "not met" for v in self.verdicts)
+        """Whether any claim is not met; one that is undecided has not failed, nor has a negative control."""
+        return any(v.status == "not met" and not v.claim.control for v in self.verdicts)
 
     def plain(self) -> dict[str, Any]:
         """The same in plain values."""
@@ -57,8 +57,8 @@ class Outcome:
         e, made = self.experiment, self.record.made.made_at
         head = f"{e.id}: {e.title}, {e.source}, preset {self.record.inputs['preset']}"
         said = [(v.status, v.claim.text + (f" ({v.reason})" if v.reason else "")) for v in self.verdicts]
-        rows = [(*words, v.number, v.claim.wanted) for words, v in zip(said, self.verdicts, strict=True)]
-        claims = Grid(("", "claim", "found", "wanted"), tuple(rows))
+        rows = [(*words, v.number, v.claim.wanted, v.claim.basis) for words, v in zip(said, self.verdicts, strict=True)]
+        claims = Grid(("", "claim", "found", "wanted", "source"), tuple(rows))
         return (
             f"{head}, {f'kept from {made}' if self.kept else 'run now'}\n  {e.figure(self.record).headline}\n{claims}"
         )
@@ -81,10 +81,9 @@ class Reproduction(Done):
         return {"experiments": [o.plain() for o in self.outcomes], "partial": self.partial}
 
     def __str__(self) -> str:
-        found = [v.status for o in self.outcomes for v in o.verdicts]
-        told = ", ".join(f"{found.count(status)} {status}" for status in STATUSES)
+        found = [v for o in self.outcomes for v in o.verdicts]
         lines = [f"{o}\n" for o in self.outcomes]
-        lines.append(f"{len(self.outcomes)} experiments, {len(found)} claims: {told}")
+        lines.append(f"{len(self.outcomes)} experiments, {len(found)} claims: {score(found)}")
         if self.folder is not None:
             lines.append(f"the page of all of it: {self.folder / 'index.html'}")
         if self.partial:

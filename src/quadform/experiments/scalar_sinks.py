@@ -83,7 +83,7 @@ def _draw(config: Config, seed: int) -> dict[str, Tensor]:
     return {k: torch.tensor(v, dtype=torch.float64) for k, v in out.items()}
 
 
-_SOH = "[SOH25]"
+_SOH = "[SOH25, slides]"
 CLAIMS = (
     at_most(
         "a sink shrinks the bulk",
@@ -91,6 +91,8 @@ CLAIMS = (
         0.5,
         _SOH,
         why="read at height 16, after capture",
+        because="tokens near 0 never decide for the sink and hold the bulk up; a score bias, which none can "
+        "flee, shrinks it",
         page="0802-sinks-and-undecided-queries.md",
     ),
     at_least(
@@ -157,6 +159,7 @@ EXPERIMENT = Experiment(
     id="scalar-sinks",
     title="Attention sinks over scalar tokens: capture before shrinkage",
     source=_SOH,
+    asked="Does an attention sink shrink the bulk of the spectrum and raise its outliers?",
     presets=PRESETS,
     run=run,
     figure=figure,

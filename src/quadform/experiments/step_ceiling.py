@@ -145,6 +145,11 @@ _WORDS = {
     "tilted": "slope taken out, 1e-3 apart",
     "plain": "the loss itself, 1e-3 apart",
 }
+#: Settings in which the prediction is not expected to hold, and why.
+_CONTROLS = {
+    "tilted": "1e-3 is not infinitesimal once it has grown for some steps",
+    "plain": "the loss has a slope, and both runs leave at once for places with another Hessian",
+}
 CLAIMS = tuple(
     at_most(
         f"{rule}, {_WORDS[setting]}: {verb} at {fraction:g}x the ceiling as predicted for k <= {STEPS}",
@@ -152,7 +157,9 @@ CLAIMS = tuple(
         0.10,
         "[own]",
         presets=("smoke", "cpu", "paper") if setting == "small" else ("cpu", "paper"),
+        because=_CONTROLS.get(setting, ""),
         page="" if setting == "small" else "0900-trying-a-ceiling.md",
+        control=setting in _CONTROLS,
     )
     for setting in SIZES
     for rule in RULES
@@ -207,6 +214,7 @@ EXPERIMENT = Experiment(
     id="step-ceiling",
     title="The learning-rate ceiling against paired runs",
     source="[own]",
+    asked="Is the learning-rate ceiling where two runs that start close together stop coming closer?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -146,6 +146,7 @@ EXPERIMENT = Experiment(
     id="temperature",
     title="Temperature, one-hot and uniform attention",
     source="[ODS25, Sec. 3]",
+    asked="What happens to every block as attention becomes uniform, and as it becomes one-hot?",
     presets=PRESETS,
     run=run,
     figure=figure,

@@ -122,12 +122,13 @@ CLAIMS = (
         0.1,
         "[own]",
     ),
-    at_least("... with outliers: |lambda|max is over 100 times the median", "outliers/trained", 100, "[SOH25]"),
+    at_least("... with outliers: |lambda|max is over 100 times the median", "outliers/trained", 100, "[own]"),
     at_least(
         "softmax heterogeneity survives training: |H(V, V)| at least twice |H(Q, Q)|",
         "value_query/trained",
         2,
-        "[ODS25]",
+        "[own]",
+        because="training has grown W_Q and W_K, which lifts H(Q, Q): 18 at initialisation, 1.9 trained",
         page="0807-a-trained-encoder.md",
     ),
     at_most(
@@ -135,9 +136,11 @@ CLAIMS = (
         "share/trained",
         0.5,
         "[own]",
+        because="the probe is made up, so its residuals are large, and H_f carries them; open on data like its "
+        "training set",
         page="0807-a-trained-encoder.md",
     ),
-    between("at initialisation H_f is not small", "share/at initialisation", 0.1, 1.0, "[ODS25]"),
+    between("at initialisation H_f is not small", "share/at initialisation", 0.1, 1.0, "[own]"),
 )
 
 
@@ -188,7 +191,8 @@ def figure(record: Record) -> Figure:
 EXPERIMENT = Experiment(
     id="trained-hessian",
     title="The dense Hessian of a trained Transformer (sceptr)",
-    source="[own], [SOH25]",
+    source="[own]",
+    asked="What does the whole Hessian of a trained Transformer look like?",
     presets=PRESETS,
     run=run,
     figure=figure,
