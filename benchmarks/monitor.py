@@ -6,8 +6,8 @@
 Two models that are copies of each other train on the same batches, one of them with a monitor, by `--overhead` or
 `--every`; blocks of `--block` steps alternate, so that both see the same machine. `share` is the monitor's own count,
 `ratio` the time of the watched steps over that of the others without the first block of each, in which, by
-overhead, the first reading is made: a full search (`first_s`).
-`full_s` and `warm_s` are medians of single readings. `equal` says whether
+overhead, the first reading is made: a full search (`first_s`); `ratio_all` is the same with that block.
+`full_s` and `warm_s` are medians of single readings, `warm_steps` is the latter in training steps. `equal` says whether
 both have the same weights in the end (on a GPU torch's own sums may differ from run to run).
 """
 
@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         run.block(held[:1] * 3)
     pace = {"overhead": args.overhead} if args.every is None else {"every": args.every}
     own = lambda out, batch: loss(getattr(out, "logits", out), batch)  # noqa: E731
-    watched.monitor = monitor = qf.Monitor(watched.model, watched.optimizer, held, loss=own, **pace)
+    watched.monitor = monitor = qf.Monitor(watched.model, watched.optimizer, held, loss=own, part=args.part, **pace)
     plain.seconds.clear(), watched.seconds.clear()
     for i in range(args.blocks):
         data = batches(args.block)
@@ -102,6 +102,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in a.values()),
         "batch": list(shape),
         "held_batches": args.held,
+        "part": args.part,
         **pace,
         "steps": args.block * args.blocks,
         "readings": len(monitor.history),
@@ -109,6 +110,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "first_s": full[0],
         "full_s": statistics.median(full),
         "warm_s": statistics.median(warm) if warm else None,
+        "warm_steps": statistics.median(warm) * args.block / statistics.median(plain.seconds) if warm else None,
+        "warm_products": statistics.mean(_products(r) for r in monitor.history if not r.full) if warm else None,
+        "ratio_all": sum(watched.seconds) / sum(plain.seconds),
         "ratio": sum(watched.seconds[1:]) / sum(plain.seconds[1:]),
         "blocks": {"plain": plain.seconds, "watched": watched.seconds},
         "share": monitor.share,
@@ -119,6 +123,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def _products(r: Any) -> int:
+    """Hessian products of a reading: of H and, where that is another operator, of P^-1 H."""
+    return r.lambda_max.matvecs + (r.lambda_P.matvecs if r.lambda_P else 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
@@ -126,6 +135,7 @@ def main() -> None:
     parser.add_argument("--overhead", type=float, default=0.02)
     parser.add_argument("--every", type=int, help="steps between readings, in place of the overhead")
     parser.add_argument("--held", type=int, default=1, help="held batches")
+    parser.add_argument("--part", type=float, default=1.0, help="share of the held batches between full searches")
     parser.add_argument("--block", type=int, default=50, help="steps of one side before the other takes its turn")
     parser.add_argument("--blocks", type=int, default=20)
     args = parser.parse_args()

@@ -20,12 +20,14 @@ import quadform as qf
 from quadform.answers.monitor import MonitorAnswer
 from quadform.applications.monitor.heads import qk_norms
 from quadform.applications.monitor.pace import Share
-from quadform.applications.monitor.tracking import follow, search
+from quadform.applications.monitor.portion import part_of
+from quadform.applications.monitor.tracking import follow, ritz, search
 from quadform.applications.signal.observe import _scores
 from quadform.core.errors import InputError
 from quadform.core.operator import Dense
 from quadform.curvature.operators import hessian
 from quadform.curvature.risk import Risk
+from quadform.estimate.vectors import multiply
 
 D, HEADS, WORDS = 8, 2, 7
 
@@ -104,11 +106,62 @@ def test_a_step_of_following_rises_and_stays_below_the_top(seed: int, n: int) ->
     """The Ritz value is at least the Rayleigh quotient, at most lambda_max, with an eigenvalue within its residual."""
     M = symmetric(seed, n)
     v = torch.randn(n, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
-    found = follow(operator(M), v)
+    x, r, theta, products = ritz(operator(M), v)
     values = torch.linalg.eigvalsh(M)
-    assert (v @ M @ v) / (v @ v) - 1e-10 <= found.theta <= values[-1] + 1e-10
+    assert (v @ M @ v) / (v @ v) - 1e-10 <= theta <= values[-1] + 1e-10
+    assert 1 <= products <= 3
+    torch.testing.assert_close(r, M @ x - theta * x, atol=1e-10, rtol=0)
+    found = follow(operator(M), v)
     assert float((values - found.theta).abs().min()) <= found.residual + 1e-10
-    assert found.residual == pytest.approx(float((M @ found.v - found.theta * found.v).norm()), abs=1e-10)
+    assert (found.theta, found.residual) == (theta, float(r.norm()))
+
+
+def test_the_next_time_begins_nearer_to_the_top() -> None:
+    """The vector kept has a larger part in the top eigenvector than the one that was measured, at no product."""
+    M = symmetric(4, 20)
+    top = torch.linalg.eigh(M)[1][:, -1]
+    v = top + 0.01 * torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = follow(operator(M), v)
+    assert found.products == 1
+    assert abs(float(found.v @ top)) > abs(float(v @ top / v.norm()))
+
+
+def test_the_risk_and_its_gradient_come_from_the_graphs_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With batches of unequal size and a parameter the loss does not see; nothing is evaluated for it."""
+    model = gpt(torch.float64, layers=1)
+    model.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    risk = Risk(model, loss, [batches(1)[0], batches(1)[0][:2]], quiet=True)
+    H, want = hessian(risk), (risk.value(), risk.gradient())
+    multiply(H, torch.ones(1, risk.space.size, dtype=torch.float64))
+    monkeypatch.setattr(Risk, "gradient", None)
+    value, gradient = H.point()
+    torch.testing.assert_close(value, want[0].detach())
+    torch.testing.assert_close(gradient, want[1])
+
+
+@pytest.mark.parametrize("held", [1, 4])
+def test_a_part_of_the_held_batches_speaks_for_all_of_them(held: int) -> None:
+    """Full searches see everything; a reading of the part alone is off by no more than its error, and says so."""
+    model = gpt(torch.float64, layers=1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    train(model, optimizer, 3)
+    whole, small = (qf.Monitor(model, optimizer, batches(held), loss=loss, every=1, part=p) for p in (1.0, 0.25))
+    for monitor in (whole, small):
+        monitor.step()
+    assert small.last.ceiling == pytest.approx(whole.last.ceiling, rel=0.05)
+    train(model, optimizer, 2)
+    after, part = whole.step(), small.step()
+    assert part.lambda_P.value == pytest.approx(after.lambda_P.value, abs=part.lambda_P.error + after.lambda_P.error)
+    assert part.lambda_P.error > after.lambda_P.error
+
+
+def test_a_part_that_cannot_be_cut_is_refused() -> None:
+    assert [t.tolist() for t in part_of([(torch.arange(8), torch.arange(8))], 0.25)[0]] == [[0, 1]] * 2
+    for wrong in ((torch.ones(4, 2), torch.ones(3)), {"x": torch.ones(())}):
+        with pytest.raises(InputError, match="first axis"):
+            part_of([wrong], 0.5)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        part_of([torch.ones(4)], 0.0)
 
 
 def test_two_products_solve_two_dimensions_and_one_is_enough_near_the_vector() -> None:

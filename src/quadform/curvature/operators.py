@@ -228,6 +228,20 @@ class _RiskOperator(Operator):
         """The same operator by another route."""
         return self._between(self.codomain, self.domain, route)
 
+    def point(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The risk and its gradient as of the last product of a whole Hessian, from the graphs it kept; where it kept
+        none, or not those of all batches, they are evaluated."""
+        graphs = self.run.kept.values() if self.run.retained and self.run.group.world == 1 else []
+        if len(graphs) != len(self.risk.batches):
+            return self.risk.value().detach(), self.risk.gradient()
+        weighed = list(zip(self.risk.weights, graphs, strict=True))
+        value = torch.stack([w * G.value for w, G in weighed]).sum()
+        total = {n: torch.zeros_like(self.risk.params[n]) for n in self.domain.names}
+        for w, G in weighed:
+            for n, g in G.gradient.items():
+                total[n] += 0 if g is None else w * g.detach()
+        return value, total
+
     def apply(self, V: Vector) -> dict[str, Tensor]:
         return self.run.group.total(self.run(V), V)
 

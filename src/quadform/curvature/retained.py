@@ -23,7 +23,7 @@ class TooLarge(torch.OutOfMemoryError):
 
 
 class Retained:
-    """`scalar` at `theta` with its gradient in `cols` and the graph of both; `bytes` is what the graph holds.
+    """`scalar` at `theta` (`value`), its gradient in `cols`, and the graph of both; `bytes` is what the graph holds.
 
     `TooLarge` as soon as that is more than `most`.
     """
@@ -39,7 +39,7 @@ class Retained:
             g: Sequence[Tensor | None] = [None] * len(cols)
             if self.depends:
                 g = torch.autograd.grad(value, [self.theta[n] for n in cols], create_graph=True, allow_unused=True)
-        self.gradient = dict(zip(cols, g, strict=True))
+        self.value, self.gradient = value.detach(), dict(zip(cols, g, strict=True))
         require_twice(g)
         own = {t.untyped_storage()._cdata for t in self.theta.values()}
         self.bytes = sum(size for where, size in held.items() if where not in own)

@@ -58,13 +58,14 @@ def stacks_of(model: nn.Module, call: Callable[[], Any]) -> tuple[Stack, ...]:
 
 
 @torch.no_grad()
-def observed(model: nn.Module, stacks: tuple[Stack, ...], call: Callable[[], Any]) -> tuple[Tensor | None, ...]:
-    """(layers, heads) largest logits and mean entropies of one run; None where no attention was seen."""
+def observed(
+    model: nn.Module, stacks: tuple[Stack, ...], call: Callable[[], Any]
+) -> tuple[float, Tensor | None, Tensor | None]:
+    """What one run gives, and (layers, heads) largest logits and mean entropies; None where no attention was seen."""
     seen = AttentionSeen()
-    if stacks:
-        with watching(model, stacks, seen, attention=True):
-            call()
-    return seen.found()
+    with watching(model, stacks, seen, attention=True):
+        given = float(call())
+    return given, *seen.found()
 
 
 _HEAD = re.compile(r"(.*)W_([QK])\[(\d+)\]$")

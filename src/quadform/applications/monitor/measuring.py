@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from ...answers.step_size import FLOOR
 from ...core.errors import InputError, UnknownName
+from ...core.number import Estimate
 from ...core.operator import Operator
 from ...core.space import layer_of
 from ...curvature.calling import Loss, bare, loss_on
@@ -20,6 +23,7 @@ from ...estimate.vectors import multiply, probes
 from ..step_size.measure import is_plain
 from ..step_size.rules import Stepper, floor_share, read_optimizer
 from .heads import observed, qk_norms, stacks_of
+from .portion import Scale, part_of
 from .reading import Reading
 from .tracking import Pair, follow, search
 
@@ -31,15 +35,29 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
+@dataclass(frozen=True)
+class Curved:
+    """The loss, lambda_max of H and of P^-1 H, which of them is the optimizer's, and the share of its direction in
+    entries Adam has seen no gradient for."""
+
+    loss: float
+    pairs: dict[str, Pair]
+    yours: str
+    unseen: float
+
+
 class Measuring:
     """Everything that is measured of one training run; it reads weights and optimizer state and writes neither."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, batches: Any, loss: Loss | None, traces: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Any, batches: Any, loss: Loss | None, traces: int, share: float
+    ) -> None:
         self.model, self.optimizer, self.loss, self.traces = bare(model), unwrapped(optimizer), loss, traces
-        self.note, self.pairs = "", dict[str, Pair]()
+        self.note, self.pairs, self.scales = "", dict[tuple[str, bool], Pair](), dict[str, Scale]()
         stepper = self._stepper()
         self.rule = "" if stepper is None else stepper.rule.name
-        self.risk = self._risk(batches)
+        self.whole = self._risk(batches)
+        self.risk = self.whole if share == 1 else self._risk(part_of(self.whole.batches, share))
         self.places = self._places()
         self.watched = self.risk.batches[0]
         with measured(self.model, device=self.risk.device):
@@ -74,7 +92,9 @@ class Measuring:
             return
         if list(places) != list(self.places):
             self.pairs.clear()
-        self.risk, self.places = self._risk(self.risk.batches), places
+        alone = self.risk is self.whole
+        self.whole, self.places = self._risk(self.whole.batches), places
+        self.risk = self.whole if alone else self._risk(self.risk.batches)
 
     def _forward(self) -> Any:
         return loss_on(self.model, self.watched, self.loss)
@@ -84,43 +104,54 @@ class Measuring:
         """One reading; `seconds` is for the caller to fill in."""
         self._current()
         risk, stepper = self.risk, self._stepper()
-        with torch.no_grad():
-            loss = float(risk.value())
-        if not torch.isfinite(torch.tensor(loss)):
-            raise InputError(f"the loss on the held batches is {loss}")
-        H = hessian(risk)
-        top = self._pair("H", H, full)
-        lr, lam, ceiling = self._rate(), None, None
         if stepper is not None:
-            lam, ceiling = self._ceiling(dataclasses.replace(stepper, names=tuple(risk.params)), H, top, full)
+            stepper = dataclasses.replace(stepper, names=tuple(risk.params))
         with measured(self.model, device=risk.device):
-            logits, entropy = observed(self.model, self.stacks, self._forward)
+            first, logits, entropy = observed(self.model, self.stacks, self._forward)
+        if not math.isfinite(first):
+            raise InputError(f"the loss on the held batches is {first}")
+        H = hessian(risk)
+        found = self._curved(H, stepper, full)
+        if self.whole is not risk and (full or not self.scales):
+            everything = self._curved(hessian(self.whole), stepper, True)
+            for name, pair in everything.pairs.items():
+                self.scales[name] = Scale.of(pair.theta / found.pairs[name].theta, self.scales.get(name))
+        top, lam = (self._estimate(found, name) for name in ("H", found.yours))
+        known = stepper is not None and lam.value > 0 and found.unseen <= FLOOR
+        ceiling = stepper.rule.factor / lam.value if known and stepper is not None else None
         qk = qk_norms(self.model, risk.space.views, risk.params)
         shares = self._shares(H, step) if self.traces else {}
-        estimate = None if lam is None else lam.estimate
-        return Reading(step, 0.0, full, loss, lr, top.estimate, estimate, ceiling, logits, entropy, qk, shares)
+        lam_P = None if stepper is None else lam
+        return Reading(step, 0.0, full, found.loss, self._rate(), top, lam_P, ceiling, logits, entropy, qk, shares)
 
     def _rate(self) -> float | None:
         """The largest learning rate of the next step."""
         return max(float(g["lr"]) for g in self.optimizer.param_groups)
 
-    def _pair(self, name: str, A: Operator, full: bool) -> Pair:
-        known = self.pairs.get(name)
+    def _pair(self, name: str, A: Operator, full: bool, whole: bool) -> Pair:
+        known = self.pairs.get((name, whole))
         start = None if known is None else A.domain.unflatten(known.v.to(A.dtype))
-        self.pairs[name] = search(A, start) if full or known is None else follow(A, known.v)
-        return self.pairs[name]
+        pair = search(A, start) if full or known is None else follow(A, known.v)
+        self.pairs[name, whole] = pair
+        return pair
 
-    def _ceiling(self, stepper: Stepper, H: Operator, top: Pair, full: bool) -> tuple[Pair, float | None]:
-        """lambda_max of the optimizer's operator and the ceiling; none where it curves down, or where the top direction
-        lies in entries Adam has seen no gradient for."""
-        lam, unseen = top, 0.0
-        if not is_plain(stepper):
-            P = stepper.preconditioner(self.risk.gradient(), self.risk.params)
-            A = stepper.operator(H, P)
-            lam = self._pair("P^-1 H", A, full)
-            if stepper.rule.adaptive:
-                unseen = floor_share(P, stepper.eps, A.domain.unflatten(lam.v.to(A.dtype)))
-        return lam, stepper.rule.factor / lam.theta if lam.theta > 0 and unseen <= FLOOR else None
+    def _curved(self, H: Any, stepper: Stepper | None, full: bool) -> Curved:
+        """lambda_max of H and of the optimizer's operator on the data of H."""
+        risk, whole = H.risk, H.risk is self.whole
+        top = self._pair("H", H, full, whole)
+        loss, gradient = H.point()
+        if stepper is None or is_plain(stepper):
+            return Curved(float(loss), {"H": top}, "H", 0.0)
+        P = stepper.preconditioner(gradient, risk.params)
+        A = stepper.operator(H, P)
+        lam, unseen = self._pair("P^-1 H", A, full, whole), 0.0
+        if stepper.rule.adaptive:
+            unseen = floor_share(P, stepper.eps, A.domain.unflatten(lam.v.to(A.dtype)))
+        return Curved(float(loss), {"H": top, "P^-1 H": lam}, "P^-1 H", unseen)
+
+    def _estimate(self, found: Curved, name: str) -> Estimate:
+        pair, scale = found.pairs[name], self.scales.get(name)
+        return pair.estimate if scale is None else scale(pair)
 
     def _shares(self, H: Operator, step: int) -> dict[str, float]:
         """Shares of tr H by layer: the mean of z . H z over `traces` vectors of random signs; none where tr H <= 0."""

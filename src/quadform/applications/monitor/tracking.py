@@ -1,15 +1,18 @@
-"""The largest eigenvalue of an operator that changes slowly, followed with one or two products a time.
+"""The largest eigenvalue of an operator that changes slowly, followed with one to three products a time.
 
     theta = <v, A v>,   r = A v - theta v          first product: Rayleigh quotient and residual
-    A r                                            second product: the top Ritz pair of span {v, r}
+    A r, ...                                       further ones: the top Ritz pair of span {v, r, ...}
 
-A v of the new v is a sum of the two products, so its residual costs nothing. Every value is at most lambda_max: a
-Ritz value is a lower bound, and an eigenvalue lies within its residual. A direction that v has no part in can stay
-unseen, so a full search is made at first and again now and then.
+The next time begins not at the Ritz vector x but at  mu x + r,  mu = (theta + (theta^2 + 4 |r|^2)^1/2) / 2:  the top
+vector of span {x, r} if A were 0 along r, about a step of the power method, which needs no product. A x is a sum of
+products that are there, so its residual costs nothing. Every value is at most lambda_max: a Ritz value is a lower
+bound, and an eigenvalue lies within its residual. A direction that v has no part in can stay unseen, so a full search
+is made at first and again now and then.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,15 +23,17 @@ from ...core.number import Estimate
 from ...core.operator import Operator
 from ...core.space import Vector
 from ...estimate.lanczos import eigenpairs
-from ...estimate.vectors import multiply, working_dtype
+from ...estimate.vectors import multiply, without, working_dtype
 
 #: Products of a full search at most, and rows of its basis: ten vectors or so, beside which a training run still fits.
 SEARCH, ROWS = 12, 10
+#: Products at most where a pair is followed, and the relative residual from which on none is added.
+MOST, ENOUGH = 3, 0.15
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A Ritz pair: unit vector (n,), its value, |A v - theta v|, and the products it took."""
+    """A Ritz value, its residual, the products it took, and the vector (n,) from which it is followed next time."""
 
     v: Tensor
     theta: float
@@ -50,20 +55,26 @@ def search(A: Operator, start: Vector | None = None) -> Pair:
 
 
 def follow(A: Operator, v: Tensor) -> Pair:
-    """The top pair near v: one product where v is still nearly an eigenvector, else the Ritz step with two."""
-    v = v / v.norm()
-    Av = multiply(A, v[None])[0]
-    theta = v @ Av
-    r = Av - theta * v
-    residual = r.norm()
-    if residual <= NEAR * theta.abs():
-        return Pair(v, float(theta), float(residual), 1)
-    u = r - (v @ r) * v
-    u = u / u.norm()
-    Au = multiply(A, u[None])[0]
-    cross = (v @ Au + u @ Av) / 2
-    small = torch.stack([torch.stack([theta, cross]), torch.stack([cross, u @ Au])])
-    values, vectors = torch.linalg.eigh(small.double().cpu())
-    a, b = (float(c) for c in vectors[:, 1])
-    new, image, top = a * v + b * u, a * Av + b * Au, float(values[1])
-    return Pair(new / new.norm(), top, float((image - top * new).norm()), 2)
+    """The top pair near v, and where to begin next time."""
+    x, r, theta, products = ritz(A, v)
+    size = float(r.norm())
+    mu = (theta + math.hypot(theta, 2 * size)) / 2
+    moved = mu * x + r if mu > 0 else x
+    return Pair(moved / moved.norm(), theta, size, products)
+
+
+def ritz(A: Operator, v: Tensor) -> tuple[Tensor, Tensor, float, int]:
+    """The top Ritz vector of span {v, r, ...}, its residual, its value and the products."""
+    basis = (v / v.norm())[None]
+    images = multiply(A, basis)
+    while True:
+        small = (basis @ images.T).double().cpu()
+        values, vectors = torch.linalg.eigh((small + small.T) / 2)
+        c, theta = vectors[:, -1].to(basis), float(values[-1])
+        x = c @ basis
+        r = c @ images - theta * x
+        u = without(r[None], basis)
+        if len(basis) == MOST or float(r.norm()) <= ENOUGH * abs(theta) or not float(u.norm()):
+            return x, r, theta, len(basis)
+        u = u / u.norm()
+        basis, images = torch.cat([basis, u]), torch.cat([images, multiply(A, u)])

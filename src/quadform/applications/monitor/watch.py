@@ -29,7 +29,8 @@ class Monitor:
 
     `every` is a number of steps, `overhead` a share of the time (default 0.02); give one of them. `loss` and `batches`
     are those of `Risk`. `log(numbers, step)` gets every reading as plain numbers; `csv` names a file that gets them as
-    lines. `traces` random products a reading give the share of the trace by layer.
+    lines. `traces` random products a reading give the share of the trace by layer. `part` is the share of the held
+    batches that readings between full searches take; what they say of all of them has its error.
 
     Dropout is off while measuring. Weights, gradients, optimizer state, training mode and random state are left as they
     are, so training goes on bit for bit as without it. Of several processes the first measures. What cannot be measured
@@ -46,6 +47,7 @@ class Monitor:
         every: int | None = None,
         overhead: float | None = None,
         traces: int = 0,
+        part: float = 1.0,
         log: Callable[[dict[str, float], int], Any] | None = None,
         csv: str | Path | None = None,
         clock: Clock = time.perf_counter,
@@ -54,7 +56,7 @@ class Monitor:
             raise InputError("a monitor takes every= (steps) or overhead= (a share of the time), not both.")
         self._pace: Pace = Share(0.02 if overhead is None else overhead, clock) if every is None else Every(every)
         self._clock, self._log, self._file = clock, log, _File(csv) if csv is not None else None
-        self._measuring = Measuring(model, optimizer, batches, loss, traces)
+        self._measuring = Measuring(model, optimizer, batches, loss, traces, part)
         self._spent, self._start = 0.0, clock()
         self.steps = 0
         self.history: list[Reading] = []
