@@ -19,8 +19,8 @@ def label_weights(F: Tensor, curve: Callable[[Tensor], Tensor]) -> Tensor | None
     column, constant = (curve(d).detach() for d in (unit, torch.ones_like(p)))
     own = (p * unit).sum(-1, keepdim=True)
     room = own * (1 - own)
-    weight = torch.where(room > 0, (column * unit).sum(-1, keepdim=True) / room, 0)
+    weight = torch.where(room > 0, (column * unit).sum(-1, keepdim=True) / room, 0).clamp_min(0)
     off = max(float((column - weight * p * (unit - own)).abs().max()), float(constant.abs().max()))
     if not off <= 1e-3 * float(column.abs().max()):
         return None
-    return weight.squeeze(-1).clamp_min(0)
+    return weight.squeeze(-1)

@@ -106,7 +106,8 @@ def gauss_newton(
     products: int | None = None,
 ) -> Operator:
     """H_o = J^T (d2l/dF2) J, split at the network's output or, `split="layers.0.attn"`, at a module's output (then
-    d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite)."""
+    d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite). At the
+    network's output it promises to be so where the loss is known to be convex (`convexity`)."""
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         def F(p: Vector) -> Tensor:
@@ -123,7 +124,8 @@ def gauss_newton(
     if split is None:
         _say_other_ways(risk)
     options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
-    A = _RiskOperator(risk, product, what="Gauss-Newton", by_reverse=by_reverse, **options)
+    psd = split is None and risk.convex
+    A = _RiskOperator(risk, product, what="Gauss-Newton", by_reverse=by_reverse, psd=psd, **options)
     return _select(A, rows, cols)
 
 
@@ -203,14 +205,16 @@ class _RiskOperator(Operator):
         scalar: Scalar | None = None,
         by_reverse: Product | None = None,
         split: str | None = None,
+        psd: bool = False,
         rows: Space | None = None,
         cols: Space | None = None,
     ) -> None:
         require_sound_derivatives()
         rows = risk.space if rows is None else rows
         cols = risk.space if cols is None else cols
-        super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=rows.parts == cols.parts)
-        self.risk = risk
+        same = rows.parts == cols.parts
+        super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=same, psd=psd and same)
+        self.risk, self.whole_psd = risk, psd
         kind = Kind(what, risk, rows.names, product, scalar, by_reverse, split)
         self.run = Products(kind, route, chunk=chunk, expected=products)
 
@@ -260,7 +264,7 @@ class _RiskOperator(Operator):
     def _between(self, rows: Space, cols: Space, route: Route) -> Operator:
         kind, run = self.run.kind, self.run
         options: Any = {"what": kind.what, "route": route, "chunk": run.chunk, "products": run.expected}
-        options |= {"scalar": kind.scalar, "by_reverse": kind.by_reverse, "split": kind.split}
+        options |= {"scalar": kind.scalar, "by_reverse": kind.by_reverse, "split": kind.split, "psd": self.whole_psd}
         return _RiskOperator(self.risk, kind.product, rows=rows, cols=cols, **options)
 
 

@@ -344,3 +344,10 @@ class Risk:
         from .soundness import Soundness, check
 
         return check(self) if self.shards is None else Soundness()  # products look for themselves
+
+    @cached_property
+    def convex(self) -> bool:
+        """Whether the loss is known to be convex in the network's output, see `convexity`; known to copies as well."""
+        from .convexity import convex
+
+        return convex(self)
