@@ -48,6 +48,7 @@ __getattr__, __dir__, __all__ = attach(
         "point": ".applications.point",
         "taylor": ".applications.taylor",
         "prune": ".applications.prune",
+        "quantize": ".applications.quantize",
         "probe": ".integrations.hf",
         "signal": ".applications.signal",
         "study": ".applications.study",

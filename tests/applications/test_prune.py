@@ -72,7 +72,7 @@ def test_rounds_follow_the_curvature(trained: tuple[nn.Module, list[Any]]) -> No
     options: dict[str, Any] = {"method": ("hessian",), "sparsity": 0.7, "held_out": 0, "progress": False}
     one, four = (qf.prune(model, batches, squared, rounds=k, **options).methods[0] for k in (1, 4))
     assert four.measured < one.measured
-    assert four.sparsity == one.sparsity
+    assert four.size == one.size
 
 
 def test_compensation_is_a_choice_of_its_own(trained: tuple[nn.Module, list[Any]]) -> None:
@@ -95,7 +95,7 @@ def test_the_model_loads_again(structure: str, tmp_path: Path) -> None:
     model = Transformer.load(tmp_path / "out" / "pruned")
     assert found.folder == tmp_path / "out" / "pruned"
     state = model.state_dict()
-    for n, share in zip(found.matrices, found.best.zeros.tolist(), strict=True):
+    for n, share in zip(found.matrices, found.zeros(found.best.name).tolist(), strict=True):
         W = state[n].mT  # (out, in)
         assert float((W == 0).double().mean()) == pytest.approx(share)
         if structure == "2:4":
@@ -103,7 +103,7 @@ def test_the_model_loads_again(structure: str, tmp_path: Path) -> None:
         if structure == "rows":
             assert set((W == 0).double().mean(1).tolist()) <= {0.0, 1.0}
     total = sum(state[n].numel() for n in found.matrices)
-    assert found.best.sparsity == pytest.approx(0.5, abs=32 / total)
+    assert found.best.size == pytest.approx(0.5, abs=32 / total)
     opening = Opening(model=str(found.folder), data="add:digits=1", batch_size=4, batches=4, dtype="float64")
     again = opening.open()
     assert float(again.risk(quiet=True).value()) > 0

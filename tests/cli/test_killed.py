@@ -45,6 +45,7 @@ COMMANDS = {
     "verify": ["--shapes", "40", "--largest", "4"],
     "taylor": [MODEL, *PROBE, "--along", "grad,update", "--points", "5"],
     "prune": [MODEL, *PROBE, "--batches", "2", "--products", "8"],
+    "quantize": [MODEL, *PROBE, "--batches", "2", "--products", "8", "--budget", "9", "--group", "4"],
     "report": [MODEL, *PROBE, "--batches", "1"],
 }
 #: The same with fewer pieces, and what has pieces alone.

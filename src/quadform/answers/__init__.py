@@ -12,6 +12,7 @@ __getattr__, __dir__, __all__ = attach(
         "Limits": ".verdict",
         "MonitorAnswer": ".monitor",
         "Pruned": ".prune",
+        "QuantizedModel": ".quantize",
         "Signal": ".signal",
         "Spectrum": ".spectrum",
         "StepSize": ".step_size",

@@ -1,75 +1,31 @@
 """The answer of `quadform prune`: what each method costs the loss, predicted and measured.
 
-Record "prune": scalars `loss`, `held`, `score` of the model as it was; for each method NAME `NAME/predicted`,
-`NAME/measured` (how much the loss rises), `NAME/held` (the same on batches held out), `NAME/score`, `NAME/sparsity`;
-tensors `NAME/parts` (each matrix's share of the predicted rise) and `NAME/zeros` (its share of zeros), in the order of
-the input `matrices`.
+Record "prune": what `compressed` says; for each method NAME also `NAME/sparsity`, its share of zeros, and the tensor
+`NAME/zeros`, that of each matrix. `ways`: how the other weights make up for those that go.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
 from torch import Tensor
 
-from ..core.record import Estimate
-from .answer import Answer, Draft, Grid, cell
+from .compressed import CompressDraft, Compressed, Method
 from .numbers import number, percent
-from .verdict import NOTHING, Said, say
+from .verdict import Said, say
 
 
-@dataclass(frozen=True)
-class Method:
-    """One method: how it compensates, and how much the loss rises. `held` is the rise on batches held out."""
+class PruneDraft(CompressDraft):
+    """The answer while it is measured."""
 
-    name: str
-    compensate: str
-    sparsity: float
-    predicted: float
-    measured: float
-    held: float | None
-    score: Estimate | None
-    parts: Tensor
-    zeros: Tensor
+    scalar_keys = ("predicted", "sparsity")
+    tensor_keys = ("parts", "zeros")
 
 
-class Pruned(Answer):
+class Pruned(Compressed):
     """What can be taken away from one model."""
 
     kind = "prune"
-    #: The matrices of the best method, by name; empty where the answer was loaded.
-    weights: Mapping[str, Tensor] = {}
-    #: Where the best model was written; None where nothing was, and where the answer was loaded.
-    folder: Path | None = None
-
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        """The methods that were measured, in the order they were asked for."""
-        s, t = self.record.scalars, self.record.tensors
-        return tuple(
-            Method(
-                n,
-                how,
-                s[f"{n}/sparsity"].value,
-                s[f"{n}/predicted"].value,
-                s[f"{n}/measured"].value,
-                s[f"{n}/held"].value if f"{n}/held" in s else None,
-                s.get(f"{n}/score"),
-                t[f"{n}/parts"],
-                t[f"{n}/zeros"],
-            )
-            for n, how in self.record.inputs["compensate"].items()
-            if f"{n}/predicted" in s
-        )
-
-    @property
-    def best(self) -> Method | None:
-        """The method with the least rise on the batches held out, or on all where none are."""
-        return next((m for m in self.methods if m.name == self.record.inputs["best"]), None)
+    draft = PruneDraft
+    columns = ("sparsity", "zeros", "compensate")
 
     @property
     def sparsity(self) -> float:
@@ -80,88 +36,13 @@ class Pruned(Answer):
     def structure(self) -> str:
         return str(self.record.inputs["structure"])
 
-    @property
-    def matrices(self) -> tuple[str, ...]:
-        return tuple(self.record.inputs["matrices"])
+    def zeros(self, method: str) -> Tensor:
+        """The share of zeros in each matrix."""
+        return self.record.tensors[f"{method}/zeros"]
 
-    @property
-    def loss(self) -> float:
-        """The loss of the model as it was."""
-        return self.record.scalars["loss"].value
+    def size_of(self, method: str) -> float:
+        return self.record.scalars[f"{method}/sparsity"].value
 
-    @property
-    def said(self) -> Said:
-        m = self.best
-        if m is None:
-            return NOTHING + self.cut_short
-        told = {"method": m.name, "sparsity": percent(m.sparsity), "loss": number(self.loss)}
-        told |= {"measured": number(m.measured), "predicted": number(m.predicted)}
-        held = NOTHING if m.held is None else say("prune_held", held=number(m.held))
-        return say("prune_best", **told) + held + self.cut_short
-
-    # --- showing ----------------------------------------------------------------------------------------------------
-    def table(self) -> Grid:
-        rows = [
-            (m.name, m.compensate, m.sparsity, m.predicted, m.measured, m.held, m.score and m.score.value)
-            for m in self.methods
-        ]
-        return Grid(("method", "compensate", "sparsity", "predicted", "measured", "held", "score"), tuple(rows))
-
-    def lines(self) -> Sequence[str]:
-        i, s = self.record.inputs, self.record.scalars
-        out = [
-            "; ".join([str(i["coverage"]), *self.notes]),
-            f"{self.probe}; model left untouched",
-            f"data: {self.data()}",
-        ]
-        before = f"loss {cell(self.loss)}" + (f", held out {cell(s['held'].value)}" if "held" in s else "")
-        named = i.get("score") or "score"
-        out.append(before + (f", {named} {cell(s['score'].value)}" if "score" in s else ""))
-        head = f"{'method':<12}{'compensate':<15}{'zeros':>7}{'predicted dL':>14}{'measured dL':>13}"
-        out.append(f"{head}{'held out':>10}{named:>9}")
-        for m in self.methods:
-            out.append(
-                f"{m.name:<12}{m.compensate:<15}{m.sparsity:>7.3f}{cell(m.predicted):>14}{cell(m.measured):>13}"
-                f"{cell(m.held):>10}{cell(m.score and m.score.value):>9}"
-            )
-        if self.methods:
-            out.append(self.said())
-        if self.folder:
-            out.append(f"model of {i['best']}: {self.folder}")
-        return [*out, *self.verdict_lines()]
-
-
-def best_of(scalars: Mapping[str, Estimate], methods: Iterable[str]) -> str | None:
-    """The method with the least rise, held out where that was measured; None where none was."""
-
-    def rise(name: str) -> float:
-        value = (scalars.get(f"{name}/held") or scalars[f"{name}/measured"]).value
-        return math.inf if math.isnan(value) else value
-
-    return min((m for m in methods if f"{m}/measured" in scalars), key=rise, default=None)
-
-
-class PruneDraft(Draft):
-    """The answer while it is measured."""
-
-    score = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
-
-    def take_before(self, found: Mapping[str, Any]) -> None:
-        """Losses and score of the model as it is."""
-        self.scalars |= {n: Estimate(found[n]) for n in ("loss", "held") if n in found}
-        if "score" in found:
-            self.score, self.scalars["score"] = found["score"]
-
-    def take(self, name: str, found: Mapping[str, Any]) -> None:
-        self.scalars |= {f"{name}/{k}": Estimate(found[k]) for k in ("predicted", "sparsity")}
-        self.scalars[f"{name}/measured"] = Estimate(found["loss"] - self.scalars["loss"].value)
-        if "held" in found:
-            self.scalars[f"{name}/held"] = Estimate(found["held"] - self.scalars["held"].value)
-        if "score" in found:
-            self.scalars[f"{name}/score"] = found["score"][1]
-        self.notes += [f"{name}: {found['note']}"] if "note" in found else []
-        self.tensors |= {f"{name}/{k}": found[k] for k in ("parts", "zeros")}
+    def told(self, best: Method) -> Said:
+        told = {"method": best.name, "sparsity": percent(best.size), "loss": number(self.loss)}
+        return say("prune_best", **told, measured=number(best.measured), predicted=number(best.predicted))

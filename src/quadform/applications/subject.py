@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..answers.measured import OWN, RANDOM
 from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
+from ..core.packed import is_packed
 from ..core.rng import stream
 from ..corpora.datasets import DATASETS, Dataset, dataset
 from ..corpora.fetch.catalogue import CATALOGUE
@@ -178,6 +179,9 @@ def open_subject(question: Opening) -> Subject:
         )
     else:
         subject = _hugging_face(question, device, dtype)
+    if is_packed(path):
+        subject.source["quantized"] = True
+        subject.notes.append("its weights are whole numbers on a grid, written out as numbers here")
     return _described(question, subject)
 
 

@@ -70,7 +70,12 @@ VERBS = {
     "prune": Verb(
         "which weights can go, and what it costs the loss: predicted and measured",
         "prune.question:PruneQuestion",
-        "prune.question:PruneOpening",
+        "compressing.question:CalibrationOpening",
+    ),
+    "quantize": Verb(
+        "how few bits the weights need, and what it costs the loss: predicted and measured",
+        "quantize.question:QuantizeQuestion",
+        "compressing.question:CalibrationOpening",
     ),
     "precond": Verb(
         "the Hessian as Adam, K-FAC, Shampoo and others see it: which makes it round, and what one step gains",

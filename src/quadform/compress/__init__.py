@@ -6,8 +6,9 @@ __getattr__, __dir__, __all__ = attach(
     __name__,
     {
         "Grid": ".grid",
-        "pack": ".grid",
-        "unpack": ".grid",
+        "pack": "..core.packed",
+        "unpack": "..core.packed",
+        "dequantized": "..core.packed",
         "choose": ".masks",
         "LinearMap": ".maps",
         "linear_maps": ".maps",

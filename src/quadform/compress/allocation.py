@@ -40,14 +40,17 @@ class Choices:
 def allocate(choices: Choices, budget: float) -> dict[str, int]:
     """Bits for each matrix with the least predicted rise that fits `budget` bits in all.
 
-    Matrices by themselves first (exact for that problem but for rounding of the budget), then single changes and pairs
-    of changes with all cross terms until none helps.
+    It begins with the best without cross terms (exact but for rounding of the budget) and with the same bits for all,
+    and makes single changes and pairs of changes with all cross terms until none helps: never worse than the same bits.
     """
     by_matrix = [torch.nonzero(choices.owner == i)[:, 0] for i in range(len(choices.names))]
     least = sum(int(choices.size[options].min()) for options in by_matrix)
     if budget < least:
         raise InputError(f"the budget of {budget:.4g} bits is below {least:.4g}, what the fewest bits everywhere take.")
+    budget *= 1 + 1e-12  # what was computed from the sizes themselves fits
+    same = [torch.nonzero(choices.bits == b)[:, 0] for b in choices.bits.unique()]
     starts = [_alone(choices, by_matrix, budget), torch.stack([o[choices.size[o].argmin()] for o in by_matrix])]
+    starts += [c for c in same if len(c) == len(by_matrix) and float(choices.size[c].double().sum()) <= budget]
     best = min((_improve(choices, start, budget) for start in starts), key=choices.predicted)
     return {name: int(choices.bits[c]) for name, c in zip(choices.names, best, strict=True)}
 

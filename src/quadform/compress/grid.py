@@ -2,7 +2,7 @@
 
     w = scale (code - zero),   code in 0 .. 2^bits - 1
 
-Codes are stored without gaps: a 3-bit matrix takes 3 bits a weight.
+Scales are numbers of 16 bits (bfloat16), so what is stored is what was measured (`core.packed`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,10 @@ import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.packed import Layout, pack, require_bits
 
-BITS = range(2, 9)
-
-
-def require_bits(bits: int) -> None:
-    """`bits` is one of 2 .. 8."""
-    if bits not in BITS:
-        raise InputError(f"bits={bits}: give a whole number from {BITS[0]} to {BITS[-1]}.")
+#: Bits that a group of weights takes beside its codes: its scale and its zero point.
+BESIDE = 16 + 8
 
 
 @dataclass(frozen=True)
@@ -62,15 +58,20 @@ class Grid:
         return self.values(self.codes(W))
 
     def bits_per_weight(self, columns: int) -> float:
-        """Bits stored for each weight: its code, and its share of the scale (16 bits) and zero point (8 bits)."""
-        return self.bits + 24 * self.scale.shape[1] / columns
+        """Bits stored for each weight: its code, and its share of the scale and zero point of its group."""
+        return self.bits + BESIDE * self.scale.shape[1] / columns
+
+    def stored(self, codes: Tensor, *, turned: bool) -> tuple[dict[str, Tensor], Layout]:
+        """Codes, scale and zero as a file has them, and how they lie; `turned` where the model has (in, out)."""
+        parts = {"codes": pack(codes, self.bits), "scale": self.scale.bfloat16(), "zero": self.zero.to(torch.uint8)}
+        return parts, Layout(self.bits, self.group, codes.shape[1], turned)
 
 
 def span(W: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Scale and zero point (out, 1) of the columns given, from their least and greatest values."""
+    """Scale (of 16 bits) and zero point (out, 1) of the columns given, from their least and greatest values."""
     top = 2**bits - 1
     low, high = W.amin(1, keepdim=True).clamp_max(0), W.amax(1, keepdim=True).clamp_min(0)
-    scale = (high - low) / top
+    scale = ((high - low) / top).bfloat16().to(W.dtype)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     return scale, (-low / scale).round().clamp(0, top)
 
@@ -78,23 +79,3 @@ def span(W: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 def to_codes(W: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
     """The nearest codes, uint8."""
     return ((W / scale).round() + zero).clamp(0, 2**bits - 1).to(torch.uint8)
-
-
-def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes (out, in) -> bytes (out, ceil(in bits / 8)); the first code in the lowest bits."""
-    require_bits(bits)
-    bit = (codes[..., None] >> torch.arange(bits, dtype=torch.uint8, device=codes.device)) & 1
-    flat = bit.reshape(codes.shape[0], -1)
-    flat = torch.nn.functional.pad(flat, (0, -flat.shape[1] % 8)).reshape(codes.shape[0], -1, 8)
-    return (flat << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(-1).to(torch.uint8)
-
-
-def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
-    """The inverse of `pack`."""
-    require_bits(bits)
-    needed = -(-columns * bits // 8)
-    if packed.shape[1] != needed:
-        raise InputError(f"{columns} codes of {bits} bits take {needed} bytes a row; got {packed.shape[1]}.")
-    flat = (packed[..., None] >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
-    bit = flat.reshape(packed.shape[0], -1)[:, : columns * bits].reshape(packed.shape[0], columns, bits)
-    return (bit << torch.arange(bits, dtype=torch.uint8, device=packed.device)).sum(-1).to(torch.uint8)

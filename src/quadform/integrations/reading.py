@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import FileError, InputError, QuadformError, needing
+from ..core.packed import dequantized, is_packed
 from ..core.rng import stream
 
 #: Files that hold Python objects.
@@ -29,12 +30,27 @@ def read_model(
     trust_pickle: bool = False,
 ) -> nn.Module:
     """The model of a folder or hub id, in eval mode. 4-bit weights are refused, and pickles that are not trusted."""
-    _, cls = described(where, allow_download=allow_download)
+    config, cls = described(where, allow_download=allow_download)
     safe, local = _safe(where, trust_pickle), not allow_download
     with _found(where, allow_download), quiet():
-        model = cls.from_pretrained(where, local_files_only=local, dtype=dtype, use_safetensors=safe)
+        if is_packed(where):
+            model = _unpacked(where, cls(config)).to(dtype)
+        else:
+            model = cls.from_pretrained(where, local_files_only=local, dtype=dtype, use_safetensors=safe)
     read: nn.Module = model.to(device).eval()
     return read
+
+
+def _unpacked(where: str, model: Any) -> Any:
+    """The model with the weights of its quantized file; names that are missing are those of tied tensors."""
+    state = dequantized(where)
+    told = model.load_state_dict(state, strict=False)
+    filled = {t.data_ptr() for n, t in model.state_dict().items() if n in state}
+    lost = [n for n in told.missing_keys if model.state_dict()[n].data_ptr() not in filled]
+    if lost or told.unexpected_keys:
+        wrong = ", ".join([*lost, *told.unexpected_keys][:3])
+        raise FileError(f"`{where}` does not hold the tensors of a {type(model).__name__}: {wrong}.")
+    return model
 
 
 def read_outline(where: str, dtype: torch.dtype, *, allow_download: bool = False) -> nn.Module:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quadform.core.errors import FileError, InputError
+from quadform.core.packed import PACKED, from_bytes
 from quadform.core.record import strict_json, write_atomically
 from quadform.core.spec import BlockSpec, ModelConfig, design
 
@@ -323,8 +324,11 @@ class Transformer(nn.Module):
         return [LayerCache(capacity, of(b)) for b in self.config.blocks]
 
     # ----------------------------------------------------------------------------------------------------- files
-    def save(self, folder: str | Path) -> Path:
-        """Write weights (safetensors) and description (JSON) to `folder`; a crash leaves the last model readable."""
+    def save(self, folder: str | Path, packed: bytes | None = None) -> Path:
+        """Write weights (safetensors) and description (JSON) to `folder`; a crash leaves the last model readable.
+
+        `packed` is the file of the quantized weights (`core.packed`) and is written in place of them.
+        """
         from safetensors.torch import save
 
         folder = Path(folder)
@@ -332,9 +336,9 @@ class Transformer(nn.Module):
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FileError(f"cannot write a model to {folder}: {error.strerror}. Choose another folder.") from error
-        blob = save({name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()})
+        blob = packed or save({name: t.detach().cpu().contiguous() for name, t in self.state_dict().items()})
         digest = hashlib.sha256(blob).hexdigest()
-        weights = f"weights-{digest[:12]}.safetensors"
+        weights = PACKED if packed else f"weights-{digest[:12]}.safetensors"
         write_atomically(folder / weights, blob)
         body = {"format": _FORMAT, "schema": _SCHEMA, "config": self.config.to_dict()}
         body["weights"] = {"file": weights, "sha256": digest}
@@ -363,7 +367,7 @@ class Transformer(nn.Module):
             blob = (path.parent / name).read_bytes()
             if hashlib.sha256(blob).hexdigest() != body["weights"]["sha256"]:
                 raise FileError(f"{path.parent / name} is damaged or truncated (its checksum differs).")
-            state = load(blob)
+            state = from_bytes(blob, name) if name == PACKED else load(blob)
             model = cls(ModelConfig.from_dict(body["config"]), device="meta", dtype=next(iter(state.values())).dtype)
             model.to_empty(device=device or "cpu")
             model.load_state_dict(state)

@@ -31,6 +31,8 @@ __getattr__, __dir__, __all__ = attach(
         "heat_map": ".attention.heat",
         "jacobians": ".isometry",
         "prune_bars": ".prune",
+        "quantize_bars": ".quantize",
+        "quantize_each": ".quantize",
         "spectrum": ".attention.figures",
         "point_signs": ".point",
         "taylor_lines": ".taylor",

@@ -47,6 +47,7 @@ PAGES = {
     "taylor": "taylor",
     "landscape": "landscape",
     "prune": "prune",
+    "quantize": "quantize",
     "precond": "precond",
     "attention": "attention",
     "signal": "signal",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..answers.compressed import Compressed
 from ..answers.numbers import number, percent, short_name
 from ..answers.prune import Pruned
 from ..core.record import Record
@@ -12,12 +13,12 @@ from .style import LIGHT, Style
 from .texts import EN, Texts
 
 
-def prune_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
-    """For each method how much the loss rises: predicted, measured, and on batches held out."""
+def bars(answer: Compressed, name: str, words: tuple[str, str, str], texts: Texts, style: Style) -> Figure:
+    """For each method how much the loss rises; `words` are the keys of title, reading and what it does not mean."""
     import altair as alt
 
-    answer, over = Pruned(record), Rows()
-    kinds = [texts(key) for key in ("prune_predicted", "prune_measured", "prune_unseen")]
+    over, (title, reading, not_meaning) = Rows(), words
+    kinds = [texts(key) for key in ("compressed_predicted", "compressed_measured", "compressed_unseen")]
     rows = [
         {"method": m.name, "dL": value, "which": kind}
         for m in answer.methods
@@ -28,7 +29,7 @@ def prune_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figur
         over(rows)
         .mark_bar()
         .encode(
-            x=alt.X("dL:Q", axis=alt.Axis(title=texts("prune_axis"), tickCount=6, format="~g")),
+            x=alt.X("dL:Q", axis=alt.Axis(title=texts("compressed_axis"), tickCount=6, format="~g")),
             y=alt.Y("which:N", sort=kinds, axis=None),
             row=alt.Row("method:N", sort=[m.name for m in answer.methods], title=None),
             color=alt.Color(
@@ -40,17 +41,22 @@ def prune_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figur
         .properties(width=420, height=54)
     )
     return Figure(
-        name="prune",
-        title=texts("prune_title"),
+        name=name,
+        title=texts(title),
         chart=over.finish(chart, style),
         headline=answer.said(texts.lang),
-        reading=texts("prune_reading"),
-        not_meaning=texts("prune_not"),
+        reading=texts(reading),
+        not_meaning=texts(not_meaning),
         table=Table(answer.table().columns, answer.table().rows),
-        python=redraw("prune_bars"),
+        python=redraw(f"{name}_bars"),
         texts=texts,
         tags=("exact",),
     )
+
+
+def prune_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """For each method how much the loss rises: predicted, measured, and on batches held out."""
+    return bars(Pruned(record), "prune", ("prune_title", "prune_reading", "prune_not"), texts, style)
 
 
 def title(record: Record, texts: Texts) -> str:
@@ -63,10 +69,10 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     found = [
         Row(group, texts("prune_sparsity"), percent(answer.sparsity)),
         Row(group, texts("prune_structure"), answer.structure),
-        Row(group, texts("prune_loss"), number(answer.loss), "exact"),
+        Row(group, texts("compressed_loss"), number(answer.loss), "exact"),
     ]
     for m in answer.methods:
-        found.append(Row(group, texts("prune_row", name=m.name), number(m.measured), "exact"))
+        found.append(Row(group, texts("compressed_row", name=m.name), number(m.measured), "exact"))
     best = answer.best
     if best is not None:
         worst = sorted(zip(best.parts.tolist(), answer.matrices, strict=True), reverse=True)[:3]

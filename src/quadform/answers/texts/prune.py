@@ -1,4 +1,4 @@
-"""Sentences about pruning: the English and the Korean one of every key."""
+"""Sentences about pruning and quantization: the English and the Korean one of every key."""
 
 SENTENCES = {
     "prune_best": (
@@ -7,8 +7,18 @@ SENTENCES = {
         "{method} 방법의 손해가 가장 작습니다. 0인 가중치 {sparsity}, 이전 손실 {loss}, 손실 증가량 {measured},"
         " 이차 근사의 예측 {predicted}.",
     ),
-    "prune_held": (
+    "compressed_held": (
         "On batches held out it rises by {held}.",
         "남겨 둔 배치의 손실 증가량: {held}.",
+    ),
+    "quantize_best": (
+        "{method} loses least: with {bits} bits a weight the loss {loss} rises by {measured}; the quadratic model"
+        " predicts {predicted}.",
+        "{method} 방법의 손해가 가장 작습니다. 가중치당 {bits}비트, 이전 손실 {loss}, 손실 증가량 {measured},"
+        " 이차 근사의 예측 {predicted}.",
+    ),
+    "quantize_each": (
+        "Alone, {name} costs most: {most}.",
+        "하나씩 양자화할 때 손실 증가량이 가장 큰 행렬: {name} ({most}).",
     ),
 }

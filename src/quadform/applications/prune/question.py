@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.errors import InputError
 from ...core.question import option, words_of
-from ..opening import ModelQuestion, Opening
+from ..compressing.question import CompressQuestion, require_known
 
 #: How weights are chosen; each with how the others make up for them where nothing else is asked for.
 METHODS = {"magnitude": "none", "wanda": "none", "obd": "none", "sparsegpt": "sweep", "hessian": "hessian"}
@@ -16,14 +16,7 @@ COMPENSATIONS = ("none", "sweep", "least-squares", "hessian")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneOpening(Opening):
-    """A model and several batches: the inputs of its matrices are measured on them."""
-
-    batches: int = option(8, "Batches of the calibration, those that are held out included.", least=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruneQuestion(ModelQuestion):
+class PruneQuestion(CompressQuestion):
     """Which weights can go, and what does it cost?
 
     For each method the loss is predicted to rise by g.d + d.Hd / 2, d the change of the weights, beside what it rises
@@ -54,22 +47,9 @@ class PruneQuestion(ModelQuestion):
         "Rounds in which all matrices are pruned together, each with the curvature where the last one ended.",
         least=1,
     )
-    held_out: int | None = option(
-        None,
-        "Batches that are kept out of the calibration; the methods are compared on them.",
-        least=0,
-        metavar="INT",
-        shown="(default: a quarter of the batches)",
-    )
-    score: int = option(200, "Questions of the task's score, of a training run whose data have one; 0: none.", least=0)
 
     def check(self) -> None:
-        if not self.method:
-            raise InputError(f"method=(): name at least one of {', '.join(METHODS)}.")
-        for name in self.method:
-            if name not in METHODS:
-                near = did_you_mean(name, METHODS)
-                raise UnknownName(f"unknown method {name!r}; choose from {', '.join(METHODS)}.{near}")
+        require_known(self.method, METHODS)
         if self.structure == "2:4" and self.sparsity != 0.5:
             raise InputError(f"2:4 removes one half of the weights; got sparsity={self.sparsity:g}. Give 0.5.")
         if self.structure == "rows" and "sparsegpt" in self.method:

@@ -1,17 +1,17 @@
-"""Sentences about pruning, in both languages."""
+"""Sentences about pruning, and about all that makes a model smaller, in both languages."""
 
 EN = {
     "stage_prune": "pruning",
     "record_prune": "What can be taken away from {name}",
     "prune_title": "What pruning costs the loss",
-    "prune_axis": "rise of the loss",
-    "prune_predicted": "predicted",
-    "prune_measured": "measured",
-    "prune_unseen": "measured on batches held out",
+    "compressed_axis": "rise of the loss",
+    "compressed_predicted": "predicted",
+    "compressed_measured": "measured",
+    "compressed_unseen": "measured on batches held out",
     "prune_sparsity": "weights to remove",
     "prune_structure": "structure",
-    "prune_loss": "loss before",
-    "prune_row": "rise of the loss, {name}",
+    "compressed_loss": "loss before",
+    "compressed_row": "rise of the loss, {name}",
     "prune_part": "predicted rise by {name}",
     "prune_reading": "One group of bars for each method: how much the loss rises once the weights are gone. Predicted"
     " is g.d + d.Hd/2 with the exact Hessian, d the change of all weights; measured is the loss itself on the same"
@@ -24,14 +24,14 @@ KO = {
     "stage_prune": "가지치기",
     "record_prune": "{name}에서 덜어 낼 수 있는 가중치",
     "prune_title": "가지치기에 따른 손실 변화",
-    "prune_axis": "손실 증가량",
-    "prune_predicted": "예측",
-    "prune_measured": "측정",
-    "prune_unseen": "남겨 둔 배치에서 측정",
+    "compressed_axis": "손실 증가량",
+    "compressed_predicted": "예측",
+    "compressed_measured": "측정",
+    "compressed_unseen": "남겨 둔 배치에서 측정",
     "prune_sparsity": "제거할 가중치",
     "prune_structure": "구조",
-    "prune_loss": "이전 손실",
-    "prune_row": "{name}의 손실 증가량",
+    "compressed_loss": "이전 손실",
+    "compressed_row": "{name}의 손실 증가량",
     "prune_part": "{name}에서 예측한 증가량",
     "prune_reading": "막대 묶음 하나가 방법 하나이며, 가중치를 제거했을 때 손실이 얼마나 늘어나는지 보여 줍니다."
     " 예측은 기울기와 정확한 헤시안으로 구한 2차 변화량이고, 측정은 같은 배치와"

@@ -1,0 +1,1 @@
+"""What `prune` and `quantize` share: calibration and held-out batches, predicted beside measured, models on disk."""

@@ -1,0 +1,41 @@
+"""Fields of every question that makes a model smaller. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ...core.errors import InputError, UnknownName, did_you_mean
+from ...core.question import option
+from ..opening import ModelQuestion, Opening
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationOpening(Opening):
+    """A model and several batches: the inputs of its matrices are measured on them."""
+
+    batches: int = option(8, "Batches of the calibration, those that are held out included.", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressQuestion(ModelQuestion):
+    """Methods are calibrated on some batches and compared on others."""
+
+    held_out: int | None = option(
+        None,
+        "Batches that are kept out of the calibration; the methods are compared on them.",
+        least=0,
+        metavar="INT",
+        shown="(default: a quarter of the batches)",
+    )
+    score: int = option(200, "Questions of the task's score, of a training run whose data have one; 0: none.", least=0)
+
+
+def require_known(methods: tuple[str, ...], known: Collection[str]) -> None:
+    """At least one method, and none that is unknown."""
+    if not methods:
+        raise InputError(f"method=(): name at least one of {', '.join(known)}.")
+    for name in methods:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise UnknownName(f"unknown method {name!r}; choose from {', '.join(known)}.{near}")

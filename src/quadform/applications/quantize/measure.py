@@ -1,0 +1,223 @@
+"""Measuring what quantization costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...answers.compressed import best_of
+from ...answers.quantize import QuantizedModel, QuantizeDraft
+from ...compress.allocation import allocate, choices_of
+from ...compress.layerwise import Quantized
+from ...compress.quantizing import bits_a_weight, one_by_one, sizes
+from ...compress.rounding import descend
+from ...core.errors import InputError
+from ...core.memory import in_words
+from ...core.packed import BITS, Layout
+from ...core.progress import clock
+from ...core.question import Plan
+from ...core.work import Work
+from ...curvature.operators import gauss_newton
+from ..compressing.measuring import PRODUCT, CompressMeasurement
+from ..compressing.writing import write_packed
+from ..room import Room, note_of, seconds_of_value
+from ..subject import Subject
+from .question import USUAL, QuantizeQuestion
+
+#: The folder of the best model, inside that of the results.
+FOLDER = "quantized"
+#: Operations a second of one step of OBQ on a processor, which moves memory; as a rule.
+OBQ_SPEED = 2e9
+
+
+class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
+    """The methods of one question on one model, ready to be measured."""
+
+    doing = "quantization", "quantized"
+    answer = QuantizedModel
+
+    def __init__(self, asked: QuantizeQuestion, subject: Subject) -> None:
+        require_plain(subject)
+        super().__init__(asked, subject)
+
+    def plan(self) -> Plan:
+        """Time and memory; one evaluation of the loss is timed for it."""
+        whole, asked = self.whole, self.asked
+        matrices = [t for t in whole.params.values() if t.dim() == 2]
+        n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
+        moments = sum(max(t.shape) ** 2 for t in matrices) * size  # (in, in); which axis is which is not known yet
+        choices = len(BITS) * n * size if asked.budget is not None else 0
+        room = Room.of(whole, moments + choices + (6 + len(self.ways)) * n * size).require(whole)
+        products = sum(map(self.expected, self.ways)) + self._diagonal * asked.products
+        products += len(matrices) * (asked.each + len(BITS) * (asked.budget is not None))
+        seconds = seconds_of_value(whole) * self.subject.scale * (PRODUCT * products + 4 + 2 * len(self.ways))
+        if "obq" in self.ways:
+            seconds += sum(3 * t.numel() * max(t.shape) ** 2 for t in matrices) / OBQ_SPEED
+        wanted = f"{asked.bits or USUAL} bits" if asked.budget is None else f"{asked.budget:g} bits a weight"
+        text = (
+            f"{note_of(whole)}plan: {', '.join(self.ways)} with {wanted}, groups of {asked.group}, at most"
+            f" {products} products, {clock(seconds)} in all; {room}; {in_words(moments)} of it for the inputs of"
+            f" matrices, {n:,} weights; the model is not touched"
+        )
+        return Plan(text, products, seconds, room.bytes, {"room": dataclasses.asdict(room)})
+
+    @cached_property
+    def ways(self) -> dict[str, str]:
+        alone = {"rtn": "nearest", "gptq": "sweep", "obq": "greedy", "hessian": "together"}
+        return {m: alone[m] for m in self.asked.method}
+
+    @property
+    def _diagonal(self) -> bool:
+        return "hessian" in self.ways
+
+    @property
+    def before(self) -> int:
+        return super().before + len(self.maps) * (self.asked.each + len(BITS) * (self.asked.budget is not None))
+
+    def expected(self, method: str) -> int:
+        return 1 + self.asked.products * (method == "hessian")
+
+    def inputs(self) -> dict[str, Any]:
+        asked = self.asked
+        return {"bits": asked.bits or (None if asked.budget else USUAL), "budget": asked.budget, "group": asked.group}
+
+    def finish(self, found: QuantizedModel, method: str, folder: Path | None) -> None:
+        found.weights = self._weights(method)
+        if folder is not None:
+            found.folder = write_packed(folder / FOLDER, self.subject, self.kept.read(method), self.layouts)
+
+    def prepare(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]
+        self.bits = self._allocated(work) if self.asked.budget is not None else self._uniform
+        draft.take_bits(self.bits, bits_a_weight(self.sizes, self.bits, self.risk.space.size))
+
+    # --- bits -------------------------------------------------------------------------------------------------------
+    @cached_property
+    def W(self) -> dict[str, Tensor]:
+        """The matrices (out, in)."""
+        return self.turned(self.risk.params)
+
+    @cached_property
+    def sizes(self) -> dict[str, dict[int, float]]:
+        return sizes({n: (w.shape[0], w.shape[1]) for n, w in self.W.items()}, self.asked.group)
+
+    @property
+    def _uniform(self) -> dict[str, int]:
+        return dict.fromkeys(self.maps, self.asked.bits or USUAL)
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        group = self.asked.group
+        return {
+            n: Layout(self.bits[n], min(group, w.shape[1]), w.shape[1], self.maps[n].transposed)
+            for n, w in self.W.items()
+        }
+
+    def _allocated(self, work: Work) -> dict[str, int]:
+        """Bits for each matrix under the budget, from GPTQ's changes and H_o with terms between matrices."""
+        n = self.risk.space.size
+        least = bits_a_weight(self.sizes, dict.fromkeys(self.maps, BITS[0]), n)
+        if self.asked.budget < least:
+            raise InputError(
+                f"budget={self.asked.budget:g}: {BITS[0]} bits everywhere take {least:.4g} a weight with groups of"
+                f" {self.asked.group}; give at least that, or larger groups."
+            )
+        changes = {b: self._changes(b) for b in BITS}
+        rows = [
+            work.piece(f"curve {name}", partial(self._curves, name, changes), len(BITS)).double() for name in self.maps
+        ]
+        curve = torch.cat(rows)
+        slope = torch.tensor(
+            [float((self.gradient[name] * changes[b][name]).sum()) for name in self.maps for b in BITS],
+            dtype=torch.float64,
+        )
+        return allocate(choices_of(self.sizes, slope, (curve + curve.T) / 2), self.asked.budget * n)
+
+    def _changes(self, bits: int) -> dict[str, Tensor]:
+        found = one_by_one(
+            "gptq", self.maps, self.W, dict.fromkeys(self.maps, bits), self.asked.group, self.asked.damping
+        )
+        return {n: self.maps[n].matrix(q.values) - self.risk.params[n] for n, q in found.items()}
+
+    def _curves(self, name: str, changes: dict[int, dict[str, Tensor]]) -> Tensor:
+        """d.H_o e for the changes d of one matrix and all changes e, (bits, matrices x bits)."""
+        H_o, zero = gauss_newton(self.risk), {n: torch.zeros_like(t) for n, t in self.risk.params.items()}
+        rows = []
+        for b in BITS:
+            image = H_o @ {**zero, name: changes[b][name]}
+            self.work.spend(1)
+            rows.append([float((image[n] * changes[c][n]).sum()) for n in self.maps for c in BITS])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    # --- one method -------------------------------------------------------------------------------------------------
+    def method(self, method: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if method == "hessian":
+            codes, found["note"] = self._together()
+        else:
+            codes = one_by_one(method, self.maps, self.W, self.bits, self.asked.group, self.asked.damping)
+        parts = {n: q.grid.stored(q.codes, turned=self.maps[n].transposed)[0] for n, q in codes.items()}
+        self.kept.write(method, {f"{n}.{k}": t for n, part in parts.items() for k, t in part.items()})
+        return found | self.compared({n: self.maps[n].matrix(q.values) for n, q in codes.items()})
+
+    def _together(self) -> tuple[dict[str, Quantized], str]:
+        asked, risk = self.asked, self.risk
+        start = one_by_one("gptq", self.maps, self.W, self.bits, asked.group, asked.damping)
+        diagonal = {n: t.clamp_min(0) for n, t in self.diagonal.items()}
+        mean = sum(float(t.sum()) for t in diagonal.values()) / risk.space.size
+        done = descend(
+            gauss_newton(risk),
+            self.gradient,
+            risk.params,
+            self.maps,
+            start,
+            damping=asked.damping * mean,
+            diagonal=diagonal,
+            products=asked.products,
+            progress=self.work.spend,
+        )
+        moved = sum(int((done.found[n].codes != q.codes).sum()) for n, q in start.items())
+        return done.found, (
+            f"{moved:,} codes of gptq moved, g.d + d.(H_o + {asked.damping:g} of its mean diagonal) d / 2 from"
+            f" {done.before:.3g} to {done.after:.3g} in {done.products} products"
+        )
+
+    def _weights(self, method: str) -> dict[str, Tensor]:
+        """The matrices of a method as the model stores them, from the codes that were kept."""
+        kept, dtype = self.kept.read(method), self.risk.dtype
+        return {n: layout.values(kept, n, dtype) for n, layout in self.layouts.items()}
+
+    # --- one matrix -------------------------------------------------------------------------------------------------
+    def afterwards(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]
+        best = best_of(draft.scalars, self.ways)
+        if not self.asked.each or best is None:
+            return
+        weights = {n: t.to(self.risk.device) for n, t in self._weights(best).items()}
+        for name in self.maps:
+            draft.take_each(name, work.piece(f"each {name}", partial(self._alone, name, weights[name]), 1))
+
+    def _alone(self, name: str, weight: Tensor) -> dict[str, float]:
+        """One matrix rounded, the others as they are."""
+        risk = self.risk
+        d = {n: weight - t if n == name else torch.zeros_like(t) for n, t in risk.params.items()}
+        with torch.no_grad():
+            loss = float(risk.value({**risk.params, name: weight}))
+        return {"predicted": sum(self.parts(d).values()), "loss": loss}
+
+
+def require_plain(subject: Subject) -> None:
+    """Refuse weights that are on a grid already: their error would be counted as theirs, not as ours."""
+    told = "Quantize the model that they were made from."
+    if subject.source.get("quantized"):
+        raise InputError(f"the weights of `{subject.name}` are quantized already. {told}")
+    if not isinstance(subject.model, nn.Module):
+        return
+    for name, t in subject.model.state_dict(keep_vars=True).items():
+        if not isinstance(t, Tensor):
+            raise InputError(f"{name} is quantized already ({type(t).__name__}). {told}")
+        if t.is_quantized or (isinstance(t, nn.Parameter) and (not t.is_floating_point() or t.dtype.itemsize < 2)):
+            raise InputError(f"{name} is quantized already ({str(t.dtype).removeprefix('torch.')}). {told}")
