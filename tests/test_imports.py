@@ -65,9 +65,9 @@ def test_help_is_fast(words: list[str]) -> None:
 
 
 def test_public_names() -> None:
-    """At most 41 public names besides the rooms, and every one of them is there."""
+    """At most 42 public names besides the rooms, and every one of them is there."""
     found = {name: getattr(quadform, name) for name in quadform.__all__}
-    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 41
+    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 42
 
 
 def test_every_room_is_a_public_name() -> None:

@@ -73,5 +73,5 @@ def test_sizes_are_those_of_the_grid() -> None:
     shape, bits = {"a": (3, 10), "b": (2, 2)}, {"a": 4, "b": 8}
     table = sizes(shape, 4)
     per = {n: rtn(gaussian(*s), bits[n], 4).grid.bits_per_weight(s[1]) * s[0] * s[1] for n, s in shape.items()}
-    assert {n: table[n][b] for n, b in bits.items()} == per
+    assert {n: table[n][b] for n, b in bits.items()} == pytest.approx(per)
     assert bits_a_weight(table, bits, 34) == pytest.approx(sum(per.values()) / 34)
