@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils import checkpoint
 
 from ..kernels.calls import Attention, AttentionBy
 
@@ -44,6 +45,7 @@ def measured(
         for kind in {"cpu", *(d.type for d in devices if d.type != "meta")}:
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(stock_settings(model))
+        stack.enter_context(without_checkpointing())
         try:
             if modules and not train_mode:
                 model.eval()
@@ -51,6 +53,26 @@ def measured(
         finally:
             for module, mode in modes:
                 module.training = mode
+
+
+@contextlib.contextmanager
+def without_checkpointing() -> Iterator[None]:
+    """`torch.utils.checkpoint` calls its function as it is: what it runs again backwards, outside of this scope, would
+    take another attention."""
+
+    def nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    class AsItIs:
+        @staticmethod
+        def apply(function: Any, preserve: bool, *args: Any) -> Any:
+            return function(*args)
+
+    with contextlib.ExitStack() as stack:
+        for name, instead in (("_checkpoint_without_reentrant_generator", nothing), ("CheckpointFunction", AsItIs)):
+            if hasattr(checkpoint, name):
+                stack.enter_context(_set(checkpoint, name, instead))
+        yield
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Other libraries' models as subjects: `integrations.hf` for Hugging Face."""
+"""Other libraries' models as subjects: `integrations.hf` for Hugging Face; trainers that a monitor watches."""
 
 from ..core.lazy import attach
 
@@ -7,6 +7,8 @@ __getattr__, __dir__, __all__ = attach(
     {
         "from_hf": ".weights",
         "hf": ".hf:",
+        "lightning": ".lightning:",
         "register_hf": ".attention",
+        "torchtitan": ".torchtitan:",
     },
 )

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ...answers.step_size import FLOOR
 from ...core.errors import InputError, UnknownName
 from ...core.number import Estimate
 from ...core.operator import Operator
 from ...core.space import layer_of
+from ...curvature.batches import batches_of
 from ...curvature.calling import Loss, bare, loss_on
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
@@ -56,7 +58,11 @@ class Measuring:
         self.note, self.pairs, self.scales = "", dict[tuple[str, bool], Pair](), dict[str, Scale]()
         stepper = self._stepper()
         self.rule = "" if stepper is None else stepper.rule.name
-        self.whole = self._risk(batches)
+        device = next(self.model.parameters()).device
+        held = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batches_of(batches))
+        self.whole = self._risk(held)
+        if self.whole.shards is not None:
+            raise InputError("the weights are cut over processes (FSDP); a monitor needs them whole in each.")
         self.risk = self.whole if share == 1 else self._risk(part_of(self.whole.batches, share))
         self.places = self._places()
         self.watched = self.risk.batches[0]

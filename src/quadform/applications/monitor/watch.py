@@ -83,7 +83,8 @@ class Monitor:
         began = self._clock()
         found: Reading | None = None
         try:
-            found = self._measuring.read(self.steps, full)
+            with torch.autocast(self._measuring.risk.device.type, enabled=False), torch.enable_grad():
+                found = self._measuring.read(self.steps, full)
         except (QuadformError, torch.OutOfMemoryError) as error:
             self.warnings.append(f"step {self.steps}: nothing was measured: {str(error).splitlines()[0]}")
         self._wait()
