@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 import quadform as qf
 from quadform import distributed as qd
 from quadform.curvature.units import find
-from quadform.estimate import eigenpairs, trace
+from quadform.estimate import block_norms, density, eigenpairs, frobenius, trace
 
 VOCAB = 11
 
@@ -140,6 +143,114 @@ def pairs(g: qd.Group) -> dict[str, Any]:
     return sizes
 
 
+def asked(g: qd.Group) -> dict[str, Any]:
+    """`qf.spectrum` and `qf.lr` of a model that is cut against whole weights; one folder, which can be resumed."""
+    folder = Path(os.environ["QUADFORM_TEST_FOLDER"]) / "asked"
+    wide: Any = {"blocks": "none", "tol": 1e-6, "products": 60, "progress": False}
+    tried: Any = {"tol": 1e-6, "verify": 2, "progress": False}
+
+    def numbers(*answers: Any) -> list[dict[str, float]]:
+        return [{n: e.value for n, e in a.record.scalars.items()} for a in answers]
+
+    model = gpt(1, 4)
+    want = numbers(
+        qf.spectrum(model, batches()[:2], cross_entropy, **wide),
+        qf.lr(model, batches()[:2], cross_entropy, optimizer=stepped(model), **tried),
+    )
+    model = cut(gpt(1, 4), (g.world,))
+    optimizer = stepped(model)
+    weights, before = {n: p.to_local().clone() for n, p in model.named_parameters()}, hooks(model)
+    some = qf.spectrum(model, mine(g, 2), cross_entropy, out=folder, max_time=1e-9, **wide)
+    kept = sorted(p.name for p in (folder / "work" / "state" / "estimators").iterdir())
+    s = qf.spectrum(model, mine(g, 2), cross_entropy, out=folder, resume=True, **wide)
+    step = qf.lr(model, mine(g, 2), cross_entropy, optimizer=optimizer, **tried)
+    found = numbers(s, step)
+    names = [sorted(n for n in w if n != "trace") for w in want]
+    gaps = [
+        max(abs(f[n] - w[n]) / (abs(w[n]) or 1) for n in some) for f, w, some in zip(found, want, names, strict=True)
+    ]
+    return {
+        "spectrum": gaps[0], "lr": gaps[1], "names": [sorted(f) == sorted(w) for f, w in zip(found, want, strict=True)],
+        "partial": some.partial, "states": kept, "files": sorted(p.name for p in folder.iterdir()),
+        "batches": s.record.inputs["batches"], "products": [a.record.inputs["cost"]["products"] for a in (some, s)],
+        "kept": hooks(model) == before
+        and all(torch.equal(p.to_local(), weights[n]) for n, p in model.named_parameters()),
+    }  # fmt: skip
+
+
+def stepped(model: nn.Module) -> Any:
+    """Adam with second moments from one step of size 0, on the gradient of the first batch in every process."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.0)
+    x, y = batches()[0]
+    cross_entropy(model(x), (x, y)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def whole_rows(risk: qf.Risk, rows: Tensor) -> Tensor:
+    """Rows whose shards lie in the processes, whole in each."""
+    assert risk.shards is not None
+    out = []
+    for row in rows:
+        parts = risk.space.unflatten(row)
+        whole = risk.shards.shards.gather(list(parts), list(parts.values()))
+        out.append(torch.cat([t.reshape(-1) for t in whole]))
+    return torch.stack(out)
+
+
+def estimates(g: qd.Group) -> dict[str, Any]:
+    """Traces, a density and block norms on shards are those of the whole operator with the same random vectors."""
+    names = ["layers.0.attn.W_Q", "layers.0.mlp.W_1"]
+    asks: dict[str, Any] = {
+        "hutchinson": lambda A: trace(A, 4, method="hutchinson").value,
+        "hutch++": lambda A: trace(A, 9, method="hutch++").value,
+        "xtrace": lambda A: [trace(A, 8).value, trace(A, 8).error],
+        "density": lambda A: density(A, 2, 4, known=eigenpairs(A, 1, tol=1e-9)).nodes.flatten().tolist(),
+        "three terms": lambda A: density(A, 2, 4, reorthogonalise="none").nodes.flatten().tolist(),
+        "blocks": lambda A: block_norms(A, names, 2).value.flatten().tolist(),
+    }
+    whole = qf.Risk(gpt(1, 4), cross_entropy, batches()[:1], quiet=True)
+    found: dict[str, Any] = {}
+    for mesh in [(g.world,), (2, g.world // 2)]:
+        risk = qf.Risk(cut(gpt(1, 4), mesh), cross_entropy, mine(g, 1), quiet=True)
+        told = {name: ask(qf.hessian(risk)) for name, ask in asks.items()}
+        with same_vectors(risk, whole):
+            for name, ask in asks.items():
+                a, b = (torch.tensor(t, dtype=torch.float64) for t in (told[name], ask(qf.hessian(whole))))
+                found[f"{name} {len(mesh)}"] = float((a - b).norm() / b.norm())
+    return found
+
+
+@contextlib.contextmanager
+def same_vectors(risk: qf.Risk, whole: qf.Risk) -> Iterator[None]:
+    """Estimators of the whole risk draw the vectors whose shards the processes of the other one draw."""
+    from quadform.estimate import blocks, quadrature, sampling, traces
+
+    A, probes, draw = qf.hessian(risk), traces.probes, blocks.draw
+
+    def assembled(_: Any, *words: Any) -> Tensor:
+        return whole_rows(risk, probes(A, *words))
+
+    def on_block(row: Tensor, seed: int, name: str, kind: Any, _: Any) -> None:
+        block = risk.space.select(name.split("/")[1])
+        own = torch.empty(block.size, dtype=row.dtype)
+        draw(own, seed, name, kind, risk.space.group)
+        (all_,) = whole_rows(risk, risk.space.flatten(risk.space.embed(block, block.unflatten(own)))[None])
+        row.copy_(whole.space.unflatten(all_)[block.names[0]].reshape(-1))
+
+    using = (traces, quadrature, sampling)
+    for module in using:
+        module.probes = assembled
+    blocks.draw = on_block
+    try:
+        yield
+    finally:
+        for module in using:
+            module.probes = probes
+        blocks.draw = draw
+
+
 def refused(g: qd.Group) -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -162,13 +273,13 @@ def refused(g: qd.Group) -> dict[str, Any]:
     found["beside"] = told(lambda: qf.Risk(beside, square, (x, x), quiet=True))
     risk = qf.Risk(fully_shard(net(), mesh=mesh), square, (x, x), quiet=True)
     found["training"] = told(lambda: qf.Risk(fully_shard(net(), mesh=mesh), square, (x, x), train_mode=True))
-    found["trace"] = told(lambda: trace(qf.hessian(risk), method="hutchinson"))
-    found["exact trace"] = told(lambda: trace(qf.hessian(risk)))
+    found["norm"] = told(lambda: frobenius(qf.hessian(risk), method="sampled"))
+    found["exact trace"] = told(lambda: trace(qf.hessian(risk), method="exact"))
+    found["another question"] = told(lambda: qf.taylor(fully_shard(net(), mesh=mesh), (x, x), square, progress=False))
     found["fisher"] = told(lambda: qf.fisher(risk))
     found["split"] = told(lambda: qd.shard(risk, g))
     found["joined"] = told(lambda: qd.join(risk, g))
     found["dense"] = told(lambda: qf.hessian(risk).dense())
-    found["resume"] = told(lambda: eigenpairs(qf.hessian(risk), 1, resume="state"))
     found["no data"] = told(lambda: qf.Risk(fully_shard(net(), mesh=mesh), square, [], quiet=True))
     return found
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_distributed import at_work
 
-CHECKS = {2: "own hugging_face refused raising", 4: "own copies pairs"}
+CHECKS = {2: "own hugging_face asked refused raising", 4: "own copies pairs estimates"}
 #: Declared beforehand, relative.
 ROUNDING, VALUES = 1e-14, 1e-10
 Found = dict[int, list[dict[str, Any]]]
@@ -65,19 +65,44 @@ def test_eigenpairs(found: Found, mesh: str) -> None:
     assert abs(sum(result[f"{mesh}, share"] for result in every) - 4 / pieces) <= 1e-12
 
 
+def test_questions(found: Found) -> None:
+    """`qf.spectrum` and `qf.lr` give the numbers of one process, and one folder, gone on with where the time was up."""
+    for result in results(found, "asked"):
+        assert result["names"] == [True, True]
+        assert result["spectrum"] <= VALUES
+        assert result["lr"] <= 1e-8  # differences of gradients by displacements
+        assert result["partial"]
+        assert [n for n in result["states"] if n.endswith("-2.safetensors")] == [
+            "state-eigenpairs-5-1-1-of-2.safetensors",
+            "state-eigenpairs-5-1-2-of-2.safetensors",
+        ]
+        assert [n.partition("-")[0] for n in result["files"]] == ["record.json", "tensors"]
+        assert result["batches"] == 2
+        assert result["products"][0] < result["products"][1]
+        assert result["kept"]
+
+
+@pytest.mark.parametrize("name", ["hutchinson", "hutch++", "xtrace", "density", "three terms", "blocks"])
+def test_estimates(found: Found, name: str) -> None:
+    """On shards over 4 processes, and on two copies of shards: those of the whole operator with the same vectors."""
+    for result in results(found, "estimates"):
+        assert result[f"{name} 1"] <= 1e-9
+        assert result[f"{name} 2"] <= 1e-9
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     {
         "tensor parallel": "module `0` is cut by tensor parallelism",
         "beside": "Call `fully_shard` on the model too",
         "training": "evaluation mode (train_mode=False)",
-        "trace": "`eigenpairs` are known",
+        "norm": "`density`, `trace` and `block_norms` are known",
         "exact trace": "no process holds a column",
         "fisher": "this measurement does not",
         "split": "multiply with this risk as it is",
         "joined": "multiply with this risk as it is",
         "dense": "no process holds a column",
-        "resume": "leave out resume=",
+        "another question": "Other questions need whole weights",
         "no data": "no batches in any process",
     }.items(),
 )

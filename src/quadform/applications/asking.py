@@ -88,21 +88,25 @@ class Door(Generic[A]):
         progress: bool | Report = True,
         **fields: Any,
     ) -> A:
-        from ..distributed import current
+        from ..distributed import processes_with
 
         given = {"out": out is not None, "resume": resume, "max_time": max_time is not None}
         fields |= {name: True for name in given if given[name] and name not in self.question.takes}  # refused by name
-        question, subject = self._asked(model, batches, loss, fields, shared={"out": out, "resume": resume})
         seconds = seconds_of(max_time) if isinstance(max_time, str) else max_time
-        group = current() if current().world > 1 else None
-        with Work(out, seconds=seconds, resume=resume, progress=progress, group=group) as work:
-            found: A = ask(question, work, subject)
+        with processes_with(model) as processes:
+            question, subject = self._asked(model, batches, loss, fields, shared={"out": out, "resume": resume})
+            group = processes if processes.world > 1 else None
+            with Work(out, seconds=seconds, resume=resume, progress=progress, group=group) as work:
+                found: A = ask(question, work, subject)
         return found
 
     def plan(self, model: Any = None, batches: Any = None, loss: Any = None, **fields: Any) -> Plan:
         """What the same call would cost; nothing is measured."""
-        question, subject = self._asked(model, batches, loss, fields, lambda question, opening: question.light(opening))
-        return planned(question, subject)
+        from ..distributed import processes_with
+
+        light: Callable[[Any, Probe], Any] = lambda question, opening: question.light(opening)  # noqa: E731
+        with processes_with(model):
+            return planned(*self._asked(model, batches, loss, fields, light))
 
     def _asked(
         self,

@@ -110,6 +110,24 @@ class Opening(Probe):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CutOpening(Opening):
+    """A model whose weights several processes may hold together."""
+
+    fsdp: bool = option(
+        False,
+        "Cut the weights over the processes of torchrun (FSDP2), for a model that does not fit one device. Whole"
+        " batches go to the processes: give as many as there are.",
+    )
+
+    def open(self) -> Subject:
+        if not self.fsdp:
+            return super().open()
+        from .cutting import open_cut
+
+        return open_cut(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelQuestion(Question):
     """A question about one opened model: which of its parameters, in which mode."""
 

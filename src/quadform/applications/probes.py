@@ -19,15 +19,20 @@ from .opening import Opening
 DEFAULT_LENGTH = 128
 
 
-def probe_of(batches: Sequence[Any]) -> dict[str, Any]:
-    """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers."""
+def probe_of(batches: Sequence[Any], count: int | None = None) -> dict[str, Any]:
+    """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers. `count`
+    are the batches of all processes."""
     first = batches[0]
     values = (
         list(first.values()) if isinstance(first, Mapping) else list(first) if isinstance(first, tuple) else [first]
     )
     found = [t for t in values if isinstance(t, Tensor) and t.dim()]
     tokens = bool(found) and not found[0].is_floating_point()
-    return {"batches": len(batches), "probe": list(found[0].shape[:2]) if found else [], "of": " tokens" * tokens}
+    return {
+        "batches": count or len(batches),
+        "probe": list(found[0].shape[:2]) if found else [],
+        "of": " tokens" * tokens,
+    }
 
 
 def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:

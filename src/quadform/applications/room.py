@@ -84,6 +84,8 @@ def product_bytes(risk: Risk) -> float:
     Counted are models whose code is known, ours and those of transformers, on the processor: of a GPU torch itself says
     that its memory is short, and the work goes on with less.
     """
+    if risk.shards is not None:  # units are run without FSDP's hooks, not without numbers
+        return 0.0
     if not isinstance(risk, Outline) and not (risk.device.type == "cpu" and _known(risk.model) and _large(risk)):
         return 0.0
     try:

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from ..corpora.opened import is_corpus
 from ..corpora.text_files import text_file
 from ..curvature.batches import batches_of
 from ..curvature.risk import Risk
+from ..distributed.processes import current
+from ..distributed.shards import gathered_tensors, is_cut, is_sharded
 from ..integrations import reading as hf
 from ..integrations.trainer_files import TrainerFiles, trainer_files
 from ..nn.transformer import Transformer
@@ -69,8 +71,10 @@ class Subject:
         A question that also trains takes a Dataset in place of the batches.
         """
         name = type(model).__name__ if isinstance(model, nn.Module) else "function"
+        name = name.removeprefix("FSDP") if is_sharded(model) else name
         drawn = isinstance(batches, Dataset)
-        batches = batches if batches is None or drawn else batches_of(batches)
+        without = is_sharded(model) and isinstance(batches, list) and not batches  # a process without data
+        batches = batches if batches is None or drawn or without else batches_of(batches)
         data = {"data": batches.to_dict(), "split": "valid"} if drawn else {}
         found = cls(name, model, batches, {"kind": "python", "model": name, **data}, loss=loss, params=params)
         found.source["weights"], found.optimizer = found.weights(), optimizer
@@ -88,7 +92,11 @@ class Subject:
     def identity(self) -> dict[str, Any]:
         """What a resumed run must find again."""
         data = {"data": self.source["data"]} if "data" in self.source else {}
-        hashes = {"weights": self.source["weights"], "batches": batches_hash(self.batches)}
+        batches = batches_hash(self.batches)
+        if is_sharded(self.model):  # every process has its own
+            every = current().every(torch.frombuffer(bytearray.fromhex(batches), dtype=torch.uint8).double())
+            batches = tensors_hash({"batches": every})
+        hashes = {"weights": self.source["weights"], "batches": batches}
         return {"model": self.name, **data, **hashes}
 
     def risk(self, question: Any = None, **options: Any) -> Risk:
@@ -118,13 +126,17 @@ class Subject:
 
 def weights_hash(model: nn.Module) -> str:
     """SHA-256 of names, shapes and values of all parameters and buffers: what a resumed run must find again."""
-    return tensors_hash(model.state_dict())
+    return _hash(gathered_tensors(model) if is_sharded(model) else sorted(model.state_dict().items()))
 
 
 def tensors_hash(tensors: Mapping[str, Tensor], text: str = "") -> str:
-    """SHA-256 of names, shapes and values, and of a text."""
+    """SHA-256 of names, shapes and values, and of a text. What is cut over processes is gathered, one after another."""
+    return _hash(((n, t.full_tensor() if is_cut(t) else t) for n, t in sorted(tensors.items())), text)  # type: ignore[attr-defined]  # a DTensor
+
+
+def _hash(tensors: Iterable[tuple[str, Tensor]], text: str = "") -> str:
     digest = hashlib.sha256(text.encode())
-    for name, t in sorted(tensors.items()):
+    for name, t in tensors:
         digest.update(f"{name} {tuple(t.shape)} {t.dtype}".encode())
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -31,7 +31,7 @@ VERBS = {
     "spectrum": Verb(
         "eigenvalues, trace, density and block norms of a model",
         "spectrum.question:SpectrumQuestion",
-        "opening:Opening",
+        "opening:CutOpening",
     ),
     "report": Verb(
         "one self-contained HTML file of it", "study.question:ReportQuestion", "study.question:ReportOpening"

@@ -302,6 +302,13 @@ class Space:
         here = torch.stack(terms).sum(0)
         return self.group.sum(here) if getattr(self.group, "cut", False) else here  # of shards
 
+    def norm(self, v: Vector) -> float:
+        """The Euclidean length of one vector, in double precision."""
+        here = sum(float(v[name].double().square().sum()) for name in self.names)
+        if getattr(self.group, "cut", False):  # of shards
+            here = float(self.group.sum(torch.tensor(here, dtype=torch.float64)))
+        return math.sqrt(here)
+
     def zeros(self, k: int | None = None, **options: Any) -> dict[str, Tensor]:
         """The zero vector, or k of them."""
         front = () if k is None else (k,)

@@ -19,9 +19,9 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from ..core.errors import CheckFailed, InputError
-from ..distributed.processes import Group
+from ..distributed.processes import Group, current
 from ..distributed.sharding import mapped
-from ..distributed.shards import fsdp_modules, is_cut, local, processes_of, shards_of
+from ..distributed.shards import fsdp_modules, is_sharded, local, processes_of, shards_of
 from .batches import batches_of
 from .calling import Loss
 from .runners import ModuleRunner
@@ -55,6 +55,7 @@ class Fsdp:
         self.group: Group = processes_of(shards)
         self.busy = False  # a product answers for the units and brings the weights outside
         self.order = 0  # a checksum of what was gathered, in order
+        self.counts: list[int] = []  # batches of each process
 
     # --- evaluating -------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -135,9 +136,8 @@ class Fsdp:
         """As many batches as the process with most has, and how many are this one's own."""
         own = [] if isinstance(data, list | tuple) and not data else batches_of(data)
         device = next(self.model.parameters()).device
-        have = [0.0] * self.group.world
-        have[self.group.rank] = float(len(own))
-        counts = self.group.over_data(torch.tensor(have, dtype=torch.float64)).tolist()
+        counts = [int(c) for c in self.group.every(torch.tensor([float(len(own))]))[:, 0]]
+        self.counts = counts
         if not any(counts):
             raise InputError("data holds no batches in any process.")
         spare = own[-1:]
@@ -146,14 +146,31 @@ class Fsdp:
             told = [mapped(own[0], lambda t: t.cpu()) if self.group.rank == rank else None]
             dist.broadcast_object_list(told, src=rank, group=self.group._host)
             spare = spare or [mapped(told[0], lambda t: t.to(device))]
-        return own + spare * (int(max(counts)) - len(own)), len(own)
+        return own + spare * (max(counts) - len(own)), len(own)
+
+    def only(self, batches: Sequence[Any], i: int) -> list[Any]:
+        """Batch number i of all processes, in the one that has it."""
+        own = i - sum(self.counts[: self.group.rank])
+        return [batches[own]] if 0 <= own < self.counts[self.group.rank] else []
 
 
 def fsdp_of(model: Any, units: str | None, *, train_mode: bool) -> Fsdp | None:
     """The shards of a model; None where its weights are whole."""
-    if not isinstance(model, nn.Module) or not (fsdp_modules(model) or any(map(is_cut, model.parameters()))):
-        return None
-    return Fsdp(model, units, train_mode=train_mode)
+    return Fsdp(model, units, train_mode=train_mode) if is_sharded(model) else None
+
+
+def cut(model: nn.Module, device: str) -> nn.Module:
+    """Cut the weights of a model over all processes (`fully_shard`): those of its repeated blocks, then the rest. They
+    move to the devices one block after another."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    if current().world == 1:
+        raise InputError("weights are cut over several processes; start them with torchrun.")
+    mesh = init_device_mesh(device, (current().world,))
+    for block in find(model).values():
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
 
 
 def _of_fsdp(hook: Any) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError
 from ..core.space import Space, Vector, part_of
+from ..distributed.processes import holders
 from .groups import groups
 
 #: Rows of an embedding that are told for each vector: those with the largest shares.
@@ -30,7 +31,8 @@ def masses(space: Space, vectors: Vector) -> dict[str, Masses]:
     """Shares of k vectors by `layer`, `matrix` and, where the model has them, `head`."""
     if not space.lead(vectors):
         raise InputError("masses are of a stack of vectors, {name: (k, *shape)}; add an axis of length 1 for one.")
-    total: Any = sum(_squares(t) for t in vectors.values())
+    held = holders(space)
+    total: Any = held.sum(sum(_squares(t) for t in vectors.values()))  # type: ignore[arg-type]  # vectors has some
     found = {"layer": groups(space, "layer"), "matrix": _matrices(space)}
     with contextlib.suppress(InputError):  # no attention
         found["head"] = groups(space, "heads")
@@ -38,7 +40,7 @@ def masses(space: Space, vectors: Vector) -> dict[str, Masses]:
     for kind, members in found.items():
         parts = [space.restrict(space.select(*names), vectors) for names in members.values()]
         sums: list[Any] = [sum(_squares(t) for t in part.values()) for part in parts]
-        out[kind] = Masses(tuple(members), torch.stack(sums, 1) / total[:, None])
+        out[kind] = Masses(tuple(members), held.sum(torch.stack(sums, 1)) / total[:, None])
     return out
 
 

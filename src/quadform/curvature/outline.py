@@ -98,7 +98,7 @@ class Outline(Risk):
             model=model, loss=loss, train_mode=train_mode, count=None, batches=batches, writes=False, params=at,
             coverage=chosen.coverage, space=Space.of(at, chosen.views), dtype=next(iter(at.values())).dtype,
             device=torch.device("cpu"), fused=False, _runner=runner, _whole=None, shifted=False, notes=chosen.notes,
-            units={}, weights=[1 / len(batches)] * len(batches),
+            units={}, shards=None, weights=[1 / len(batches)] * len(batches),
         )  # fmt: skip
 
     @functools.cached_property

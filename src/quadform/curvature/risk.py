@@ -262,6 +262,11 @@ class Risk:
 
     # --- split over processes ---------------------------------------------------------------------------------------
     @property
+    def batch_count(self) -> int:
+        """How many batches the data have, those of all processes together."""
+        return len(self.whole.batches) if self.shards is None else sum(self.shards.counts)
+
+    @property
     def whole(self) -> Risk:
         """The risk this is a process's share of (`distributed.shard`); itself where it is none."""
         return self if self._whole is None else self._whole

@@ -19,7 +19,9 @@ __getattr__, __dir__, __all__ = attach(
         "group": ".processes",
         "group_of": ".processes",
         "join": ".sharding",
+        "processes_with": ".shards",
         "shard": ".sharding",
+        "shared": ".sharding",
         "spread": ".spreading",
     },
 )

@@ -1,23 +1,11 @@
-"""The processes that share a measurement: how they begin, add up, agree, fail together and end.
-
-Before numbers travel the processes *meet*: each says in one small message whether it is well, which step it is at and,
-where that matters, what it was given; a few numbers travel in it. So a process that raises tells all others at their
-next step, and they stop with its message; processes that have gone different ways are told so. Neither is left waiting
-for the other. What dies without a word (a kill, a machine) is noticed by its closed connection, or after the `timeout`
-of the group.
-
-Meetings and small numbers go through gloo on the host, tensors through the backend of their device.
-"""
+"""The processes that share a measurement: how they begin, add up, agree and end. How they meet and fail: `meeting`."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -26,37 +14,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..core import progress
-from ..core.errors import CheckFailed, InputError, QuadformError
+from ..core.errors import QuadformError
 from ..core.interrupts import uninterrupted
 from ..core.memory import free_bytes
+from .meeting import FEW, TIMEOUT, Meeting, PeerFailed, gather
 
 if TYPE_CHECKING:
     from ..core.space import Space, Vector
 
-#: Seconds after which a process that is not heard of counts as lost: compiling a product takes minutes.
-TIMEOUT = 1800.0
-#: Numbers of the message of a meeting: its head, and those it has room for.
-_HEAD, _FEW = 4, 124
-#: Bytes of the message of a process that fails.
-_MESSAGE = 2048
-#: Sums of a vector that differ by more than this share of its size belong to different vectors; one vector computed on
-#: two kinds of processor differs by rounding.
-_SAME_VECTOR = 1e-6
-#: torch 2.13 has a new name for it.
-_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
-#: Exit code of an interrupted process.
-_INTERRUPTED = 130
 
-
-class PeerFailed(QuadformError):
-    """Another process of the group failed, or was lost; `exit_code` is that of its error."""
-
-    def __init__(self, text: str, exit_code: int = 1) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
-
-
-class Group:
+class Group(Meeting):
     """The processes of one measurement; use as a context. All of them make the same calls in the same order.
 
     `rank` of `world`, `here` of them on this machine; `first` is the process that prints and writes. With one process
@@ -65,44 +32,12 @@ class Group:
 
     cut = False  # a vector here is a shard of one
 
-    def __init__(self, rank: int = 0, world: int = 1, here: int = 1, timeout: float = TIMEOUT) -> None:
-        self.rank, self.world, self.here, self.timeout = rank, world, here, timeout
-        self._host: Any = None  # the gloo group of meetings
-        self._owned = self._over = self._quiet = False
-
-    def __repr__(self) -> str:
-        return f"<process {self.rank} of {self.world}>"
-
-    @property
-    def first(self) -> bool:
-        """Whether this process prints and writes."""
-        return self.rank == 0
-
-    # --- beginning and ending ---------------------------------------------------------------------------------------
     def __enter__(self) -> Group:
         if self.world > 1:
             self._begin()
             self._quiet, progress.quiet = progress.quiet, progress.quiet or not self.first
         _entered.append(self)
         return self
-
-    def _begin(self) -> None:
-        if not dist.is_available():
-            raise InputError(f"this build of torch has no torch.distributed; {self.world} processes were asked for.")
-        wait = timedelta(seconds=self.timeout)
-        if not dist.is_initialized():
-            backend = "gloo"
-            if torch.cuda.is_available() and dist.is_nccl_available():
-                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)) % torch.cuda.device_count())
-                backend = "cpu:gloo,cuda:nccl"
-            try:
-                dist.init_process_group(backend, timeout=wait)
-            except (RuntimeError, ValueError) as error:
-                raise InputError(
-                    f"the {self.world} processes do not find each other: {_one_line(error)}. Start them with torchrun."
-                ) from error
-            self._owned = True
-        self._host = dist.new_group(backend="gloo", timeout=wait)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -114,113 +49,7 @@ class Group:
         try:
             self.together("the end", error)
         finally:
-            self._over = True
-            if self._owned:
-                dist.destroy_process_group()
-
-    @contextlib.contextmanager
-    def parting(self) -> Iterator[None]:
-        """A process that fails in here leaves without a word: others wait where it cannot tell them, and torchrun ends
-        them.
-        """
-        try:
-            yield
-        except BaseException:
-            self._over = True
-            raise
-
-    # --- meeting ----------------------------------------------------------------------------------------------------
-    def together(self, step: str, error: BaseException | None = None) -> bool:
-        """Meet at a step, with an error or without: whether this process may go on to do something with the others.
-
-        Without an error: true, or the error of another process is raised. With one: true where all processes come to
-        this step with an error (of the same call, as a rule), false where the others have now been told of it.
-        """
-        if self.world == 1:
-            return True
-        if error is None:
-            self._meet(step)
-        elif self._over:
-            return False
-        else:
-            with contextlib.suppress(PeerFailed), uninterrupted():  # its own error is on its way already
-                failed, tags = self._tell(step, failed=True)[:, :2].T
-                if bool(failed.all()) and bool((tags == tags[0]).all()):
-                    return True
-                self._over = True
-                if not bool(failed.all()):
-                    self._exchange(error)
-            return False
-        return True
-
-    def _meet(self, step: str, numbers: Tensor | None = None, given: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-        """The numbers of all processes, a row each. `given`, a sum and a size, must be nearly the same everywhere."""
-        if self._over:
-            raise PeerFailed("the processes of this group have parted; begin a new group.")
-        heard = self._tell(step, numbers=numbers, given=given)
-        failed, tags, marks, sizes = heard[:, :_HEAD].T
-        if bool(failed.any()):
-            self._over = True
-            raise self._exchange(None)
-        if bool((tags != tags[0]).any()):
-            self._over = True
-            raise CheckFailed(
-                f"the processes have gone different ways: process {self.rank} is at `{step}`, another one is not. All"
-                " must make the same calls, with the same model, data, seed and settings."
-            )
-        if not float(marks.max() - marks.min()) <= _SAME_VECTOR * float(sizes.max()):
-            raise InputError(
-                "the vector that is multiplied differs between the processes. Give every process the same: draw it from"
-                " a generator with one seed, or send it with `g.same(tensor)`."
-            )
-        return heard[:, _HEAD : _HEAD + (0 if numbers is None else len(numbers))]
-
-    def _tell(
-        self,
-        step: str,
-        *,
-        failed: bool = False,
-        numbers: Tensor | None = None,
-        given: tuple[float, float] = (0.0, 0.0),
-    ) -> Tensor:
-        """What every process tells: failed or not, a checksum of the step, a sum and a size, and a few numbers."""
-        own = torch.zeros(_HEAD + _FEW, dtype=torch.float64)
-        own[:_HEAD] = torch.tensor([float(failed), float(zlib.crc32(step.encode())), *given], dtype=torch.float64)
-        if numbers is not None:
-            own[_HEAD : _HEAD + len(numbers)] = numbers
-        every = own.new_empty(self.world * len(own))
-        self._carry(_gather, every, own, group=self._host)
-        return every.view(self.world, len(own))
-
-    def _exchange(self, error: BaseException | None) -> BaseException:
-        """Tell what went wrong here, or hear what went wrong elsewhere: the error of the first process that has one."""
-        code, text = 0, ""
-        if error is not None:
-            code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-            text = str(error) if isinstance(error, QuadformError) else f"{type(error).__name__}: {_one_line(error)}"
-        line = f"{code} {text}".encode()[:_MESSAGE]
-        own = torch.zeros(_MESSAGE, dtype=torch.uint8)
-        own[: len(line)] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
-        every = own.new_empty(self.world * _MESSAGE)
-        self._carry(_gather, every, own, group=self._host)
-        lines = [m.numpy().tobytes().rstrip(b"\0").decode(errors="replace") for m in every.view(self.world, _MESSAGE)]
-        rank = next(r for r, told in enumerate(lines) if not told.startswith("0 "))
-        number, _, text = lines[rank].partition(" ")
-        if int(number) == _INTERRUPTED:
-            return KeyboardInterrupt()
-        return PeerFailed(f"process {rank} of {self.world} stopped: {text}", int(number))
-
-    def _carry(self, collective: Any, *tensors: Tensor, **options: Any) -> None:
-        """One collective; a connection that is closed or silent is an error that says so."""
-        options.setdefault("group", self._host if tensors[0].device.type == "cpu" else None)
-        try:
-            collective(*tensors, **options)
-        except RuntimeError as error:
-            self._over = True
-            raise PeerFailed(
-                f"process {self.rank} of {self.world} has lost the others ({_one_line(error)[:200]}): one of them was"
-                f" killed, or not heard of for {self.timeout:g} s (`qd.group(timeout=...)` waits longer)."
-            ) from error
+            self._end()
 
     # --- adding and agreeing ----------------------------------------------------------------------------------------
     def sum(self, x: Tensor) -> Tensor:
@@ -285,6 +114,13 @@ class Group:
             self._carry(dist.broadcast, x, src=0)
         return x
 
+    def every(self, numbers: Tensor) -> Tensor:
+        """A few numbers of every process, a row each."""
+        if self.world == 1:
+            return numbers[None]
+        with uninterrupted():
+            return self._meet(f"every {len(numbers)}", _numbers(numbers))
+
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process."""
         return self.most(float(flag)) > 0
@@ -342,6 +178,16 @@ class Group:
         return n
 
     @property
+    def mark(self) -> str:
+        """What tells the files of this process from those of others that hold other shards."""
+        return ""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes its shards: of several that hold the same, one does."""
+        return self.first
+
+    @property
     def slices(self) -> int:
         """How many slices make what a process has of a vector that is multiplied."""
         return self.world
@@ -364,7 +210,7 @@ class Group:
             self._meet(f"whole {k} {n} {slices.dtype}")
             for row, part in zip(out, slices, strict=True):
                 own[: len(part)] = part
-                self._carry(_gather, row, own)
+                self._carry(gather, row, own)
         return out[:, :n]
 
     def rows(self, slices: Tensor, n: int) -> Iterator[Tensor]:
@@ -384,22 +230,18 @@ class Group:
 
 def _few(x: Tensor) -> bool:
     """Whether a tensor travels inside the message of a meeting."""
-    return x.is_floating_point() and x.numel() <= _FEW
+    return x.is_floating_point() and x.numel() <= FEW
 
 
 def _numbers(x: Tensor) -> Tensor:
     return x.detach().reshape(-1).to("cpu", torch.float64)
 
 
-def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 #: One process by itself.
 ALONE = Group()
 
 _entered: list[Group] = []
+_standing: list[Group] = []
 
 
 def group(timeout: float = TIMEOUT) -> Group:
@@ -415,6 +257,16 @@ def group(timeout: float = TIMEOUT) -> Group:
     return Group(rank, world, min(int(os.environ.get("LOCAL_WORLD_SIZE", world)), world), timeout)
 
 
+def standing() -> Group:
+    """The group of all processes outside every `with`; it begins once and stays as long as torch's own."""
+    if not _standing or _standing[0]._over or not _standing[0].alive:
+        found = group()
+        if found.world > 1:
+            found._begin()
+        _standing[:] = [found]
+    return _standing[0]
+
+
 def current() -> Group:
     """The group of the innermost `with`, else one process alone."""
     return _entered[-1] if _entered else ALONE
@@ -423,3 +275,9 @@ def current() -> Group:
 def group_of(space: Space) -> Group:
     """The processes that share the work with vectors of this space."""
     return ALONE if space.group is None else space.group
+
+
+def holders(space: Space) -> Group:
+    """The processes that hold a vector of this space together, a shard each; one alone where each has it whole."""
+    found = group_of(space)
+    return found if found.cut else ALONE

@@ -84,6 +84,13 @@ def shard(risk: R, group: Group, *, by: By = "rows") -> R:
     return risk.share([risk.batches[b] for b in mine], [risk.weights[b] for b in mine], group, note, risk)
 
 
+def shared(risk: R, group: Group) -> R:
+    """The risk as the processes of a question share it: `shard`, or as it is where its weights are cut, with the data
+    that every process gave.
+    """
+    return risk if group_of(risk.space).cut else shard(risk, group)
+
+
 def join(risk: R, group: Group) -> R:
     """One risk from those of the processes, each made with data of its own (a loader with a distributed sampler).
 
@@ -188,8 +195,8 @@ def _refuse_cut(risk: Shardable) -> None:
     if group_of(risk.space).cut:
         raise InputError(
             "the weights are cut over processes (FSDP), and every process gives its own data: multiply with this risk"
-            " as it is (`hessian`, `gauss_newton`, `functional`, `eigenpairs`). Other questions need whole weights: see"
-            " docs/distributed.md."
+            " as it is (`hessian`, `gauss_newton`, `functional`), or ask `qf.spectrum` and `qf.lr`. Other questions"
+            " need whole weights: see docs/distributed.md."
         )
 
 
@@ -219,4 +226,4 @@ def _agree(named: Any, group: Group) -> bool:
     return group.most(number) == group.least(number)
 
 
-__all__: Sequence[str] = ("By", "Shardable", "join", "shard")
+__all__: Sequence[str] = ("By", "Shardable", "join", "shard", "shared")

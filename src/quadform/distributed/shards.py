@@ -6,8 +6,9 @@ The DTensors of the model stay the storage. What travels is one flat tensor for 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import InputError
-from .processes import Group, current, group
+from .processes import Group, current, group, standing
 
 if TYPE_CHECKING:
     from ..core.space import Vector
@@ -84,6 +85,14 @@ class Shards:
         pieces = zip(cuts, own.split([c.room for c in cuts]), strict=True)
         return [p[: math.prod(c.piece(self.own))].view(c.piece(self.own)) for c, p in pieces]
 
+    def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this process holds of tensors that are cut like the weights of these names, or whole."""
+        return {
+            n: local(t) if is_cut(t) else t.split(self.cuts[n].lengths, dim=self.cuts[n].axis)[self.own]
+            for n, t in tensors.items()
+            if n in self.cuts
+        }
+
     def _sent(self, flat: Tensor, before: list[Any], after: list[Any]) -> Tensor:
         from torch.distributed.tensor import DTensor
 
@@ -111,6 +120,14 @@ class ShardGroup(Group):
     def __init__(self, base: Group, shards: Shards) -> None:
         self.__dict__ = base.__dict__
         self.shards = shards
+
+    @property
+    def mark(self) -> str:
+        return f"-{self.shards.own + 1}-of-{self.shards.pieces}"
+
+    @property
+    def writes(self) -> bool:
+        return self.shards.mesh.ndim == 1 or int(self.shards.mesh.get_local_rank(0)) == 0
 
     @property
     def slices(self) -> int:
@@ -157,6 +174,29 @@ def fsdp_modules(model: nn.Module) -> dict[str, Any]:
     return {n: m for n, m in model.named_modules() if any(c.__name__ == "FSDPModule" for c in type(m).__mro__)}
 
 
+def is_sharded(model: Any) -> bool:
+    """Whether the weights of a model are cut over processes."""
+    return isinstance(model, nn.Module) and bool(fsdp_modules(model) or any(map(is_cut, model.parameters())))
+
+
+def gathered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name, one after another gathered where they are cut; all processes make this call."""
+    for module in fsdp_modules(model).values():
+        module.reshard()
+    for name, t in sorted(model.state_dict().items()):
+        yield name, t.full_tensor() if is_cut(t) else t
+
+
+@contextlib.contextmanager
+def processes_with(model: Any) -> Iterator[Group]:
+    """The processes that share a question about a model: those around it, or those that its weights are cut over."""
+    if current().world > 1 or not is_sharded(model):
+        yield current()
+    else:
+        with group() as found:
+            yield found
+
+
 def shards_of(model: nn.Module) -> Shards | None:
     """How `fully_shard` has cut the weights of a model; None where none is. What is cut in another way is refused."""
     owners = fsdp_modules(model)
@@ -200,10 +240,7 @@ def _cut(name: str, t: Any, mesh: Any, owners: Mapping[str, Any]) -> Cut:
 
 def processes_of(shards: Shards) -> ShardGroup:
     """The processes that hold the shards; all of them make this call."""
-    base = current()
-    if base.world == 1:
-        base = group()
-        base._begin()
+    base = current() if current().world > 1 else standing()
     if base.world != shards.mesh.size():
         raise InputError(
             f"the weights are cut over {shards.mesh.size()} of {base.world} processes. Cut them over all, with copies"

@@ -22,6 +22,7 @@ from ..core.operator import Operator
 from ..core.progress import Progress, Report
 from ..core.showing import fields_in_brief
 from ..core.space import Vector
+from ..distributed.processes import holders
 from .resume import Checkpoint, State
 from .sampling import batch_size, mean_and_error, sample, sweep
 from .traces import Images, left_out_in_turn
@@ -215,19 +216,21 @@ def block_norms(
         raise InputError("block_norms of nothing: name at least one block.")
     rows = [A.codomain.select(*globs) for globs in named.values()]
     cols = [A.domain.select(*globs) for globs in named.values()]
-    counts = [min(products, space.size) for space in cols]
+    held = holders(A.domain)  # of shards no column is known: all are sampled
+    few = [space.size <= products and not held.cut for space in cols]
+    counts = [space.size if f else products for space, f in zip(cols, few, strict=True)]
     # Which probe of which block: the first of every block, then the second of every block, ...
     todo = [(j, i) for i in range(products) for j in range(P) if i < counts[j]]
-    exact = torch.tensor([space.size <= products for space in cols]).expand(P, P)
+    exact = torch.tensor(few).expand(P, P)
 
     def given(which: range) -> Tensor:
         Z = torch.zeros((len(which), A.domain.size), dtype=working_dtype(A), device=A.device)
         for row, (j, i) in zip(Z, (todo[r] for r in which), strict=True):
             part = torch.zeros(cols[j].size, dtype=Z.dtype, device=Z.device)
-            if cols[j].size <= products:
+            if few[j]:
                 part[i] = 1
             else:
-                draw(part, seed, f"block_norms/{names[j]}/{i}", probe)
+                draw(part, seed, f"block_norms/{names[j]}/{i}", probe, held)
             row.copy_(A.domain.flatten(A.domain.embed(cols[j], cols[j].unflatten(part))))
         return Z
 
@@ -236,7 +239,7 @@ def block_norms(
     def take(which: range, Z: Tensor, AZ: Tensor) -> None:
         V: Vector = A.codomain.unflatten(AZ.T)
         parts = [space.flatten(A.codomain.restrict(space, V)) for space in rows]
-        values.append(torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1).cpu())
+        values.append(held.sum(torch.stack([p.square().sum(0, dtype=torch.float64) for p in parts], 1).cpu()))
 
     def state() -> State:
         return {"values": torch.cat(values)}, {"batch": batch}
@@ -255,7 +258,7 @@ def block_norms(
     square, error = torch.zeros((P, P), dtype=torch.float64), torch.zeros((P, P), dtype=torch.float64)
     of = torch.tensor([j for j, _ in todo])
     for j, each in enumerate(torch.cat(values)[of == k] for k in range(P)):
-        if cols[j].size <= products:
+        if few[j]:
             square[:, j] = each.sum(0)
         else:
             square[:, j], error[:, j] = mean_and_error(each)

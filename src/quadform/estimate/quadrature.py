@@ -23,7 +23,7 @@ from torch import Tensor
 from ..core.errors import InputError, TooLarge
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
-from ..distributed.processes import Group, group_of
+from ..distributed.processes import Group, group_of, holders
 from .krylov import Krylov
 from .lanczos import Eigenpairs
 from .resume import Checkpoint, State
@@ -61,16 +61,17 @@ def density(
     is full where the memory budget allows it, else none.
     """
     need_symmetric(A, "the spectral density")
-    probes, steps, n = at_least("probes", probes, 2), at_least("steps", steps, 2), A.domain.size
+    probes, steps, held = at_least("probes", probes, 2), at_least("steps", steps, 2), holders(A.domain)
+    n = held.size(A.domain.size)
     if reorthogonalise not in ("auto", "full", "selective", "none"):
         raise InputError(f"reorthogonalise is auto, full, selective or none; got {reorthogonalise!r}.")
     eps = torch.finfo(A.dtype).eps
-    if n <= probes * steps:
+    if n <= probes * steps and not held.cut:
         nodes = torch.linalg.eigvalsh(_symmetric(A.dense().double())).cpu()[None]
         weights = torch.full_like(nodes, 1 / n)
         return Density(nodes, weights, ((nodes, weights),) * 2, n, n, True, eps, f"exact: all {n} eigenvalues")
     values, V = _distinct(A, known)
-    world, what = group_of(A.domain).world, "Lanczos quadrature"
+    world, what = group_of(A.domain).slices, "Lanczos quadrature"
     each, k = steps + 4 * world, len(V) * world  # bases are in slices, the rest is whole
     try:
         fit = (rows_that_fit(A, memory, least=each + k, purpose=what, sliced=True) - k) // each
@@ -141,7 +142,7 @@ def _distinct(A: Operator, known: Eigenpairs | None) -> tuple[Tensor, Tensor]:
     if known is None:
         return torch.zeros(0, dtype=torch.float64), torch.zeros((0, A.domain.size), dtype=working_dtype(A))
     V = A.domain.flatten(known.vectors).T
-    seen = (V @ V.T).abs().tril(-1).amax(1).cpu() > 0.5
+    seen = holders(A.domain).sum(V @ V.T).abs().tril(-1).amax(1).cpu() > 0.5
     keep = [i for i, e in enumerate(known.values) if e.converged and not seen[i]]
     return torch.tensor([known.values[i].value for i in keep], dtype=torch.float64), V[keep]
 
@@ -161,7 +162,7 @@ class _Quadrature:
 
     def _start(self, number: int) -> Krylov | _ThreeTerm:
         def draw(i: int) -> Tensor:
-            return orthogonalise(probes(self.A, self.seed, "density", [number], "gaussian")[0], self.V)[1]
+            return self._outside(probes(self.A, self.seed, "density", [number], "gaussian")[0])
 
         if self.reorthogonalise == "none":
             return _ThreeTerm(draw(0), self.steps, self.group)
@@ -175,6 +176,10 @@ class _Quadrature:
             group=self.group,
         )
 
+    def _outside(self, w: Tensor) -> Tensor:
+        """What of a vector is orthogonal to the known ones."""
+        return orthogonalise(w, self.V, group=holders(self.A.domain))[1]
+
     def done(self) -> bool:
         return self.finished >= self.count
 
@@ -187,7 +192,7 @@ class _Quadrature:
         rows = torch.cat([k.first(1) for k in active])
         images = multiply(self.A, rows)
         for k, image in zip(active, images, strict=True):
-            k.absorb(orthogonalise(image, self.V)[1][None])
+            k.absorb(self._outside(image)[None])
         self.products += len(active)
         if not any(k.pending for k in self.running):
             for i, k in enumerate(self.running, start=self.finished):
@@ -232,7 +237,8 @@ class _ThreeTerm:
 
     def __init__(self, start: Tensor, steps: int, group: Group) -> None:
         self.n, self.group, self.mine = len(start), group, group.slice(len(start))
-        start = start[self.mine] / start.norm()
+        start = start[self.mine]
+        start = start / group.norm(start)
         self.Q = torch.stack([torch.zeros_like(start), start])  # the previous row and the pending one
         self.T = torch.zeros((steps, steps), dtype=torch.float64)
         self.multiplied, self.pending, self.norm_seen = 0, 1, 0.0

@@ -6,7 +6,8 @@ and when the run ends for whatever reason. Ctrl-C once: the product is finished,
 raised; twice: the run stops at once. With one number of threads the resumed answer is equal bit for bit on a CPU.
 
 Of several processes the first writes and reads, row after row, in the same format: a run can be gone on with by another
-number of processes, or by one.
+number of processes, or by one. Where weights are cut over processes each writes its own shards to a file of its own; as
+many processes go on with it, others begin anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +31,7 @@ from ..core.interrupts import Asked, gently
 from ..core.operator import Operator
 from ..core.record import strict_json, write_atomically
 from ..core.rng import stream
-from ..distributed.processes import group_of
+from ..distributed.processes import group_of, holders
 from .vectors import multiply, probes
 
 #: Seconds between two savings; a state that takes long to write is written less often (a tenth of the time at most).
@@ -57,13 +59,13 @@ def fingerprint(A: Operator) -> dict[str, Any]:
 
     It costs one product, which is not counted in the estimate.
     """
+    held = holders(A.domain)
     image = multiply(A, probes(A, 0, "fingerprint", [0], "gaussian"))[0].double()
     sketch = []
     for i in range(_SKETCH):
-        signs = torch.randint(
-            0, 2, image.shape, generator=stream(i, "fingerprint/sketch", A.device), device=A.device, dtype=torch.int8
-        )
-        sketch.append(float(torch.where(signs.bool(), image, -image).sum()))
+        generator = stream(i, held.drawn("fingerprint/sketch"), A.device)
+        signs = torch.randint(0, 2, image.shape, generator=generator, device=A.device, dtype=torch.int8)
+        sketch.append(float(held.sum(torch.where(signs.bool(), image, -image).sum())))
     spaces = [[[name, list(shape)] for name, shape in space] for space in (A.domain, A.codomain)]
     return {"spaces": spaces, "dtype": str(A.dtype), "sketch": sketch}
 
@@ -95,26 +97,39 @@ class Checkpoint:
     ) -> None:
         self.found: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._group, self._n, self._sliced = group_of(A.domain), A.domain.size, sliced
-        if folder is not None and self._group.cut:
-            raise InputError(
-                "the state of a run with weights that are cut over processes is not kept; leave out resume=."
-            )
-        self._path = None if folder is None else Path(folder) / f"state-{name}.safetensors"
+        self._path = self._place(folder, name)
         self._settings = dict(settings)
         self._state: Callable[[], State] | None = None
         self._fresh = False  # whether the state on disk is the current one
         self._stack = contextlib.ExitStack()
         self._asked = Asked()
         self._saved_at, self._cost = time.monotonic(), 0.0
-        if not self._group.first:
-            self._path = None
-        self._keeps = self._group.by_first(self._prepared)
+        self._keeps = self._told(self._prepared)
         if not self._keeps:
             return
         self._print = fingerprint(A)
-        header = self._group.by_first(self._header)
+        header = self._told(self._header)
+        if self._group.cut and not self._same_point(header):
+            return
         if header:
             self.found = self._tensors(header["tensors"]), header["numbers"]
+
+    def _place(self, folder: str | Path | None, name: str) -> Path | None:
+        """The file of this process: of shards each has one, else the first alone."""
+        if not self._group.cut:
+            alone = folder is None or not self._group.first
+            return None if alone else Path(str(folder)) / f"state-{name}.safetensors"
+        where = self._group.text("" if folder is None else str(folder))
+        return Path(where) / f"state-{name}{self._group.mark}.safetensors" if where else None
+
+    def _told(self, work: Callable[[], Any]) -> Any:
+        return work() if self._group.cut else self._group.by_first(work)
+
+    def _same_point(self, header: Mapping[str, Any]) -> bool:
+        """Whether the files of all processes were saved together."""
+        text = json.dumps(header.get("numbers"), sort_keys=True).encode()
+        number = float(int.from_bytes(hashlib.sha256(text).digest()[:6], "little"))
+        return self._group.least(number) == self._group.most(number)
 
     def _prepared(self) -> bool:
         """Whether there is a folder to keep the state in."""
@@ -168,7 +183,10 @@ class Checkpoint:
 
         group, mine, found = self._group, self._group.slice(self._n), {}
         with contextlib.ExitStack() as stack:
-            f: Any = stack.enter_context(safe_open(self._path, framework="pt")) if group.first else None
+            mine_alone = group.cut or group.first
+            f: Any = stack.enter_context(safe_open(self._path, framework="pt")) if mine_alone else None
+            if group.cut:
+                return {name: f.get_tensor(name) for name in kinds}
             for name, (kind, shape) in kinds.items():
                 whole = torch.empty((0,), dtype=_DTYPES[kind])
                 if group.world > 1 and self._is_sliced(name):
@@ -205,13 +223,25 @@ class Checkpoint:
         tensors, numbers = self._state()
         body = {"operator": self._print, "settings": self._settings, "numbers": dict(numbers)}
         pieces = self._pieces(tensors, {"format": _FORMAT, "state": strict_json(body)})
-        if self._path is not None:
+        if self._group.cut:
+            self._save_shards(pieces)
+        elif self._path is not None:
             write_atomically(self._path, pieces)
         else:  # takes part in gathering the rows
             for _ in pieces:
                 pass
         self._saved_at, self._fresh = time.monotonic(), True
         self._cost = self._saved_at - begun
+
+    def _save_shards(self, pieces: Iterator[bytes]) -> None:
+        """All processes write, then all rename: what is on disk is of one point."""
+        assert self._path is not None
+        aside = self._path.with_suffix(".next")
+        if self._group.writes:
+            write_atomically(aside, pieces)
+        self._group.together("state is written")
+        if self._group.writes:
+            os.replace(aside, self._path)
 
     def _pieces(self, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> Iterator[bytes]:
         """A safetensors file in pieces, a row at a time: its header, then the bytes of every tensor."""

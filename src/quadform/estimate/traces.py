@@ -20,6 +20,7 @@ from ..core.errors import InputError, TooLarge
 from ..core.number import Estimate
 from ..core.operator import Operator
 from ..core.progress import Progress, Report
+from ..distributed.processes import holders
 from .resume import Checkpoint, State
 from .sampling import batch_size, mean_and_error, sample, student, sweep
 from .vectors import AT_ONCE, Probe, at_least, chunks, need_square, orthonormal_rows, probes, without, working_dtype
@@ -51,10 +52,11 @@ def trace(
     """
     need_square(A, "the trace")
     products = at_least("products", products, 1)
-    n = A.domain.size
+    held = holders(A.domain)
+    n = held.size(A.domain.size)
     if method not in ("auto", "exact", "hutchinson", "hutch++", "xtrace"):
         raise InputError(f"method is auto, exact, hutchinson, hutch++ or xtrace; got {method!r}.")
-    if method == "exact" or (method == "auto" and n <= products):
+    if method == "exact" or (method == "auto" and n <= products and not held.cut):
         return Estimate(float(_exact(A)), matvecs=n, note=f"exact by {n} unit vectors")
     if method == "auto":
         try:
@@ -72,7 +74,7 @@ def trace(
         return _sketched(A, products, _hutchpp, "hutch++", probe, tol, seed, memory, resume, progress)
     values = sample(
         A,
-        lambda Z, AZ: (Z * AZ).sum(1, dtype=torch.float64),
+        lambda Z, AZ: held.sum((Z * AZ).sum(1, dtype=torch.float64)),
         "trace",
         products,
         probe=probe or "rademacher",
@@ -168,21 +170,21 @@ def _sketched(
 
 
 def _hutchpp(A: Operator, products: int, probe: Probe, seed: int, images: Images) -> tuple[float, float, int, str]:
-    third = products // 3
+    third, held = products // 3, holders(A.domain)
     Y = images.of("Y", lambda which: probes(A, seed, "hutch++/sketch", which, probe), third)
-    Q, _ = orthonormal_rows(Y)
+    Q, _ = orthonormal_rows(Y, held)
     del Y
     Z = images.of("Z", lambda which: Q[which.start : which.stop], len(Q))
-    known = float((Q * Z).sum(dtype=torch.float64))
+    known = float(held.sum((Q * Z).sum(dtype=torch.float64)))
     rest = products - third - len(Q)
 
     def outside(which: range) -> Tensor:
-        return without(probes(A, seed, "hutch++/rest", which, probe), Q)
+        return without(probes(A, seed, "hutch++/rest", which, probe), Q, held)
 
     values: list[Tensor] = []
     AG = images.of("AG", outside, rest)
     for which in chunks(0, rest, AT_ONCE):
-        values.append((outside(which) * AG[which.start : which.stop]).sum(1, dtype=torch.float64).cpu())
+        values.append(held.sum((outside(which) * AG[which.start : which.stop]).sum(1, dtype=torch.float64).cpu()))
     mean, error = mean_and_error(torch.cat(values))
     return known + float(mean), float(error), third + len(Q) + rest, f"Hutch++, {len(Q)} directions, {rest} probes"
 
@@ -198,7 +200,7 @@ def _better(A: Operator, products: int, probe: Probe, seed: int, images: Images)
         (probes(A, seed, "xtrace", which, probe) * Y[which.start : which.stop]).sum(1, dtype=torch.float64).cpu()
         for which in chunks(0, len(Y), AT_ONCE)
     ]
-    mean, error = mean_and_error(torch.cat(own))
+    mean, error = mean_and_error(holders(A.domain).sum(torch.cat(own)))
     if float(error) < found[1] / 2:
         return float(mean), float(error), found[2], f"Hutchinson, {len(Y)} probes (better than XTrace on the same)"
     return found
@@ -214,12 +216,13 @@ def _xtrace(
     c_i = (n - m + 1) / |u_i|^2 for probes whose direction is uniform, 1 for signs unless `normalise` asks for the
     former (a bias far below the error, which it lowers up to five times). The answer is the mean of the t_i.
     """
-    n, m = A.domain.size, products // 2
+    held, m = holders(A.domain), products // 2
+    n = held.size(A.domain.size)
     Omega_of: Callable[[range], Tensor] = lambda which: probes(A, seed, "xtrace", which, probe)  # noqa: E731
     Y = images.of("Y", Omega_of, m)
-    Q, R = orthonormal_rows(Y)
+    Q, R = orthonormal_rows(Y, held)
     Z = images.of("Z", lambda which: Q[which.start : which.stop], len(Q))
-    H = (Q @ Z.T).double().cpu()  # Q^T A Q
+    H = held.sum((Q @ Z.T).double().cpu())  # Q^T A Q
     if len(Q) < m:  # the range of A is spanned: nothing is left outside
         noise = torch.finfo(Q.dtype).eps * float(H.norm()) * math.sqrt(n)
         return float(H.trace()), noise, m + len(Q), f"XTrace: the operator has rank {len(Q)}, found whole"
@@ -231,6 +234,7 @@ def _xtrace(
         V[:, part] = (Z @ Omega.T).double().cpu()  # (omega_i^T A Q)^T
         own[part] = (Omega * Y[part]).sum(1, dtype=torch.float64).cpu()  # omega_i^T A omega_i
         length[part] = Omega.square().sum(1, dtype=torch.float64).cpu()
+    W, V, own, length = (held.sum(t) for t in (W, V, own, length))
     scaled = length if probe != "rademacher" or normalise else None
     mean, error = left_out_in_turn(R, H, W, R + V, own, scaled, n)
     return mean, error, 2 * m, f"XTrace, {m} probes left out in turn"

@@ -16,12 +16,15 @@ from ..core.errors import InputError, TooLarge
 from ..core.memory import in_words
 from ..core.operator import Operator
 from ..core.rng import stream
-from ..distributed.processes import ALONE, Group, group_of
+from ..distributed.processes import ALONE, Group, group_of, holders
 
 Probe = Literal["rademacher", "gaussian", "sphere"]
 
 #: Vectors given to one call of `apply`; operators that need more room for each cut the batch themselves.
 AT_ONCE = 16
+
+#: Streams of probes whose inner products are added up over the processes that hold the shards of a vector.
+_OF_SHARDS = ("eigenpairs", "density", "trace", "xtrace", "hutch++", "fingerprint")
 
 
 def working_dtype(A: Operator) -> torch.dtype:
@@ -65,33 +68,32 @@ def probes(A: Operator, seed: int, name: str, which: Sequence[int], kind: Probe)
 
     `rademacher`: signs +-1; `gaussian`: standard normal; `sphere`: uniform of squared length n. E z z^T = I for all.
     """
-    group = group_of(A.domain)
-    if group.cut and name != "eigenpairs":
+    if group_of(A.domain).cut and name.partition("/")[0] not in _OF_SHARDS:
         raise refused_of_shards(name)
     out = torch.empty((len(which), A.domain.size), dtype=working_dtype(A), device=A.device)
     for row, number in zip(out, which, strict=True):
-        draw(row, seed, group.drawn(f"{name}/{number}"), kind)
+        draw(row, seed, f"{name}/{number}", kind, holders(A.domain))
     return out
 
 
 def refused_of_shards(what: str) -> InputError:
     """What does not add up its inner products over the processes that hold the shards of a vector."""
     return InputError(
-        f"{what}: the weights are cut over processes (FSDP), of which products and `eigenpairs` are known. Gather the"
-        " weights for it: see docs/distributed.md."
+        f"{what}: the weights are cut over processes (FSDP), of which products, `eigenpairs`, `density`, `trace` and"
+        " `block_norms` are known. Gather the weights for it: see docs/distributed.md."
     )
 
 
-def draw(row: Tensor, seed: int, name: str, kind: Probe) -> None:
-    """Fill one vector with the probe of that name, see `probes`."""
-    n, generator = len(row), stream(seed, name, row.device)
+def draw(row: Tensor, seed: int, name: str, kind: Probe, group: Group = ALONE) -> None:
+    """Fill one vector, or this process's shard of it, with the probe of that name, see `probes`."""
+    n, generator = len(row), stream(seed, group.drawn(name), row.device)
     if kind == "rademacher":
         row.copy_(torch.randint(0, 2, (n,), generator=generator, device=row.device, dtype=torch.int8))
         row.mul_(2).sub_(1)
     elif kind in ("gaussian", "sphere"):
         torch.randn(n, generator=generator, out=row)
         if kind == "sphere":
-            row.mul_(n**0.5 / row.norm())
+            row.mul_(group.size(n) ** 0.5 / group.norm(row))
     else:
         raise InputError(f"probes are 'rademacher', 'gaussian' or 'sphere'; got {kind!r}.")
 
@@ -102,7 +104,7 @@ def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str
     The budget is that of each process; `sliced` rows are kept in slices, one in each process.
     """
     group = group_of(A.domain)
-    entries = group.longest(max(A.shape)) if sliced else max(A.shape)
+    entries = group.longest(max(A.shape)) if sliced or group.cut else max(A.shape)
     each = entries * working_dtype(A).itemsize
     budget = group.free_bytes(A.device) / 2 if memory is None else float(memory)
     if budget < least * each:
@@ -134,27 +136,28 @@ def orthogonalise(w: Tensor, Q: Tensor, passes: int = 2, group: Group = ALONE) -
     return h, w
 
 
-def orthonormal_rows(Y: Tensor) -> tuple[Tensor, Tensor]:
+def orthonormal_rows(Y: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor]:
     """`Q` with orthonormal rows and `R` with `Y^T = Q^T R`; rows that depend on earlier ones give none in Q.
 
-    `R` is `(r, k)`, float64 on the CPU, upper triangular where Y has full rank r = k.
+    `R` is `(r, k)`, float64 on the CPU, upper triangular where Y has full rank r = k. With a group `Y` and `Q` are this
+    process's shards.
     """
-    k, n = Y.shape
-    Q = torch.empty((min(k, n), n), dtype=Y.dtype, device=Y.device)
+    k, n = len(Y), group.size(Y.shape[1])
+    Q = torch.empty((min(k, n), Y.shape[1]), dtype=Y.dtype, device=Y.device)
     R = torch.zeros((min(k, n), k), dtype=torch.float64)
-    noise = 100 * torch.finfo(Y.dtype).eps * float(Y.norm(dim=1).max())
+    noise = 100 * torch.finfo(Y.dtype).eps * max(map(group.norm, Y))
     r = 0
     for j in range(k):
-        h, w = orthogonalise(Y[j], Q[:r])
+        h, w = orthogonalise(Y[j], Q[:r], group=group)
         R[:r, j] = h
-        size = float(w.norm())
+        size = group.norm(w)
         if size > noise and r < n:
             Q[r], R[r, j] = w / size, size
             r += 1
     return Q[:r], R[:r]
 
 
-def without(rows: Tensor, Q: Tensor) -> Tensor:
+def without(rows: Tensor, Q: Tensor, group: Group = ALONE) -> Tensor:
     """Rows less their parts in the span of the orthonormal rows Q."""
-    rows = rows - (rows @ Q.T) @ Q
-    return rows - (rows @ Q.T) @ Q
+    rows = rows - group.sum(rows @ Q.T) @ Q
+    return rows - group.sum(rows @ Q.T) @ Q

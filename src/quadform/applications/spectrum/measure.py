@@ -29,7 +29,7 @@ from ...curvature.prediction import fastest, predict
 from ...curvature.prediction import measure as seconds_by_route
 from ...curvature.risk import Risk
 from ...curvature.strategies import Route
-from ...distributed import current, group_of, shard
+from ...distributed import current, group_of, shared
 from ...estimate import block_norms, density, eigenpairs, trace
 from ...estimate.lanczos import ROWS
 from ..machine import vector_seconds
@@ -54,7 +54,9 @@ class SpectrumMeasurement:
 
     def __init__(self, asked: SpectrumQuestion, subject: Subject) -> None:
         self.asked, self.subject = asked, subject
-        self.risk = shard(subject.risk(asked), current())
+        self.risk = shared(subject.risk(asked), current())
+        self.group = group_of(self.risk.space)
+        self.n = self.group.size(self.risk.space.size)
         self.blocks = _blocks(self.risk, asked.blocks)
         self.expected = self._expected()
         self.A: Any = None  # without weights nothing is measured
@@ -66,7 +68,7 @@ class SpectrumMeasurement:
 
     def _expected(self) -> dict[str, int]:
         """Products of each piece of work: the usual number for the eigenvalues, the fixed number for the rest."""
-        asked, n = self.asked, self.risk.space.size
+        asked, n = self.asked, self.n
         found = {"eigenvalues": min(asked.most, n, 20 + 5 * (asked.top + asked.bottom))}
         found |= {"density": min(n, asked.probes * asked.steps)} if asked.density else {"trace": min(n, TRACE_PRODUCTS)}
         return found | ({"blocks": asked.probes * len(self.blocks)} if self.blocks else {})
@@ -82,19 +84,20 @@ class SpectrumMeasurement:
 
     def _room(self) -> Room:
         asked, n = self.asked, self.risk.space.size
+        longest = self.group.longest(n)
         basis = max(ROWS, 2 * (asked.top + asked.bottom) + 24)
         rows = max(basis, asked.steps * asked.probes + asked.top if asked.density else 0) + 8
-        return Room.of(self.risk, min(rows, n) * group_of(self.risk.space).longest(n) * self.risk.dtype.itemsize)
+        return Room.of(self.risk, min(rows, self.n) * longest * self.risk.dtype.itemsize)
 
     def _cost(self, room: Room) -> Plan:
         asked, risk, expected = self.asked, self.risk, self.expected
-        n, longest = risk.space.size, group_of(risk.space).longest(risk.space.size)
+        longest = self.group.longest(risk.space.size)
         seconds = self._seconds()
         route = fastest(seconds) if asked.route == "auto" else cast(Route, asked.route)
         vectors = vector_seconds(longest, risk.dtype, risk.device, ROWS // 2)
         took = seconds[route] + vectors * sum(VECTOR_WORK[piece] * count for piece, count in expected.items())
         products = sum(expected.values())
-        most = products - expected["eigenvalues"] + min(asked.most, n)
+        most = products - expected["eigenvalues"] + min(asked.most, self.n)
         more = f", at most {most}" if most > products else ""
         split = " + ".join(f"{n} {name}" for name, n in expected.items())
         text = (
@@ -123,13 +126,15 @@ class SpectrumMeasurement:
             self._measure(work, found)
         with torch.no_grad():
             loss = float(risk.value())
-        slope = sum(float(g.double().square().sum()) for g in risk.gradient().values()) ** 0.5
-        found.take_point(loss, slope, asked.curvature)
-        if self.blocks and not work.partial:
+        found.take_point(loss, risk.space.norm(risk.gradient()), asked.curvature)
+        if self.blocks and not work.partial and not self.group.cut:
             for path, norms in functional_norms(risk.whole).items():
                 found.take_functional(path, norms)
         if found.vectors is not None:
-            found.take_masses(masses(risk.space, found.vectors), rows_of_embeddings(risk.model, found.vectors))
+            rows = {} if self.group.cut else rows_of_embeddings(risk.model, found.vectors)
+            found.take_masses(masses(risk.space, found.vectors), rows)
+        if self.group.cut:  # no process has them whole
+            found.vectors = None
         spent = {"products": found.products, "seconds": time.monotonic() - began}
         return found.answer(
             Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device),
@@ -137,8 +142,8 @@ class SpectrumMeasurement:
             curvature=asked.curvature,
             coverage=risk.coverage,
             notes=list(risk.notes),
-            parameters=risk.space.size,
-            **probe_of(risk.whole.batches),
+            parameters=self.n,
+            **probe_of(risk.whole.batches, risk.batch_count),
             cost=spent | {"route": self.A.route, "bytes": plan.bytes},
             top=asked.top,
             bottom=asked.bottom,
@@ -161,7 +166,8 @@ class SpectrumMeasurement:
         if self.blocks:
             with work.counting("blocks", self.expected["blocks"]):
                 norms = block_norms(A, self.blocks, asked.probes, progress=work.report(), **common)
-            found.take_blocks(norms, [A.domain.select(*globs).size for globs in self.blocks.values()])
+            sizes = [self.group.size(A.domain.select(*globs).size) for globs in self.blocks.values()]
+            found.take_blocks(norms, sizes)
 
     def _eigenpairs(self, work: Work, state: Path | None, found: SpectrumDraft) -> Any:
         """The eigenvalues; at the end of the time, what the products so far say, without new ones."""
@@ -176,7 +182,7 @@ class SpectrumMeasurement:
         options |= {"resume": state}
         try:
             with work.counting("eigenvalues", self.expected["eigenvalues"]):
-                most = min(asked.most, self.A.domain.size)
+                most = min(asked.most, self.n)
                 pairs = eigenpairs(self.A, **options, max_products=most, progress=report)
         except TimeUp:
             most = max(reached, asked.top, asked.bottom, 1)

@@ -29,12 +29,13 @@ def opened(asked: StepSizeQuestion, subject: Subject) -> tuple[Risk, Stepper]:
     if set(names) != set(risk.params):
         risk = subject.risk(asked, params=names)
     risk = risk.noted(note) if note else risk
-    return risk, dataclasses.replace(stepper, names=tuple(names))
+    second = stepper.second if risk.shards is None else risk.shards.shards.held(stepper.second)
+    return risk, dataclasses.replace(stepper, names=tuple(names), second=second)
 
 
 def at_step_0(subject: Subject, risk: Risk) -> tuple[Risk | None, str]:
     """The loss of a training run before its first step; None, and why, where it cannot be known."""
-    if subject.run is None or not subject.run.step:
+    if subject.run is None or not subject.run.step or risk.shards is not None:
         return None, ""
     fresh, unknown = first_model(subject.run)
     if fresh is None:

@@ -23,7 +23,8 @@ from ...core.work import TimeUp, Work
 from ...curvature.operators import hessian
 from ...curvature.outline import Outline
 from ...curvature.risk import Risk
-from ...distributed import current, group_of, shard
+from ...distributed import current, group_of, shared
+from ...distributed.processes import holders
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..machine import guard_kept
 from ..probes import probe_of
@@ -52,14 +53,14 @@ class StepSizeMeasurement:
         self.asked, self.subject = asked, subject
         risk, self.stepper = opened(asked, subject)
         first, self.unknown = at_step_0(subject, risk)
-        self.risk, self.first = shard(risk, current()), first and shard(first, current())
+        self.risk, self.first = shared(risk, current()), first and shared(first, current())
         self._plan: Plan | None = None
 
     @property
     def searches(self) -> int:
         """Eigenvalues that are looked for; those of all single batches count as one."""
         own = 1 if is_plain(self.stepper) else 2
-        return own + (len(self.risk.whole.batches) > 1) + (self.first is not None)
+        return own + (self.risk.batch_count > 1) + (self.first is not None)
 
     # --- the cost ---------------------------------------------------------------------------------------------------
     def plan(self) -> Plan:
@@ -93,7 +94,7 @@ class StepSizeMeasurement:
     def measure(self, work: Work) -> StepSize:
         """The ceilings under SGD, SGD with momentum and the optimiser; with too little time bounds, marked partial."""
         asked, risk, stepper = self.asked, self.risk, self.stepper
-        if not stepper.second and len(risk.whole.batches) > 1:
+        if not stepper.second and risk.batch_count > 1:
             stepper = stepper.after(each_gradient(risk))
         total = TYPICAL * self.searches + trial_gradients(asked.verify)
         with fitting_threads(risk), work.bar(total, "lr: products"):
@@ -113,7 +114,7 @@ class StepSizeMeasurement:
             decay=stepper.decay,
             coverage=risk.coverage,
             notes=list(risk.notes),
-            **probe_of(risk.whole.batches),
+            **probe_of(risk.whole.batches, risk.batch_count),
             **_rates(stepper, asked.lr),
             partial=work.partial,
             **({"no_step_0": self.unknown} if self.unknown else {}),
@@ -154,18 +155,18 @@ def one_batch(risk: Risk, i: int) -> Risk:
     alone = Risk(
         whole.model,
         whole.loss,
-        [whole.batches[i]],
+        [whole.batches[i]] if risk.shards is None else risk.shards.only(risk.batches, i),
         list(whole.params) if isinstance(whole.model, nn.Module) else whole.params,
         include_frozen=True,
         train_mode=whole.train_mode,
         quiet=True,
     )
-    return shard(alone, group_of(risk.space))
+    return shared(alone, group_of(risk.space))
 
 
 def each_gradient(risk: Risk) -> Iterator[dict[str, Tensor]]:
     """The gradient on each batch of the probe alone."""
-    return (one_batch(risk, i).gradient() for i in range(len(risk.whole.batches)))
+    return (one_batch(risk, i).gradient() for i in range(risk.batch_count))
 
 
 def _first_row(vectors: Vector) -> dict[str, Tensor]:
@@ -235,9 +236,8 @@ class _Pieces:
         stepper, adaptive = self.stepper, self.stepper.rule.adaptive
         plain = self.largest(self.H, "H", "H")
         lam = plain if is_plain(stepper) else self.largest(self.A, "yours", "P^-1 H" if adaptive else "H + D")
-        slope = math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
         found = StepSizeDraft()
-        found.take_point(float(self.risk.value().detach()), slope)
+        found.take_point(float(self.risk.value().detach()), self.risk.space.norm(self.gradient))
         found.take_curvature(plain, lam)
         for key, row in _rows(stepper):
             found.take_ceiling(key, ceiling_of(row.factor, lam if key == "yours" else plain))
@@ -249,9 +249,10 @@ class _Pieces:
         """How much of lambda_max is weight decay, and how much of its direction lies where Adam has seen nothing."""
         if "shares" in self.work:
             return dict(self.work["shares"])
-        u = self.top
-        pull = sum(float((self.A.shift[n] * u[n].square()).sum()) for n in u)
-        floor = floor_share(self.P, self.stepper.eps, u) if self.stepper.rule.adaptive else 0.0
+        u, held = self.top, holders(self.risk.space)
+        here = sum(float((self.A.shift[n] * u[n].square()).sum()) for n in u)
+        pull = float(held.sum(torch.tensor(here, dtype=torch.float64)))
+        floor = floor_share(self.P, self.stepper.eps, u, held) if self.stepper.rule.adaptive else 0.0
         if self.yours in self.work:
             self.work.keep("shares", {"pull": pull, "floor": floor})
         return {"pull": pull, "floor": floor}
@@ -260,7 +261,7 @@ class _Pieces:
         """The ceilings on single batches and at step 0, and the trial: what the time allows after the ceiling."""
         if self.work.partial:
             return
-        if len(self.risk.whole.batches) > 1:
+        if self.risk.batch_count > 1:
             found.take_batches(self.single())
         if first is not None:
             found.take_first(self.at_first(first))
@@ -271,7 +272,7 @@ class _Pieces:
 
     def single(self) -> list[float]:
         """The ceiling on each probe batch alone, P and the start from the whole probe."""
-        count = len(self.risk.whole.batches)
+        count = self.risk.batch_count
         return [
             self.work.piece(f"batch {i + 1} of {count}", functools.partial(self.alone, i), TYPICAL / count, 1 / count)
             for i in range(count)
@@ -290,7 +291,7 @@ class _Pieces:
             known: Estimate | None = work[name]
             return known
         stepper = dataclasses.replace(self.stepper, second={}, steps={})
-        stepper = stepper.after(each_gradient(risk)) if len(risk.whole.batches) > 1 else stepper
+        stepper = stepper.after(each_gradient(risk)) if risk.batch_count > 1 else stepper
         P = stepper.preconditioner(risk.gradient(), risk.params)
         with work.counting(name, TYPICAL):
             pairs = self.search(stepper.operator(hessian(risk), P), name)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...core.question import option
-from ..opening import ModelQuestion, Opening
+from ..opening import CutOpening, ModelQuestion
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSizeOpening(Opening):
+class StepSizeOpening(CutOpening):
     """A model and several batches, so that the ceilings on each alone have a range."""
 
     batches: int = option(

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.operator import Operator
 from ...core.space import Vector
+from ...distributed.processes import ALONE, Group
 
 #: Entries of P within this factor of eps have seen no gradient: what Adam divides by there is about to change.
 AT_FLOOR = 2.0
@@ -263,8 +264,9 @@ def _number(value: Any) -> float:
     return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
-def floor_share(P: Vector, eps: float, direction: Vector) -> float:
-    """The share of a direction's squared length that lies in entries of P near eps."""
+def floor_share(P: Vector, eps: float, direction: Vector, group: Group = ALONE) -> float:
+    """The share of a direction's squared length that lies in entries of P near eps; `group` holds its shards."""
     inside = sum(float(direction[n].square()[P[n] <= AT_FLOOR * eps].sum()) for n in P)
     whole = sum(float(t.square().sum()) for t in direction.values())
+    inside, whole = group.sum(torch.tensor([inside, whole], dtype=torch.float64)).tolist()
     return inside / whole if whole and math.isfinite(whole) else 0.0

@@ -23,7 +23,7 @@ from ...answers.step_size import HOLDS, Trial
 from ...core.errors import QuadformError
 from ...core.space import Vector
 from ...curvature.risk import Risk
-from ...distributed.processes import group_of
+from ...distributed.processes import group_of, holders
 from .rules import Rule, Stepper
 
 #: Fractions of the ceiling that are tried.
@@ -48,7 +48,7 @@ def double_copy(risk: Risk) -> Risk:
             return risk
         own = [_double(b) for b in risk.batches]
         return twin.share(own, risk.weights, group_of(risk.space), risk.notes[-1], twin)
-    if risk.dtype == torch.float64 or not isinstance(risk.model, nn.Module):
+    if risk.dtype == torch.float64 or risk.shards is not None or not isinstance(risk.model, nn.Module):
         return risk
     try:
         return Risk(
@@ -92,20 +92,27 @@ class Pair:
             return space.flatten({n: v[n].detach().to(risk.device, risk.dtype) for n in space.names})
 
         self.space, self.theta, self.S, self.u = space, flat(risk.params), flat(S), flat(direction)
-        self.u = self.u / self.u.norm()
+        self.u = self.u / self.length(self.u)
         ones = {n: torch.ones_like(t) for n, t in risk.params.items()}
         self.w = flat({n: t * stepper.rates.get(n, 1.0) * stepper.decoupled.get(n, 0.0) for n, t in ones.items()})
         self.coupled = flat({n: t * stepper.coupled.get(n, 0.0) for n, t in ones.items()})
         self.slope = self.gradient(self.theta)
         self.size, self.resolution = self._clear_of_noise() if size is None else (size, 0.0)
-        self.decay = float((self.w * self.u.square()).sum())
+        self.decay = self.dot(self.w, self.u.square())
+
+    def dot(self, a: Tensor, b: Tensor) -> float:
+        """Their inner product, over all processes that hold shards of them."""
+        return float(holders(self.space).sum(a @ b))
+
+    def length(self, a: Tensor) -> float:
+        return holders(self.space).norm(a)
 
     def _clear_of_noise(self) -> tuple[float, float]:
         """The longest displacement at which ten times its length sees the same curvature, else the steadiest; and by
         how much, of itself, the curvature differs between the two: the resolution of the trial."""
         v = self.S * self.u
-        v = v / v.norm()
-        seen = [float(v @ (self.gradient(self.theta + d * v) - self.slope)) / d for d in DISPLACEMENTS]
+        v = v / self.length(v)
+        seen = [self.dot(v, self.gradient(self.theta + d * v) - self.slope) / d for d in DISPLACEMENTS]
         gaps = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in itertools.pairwise(seen)]
         steady = [i for i, gap in enumerate(gaps) if gap <= AGREE]
         chosen = steady[-1] if steady else gaps.index(min(gaps))
@@ -128,12 +135,12 @@ class Pair:
     def along(self, x: Tensor, m: Tensor) -> tuple[float, float]:
         """Coordinates of (x - theta, m) on the direction: u . S^-1 (x - theta) and u . S m."""
         delta = torch.where(self.S > 0, (x - self.theta) / self.S, 0.0)
-        return float(self.u @ delta), float(self.u @ (self.S * m))
+        return self.dot(self.u, delta), self.dot(self.u, self.S * m)
 
     def beside(self, factor: float = 1.0) -> Tensor:
         """theta + size v, v the unit vector along S u."""
         v = self.S * self.u
-        return self.theta + factor * self.size * v / v.norm()
+        return self.theta + factor * self.size * v / self.length(v)
 
     def separation(self, eta: float, steps: int) -> list[float]:
         """Distance along the direction after 1, ..., `steps` steps over the first, plainly followed."""
@@ -157,7 +164,7 @@ class Pair:
         r, v = self.rule, self.S * self.u
         values, left = torch.linalg.eig(r.step(eta, self.curvature(lam), self.decay).T)
         mode = left[:, int(values.abs().argmax())]
-        first = self.size / float(v.norm())  # x v has the length of the displacement
+        first = self.size / self.length(v)  # x v has the length of the displacement
         x, m, grown = first, 0.0, 0.0
 
         def amplitude() -> float:
@@ -165,7 +172,7 @@ class Pair:
 
         start = amplitude()
         for step in range(1, steps + 1):
-            g = float(v @ (self.gradient(self.theta + x * v) - self.slope))
+            g = self.dot(v, self.gradient(self.theta + x * v) - self.slope)
             m = r.b * m + r.a * g
             x = (1 - eta * self.decay) * x - eta * (r.c * g + r.e * m)
             if not (math.isfinite(x) and math.isfinite(m)):
