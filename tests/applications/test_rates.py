@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from quadform.applications.step_size.rules import read_optimizer
 from quadform.applications.step_size.state import rates_of_run
 from quadform.applications.subject import open_subject
 from quadform.cli.main import main
-from quadform.core.errors import InputError
+from quadform.core.errors import FileError, InputError
 from quadform.corpora import dataset
-from quadform.integrations.trainer_files import trainer_files
+from quadform.integrations.trainer_files import optimizer_state, trainer_files
 from quadform.nn import Transformer
 from quadform.train import Schedule, TrainConfig, train
 from quadform.train.runs import open_run
@@ -198,6 +199,72 @@ def test_a_state_that_cannot_be_used_is_told_and_left(tmp_path, capsys):
     for name in ("trainer_state.json", "scheduler.pt"):
         (tmp_path / "c" / name).write_bytes(b"\x00 broken")
     assert trainer_files(tmp_path / "c").step is None
+
+
+def test_of_a_folder_with_many_checkpoints_the_latest_is_meant(tmp_path, capsys):
+    for steps in (2, 4):
+        checkpoint(tmp_path / "run" / f"checkpoint-{steps}", steps)
+    (tmp_path / "run" / "checkpoint-9").mkdir()  # not finished: it has no model
+    asked(tmp_path / "run")
+    assert "P from optimizer.pt at step 4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["optimizer.bin", "last.ckpt", "own.pt"])
+def test_states_of_accelerate_lightning_and_own_loops(name, tmp_path):
+    """The same ceiling from the state wherever a trainer puts it; where it lies beside the weights, without a word."""
+    model, optimizer = checkpoint(tmp_path / "c", steps=4)
+    subject = open_subject(Opening(model=str(tmp_path / "c"), batch_size=4, length=8))
+    state = optimizer.state_dict()
+    bodies = {
+        "optimizer.bin": state,
+        "last.ckpt": {
+            "global_step": 4,
+            "state_dict": model.state_dict(),
+            "optimizer_states": [state],
+            "lr_schedulers": [{"_last_lr": [PEAK / 3], "base_lrs": [PEAK]}],
+        },
+        "own.pt": {"model": model.state_dict(), "optimizer": state, "step": 4},
+    }
+    for kept in ("optimizer.pt", "scheduler.pt", "trainer_state.json"):
+        (tmp_path / "c" / kept).unlink()
+    torch.save(bodies[name], tmp_path / "c" / name)
+    options = {"verify": 0, "progress": False, "products": 8}
+    want = lr(model.eval(), subject.batches, optimizer=Wrapped(optimizer), **options)
+    found = lr(model.eval(), subject.batches, state=tmp_path / "c" / name, **options)
+    assert found.ceiling == pytest.approx(want.ceiling, rel=1e-6)
+    assert found.record.inputs["P"] == f"P from {name} at step 4"
+    beside = trainer_files(tmp_path / "c")
+    assert (beside.optimizer is None) == (name == "own.pt")
+    if name == "last.ckpt":
+        assert (beside.step, beside.lr, beside.peak) == (4, PEAK / 3, PEAK)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another, as accelerate's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def test_a_file_with_code_is_refused_with_the_lines_that_convert_it(tmp_path):
+    """The two lines, run, give a file that is read."""
+
+    class Odd:
+        def __reduce__(self):
+            return dict, ()
+
+    model, optimizer = checkpoint(tmp_path / "c", steps=1)
+    torch.save({"optimizer": optimizer.state_dict(), "args": Odd()}, tmp_path / "all.pt")
+    with pytest.raises(FileError, match="cannot be read without running code in it") as refused:
+        optimizer_state(tmp_path / "all.pt")
+    lines = re.findall(r"`(body = .*?|torch.save.*?)`", str(refused.value))
+    scope = {"torch": torch}
+    for line in lines:
+        exec(line.replace("'all.pt'", f"'{tmp_path}/all.pt'").replace("'optimizer.pt'", f"'{tmp_path}/new.pt'"), scope)
+    assert optimizer_state(tmp_path / "new.pt").keys() == optimizer.state_dict().keys()
+    torch.save({"weights": 1}, tmp_path / "none.pt")
+    with pytest.raises(FileError, match=r"holds none .it has weights."):
+        optimizer_state(tmp_path / "none.pt")
 
 
 def test_a_folder_without_a_trainer_has_no_step(tmp_path, capsys):

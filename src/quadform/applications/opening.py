@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.files import checkpoints_in, is_dir, is_file
 from ..core.question import Fields, Question, option, required
 
 if TYPE_CHECKING:
@@ -86,6 +87,14 @@ class Opening(Probe):
     @classmethod
     def naming(cls, model: Any) -> dict[str, Any] | None:
         return {"model": str(model)} if isinstance(model, str | Path) else None
+
+    def check(self) -> None:
+        """Of a folder with many checkpoints and no model of its own the latest is meant."""
+        path = Path(self.model)
+        if is_dir(path) and not any(is_file(path / name) for name in ("config.json", "model.json")):
+            found = [p for p in checkpoints_in(path) if is_file(p / "config.json")]
+            if found:
+                object.__setattr__(self, "model", str(found[-1]))
 
     @property
     def named(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def is_dir(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):
         return False
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The folders `checkpoint-500`, `checkpoint-1000`, ... that a trainer leaves, in the order of their steps."""
+    found = {int(m[1]): p for p in folder.glob("checkpoint-*") if (m := re.search(r"-(\d+)$", p.name)) and is_dir(p)}
+    return [found[step] for step in sorted(found)]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -23,18 +22,11 @@ from ...curvature.risk import Risk
 from ...curvature.settings import measured
 from ...estimate.vectors import multiply, probes
 from ..step_size.measure import is_plain
-from ..step_size.rules import Stepper, floor_share, read_optimizer
+from ..step_size.rules import Stepper, floor_share, read_optimizer, unwrapped
 from .heads import observed, qk_norms, stacks_of
 from .portion import Scale, part_of
 from .reading import Reading
 from .tracking import Pair, follow, search
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """The torch optimizer inside accelerate's and others'."""
-    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
-        optimizer = inner
-    return optimizer
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,16 @@ def stepper_by_name(
     )
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The torch optimizer inside accelerate's, Lightning's and others'."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
 def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Stepper:
     """A torch optimiser as it stands: SGD, Adam or AdamW, its groups and its state."""
+    optimizer = unwrapped(optimizer)
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
         raise UnknownName(f"no ceiling is known for the optimizer {kind}; known: torch's SGD, Adam, AdamW.")

@@ -6,10 +6,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ...core.errors import FileError, InputError
+from ...integrations.trainer_files import optimizer_state, state_file
 from ...train.folder import is_run
 from ...train.runs import Run, open_run
 from .rules import Stepper, adam, read_optimizer
@@ -27,21 +27,14 @@ def stepper_of_file(where: str | Path, model: nn.Module, names: tuple[str, ...])
         if set(stepper.names) - set(fits):
             raise InputError(f"the optimizer state at `{path}` belongs to another model.")
         return stepper
-    if path.is_dir():
-        path = path / "optimizer.pt"
-    if not path.is_file():
-        raise FileError(f"there is no optimizer state at `{where}`. Give a run folder or torch's optimizer.pt.")
+    path = state_file(path)
     try:
-        body = torch.load(path, map_location="cpu", weights_only=True)  # tensors and numbers only; code is refused
+        body = optimizer_state(path)
         groups, states = body["param_groups"], body["state"]
         order = [i for g in groups for i in g["params"]]
         labels = _labels(groups, order, states, model)
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise FileError(f"`{path}` is not the state dict of a torch optimizer ({_first(error)}).") from error
-    except Exception as error:  # torch's restricted reader: its own classes of error, and odd bytes
-        raise FileError(f"`{path}` cannot be read without running code in it ({_first(error)}).") from error
+    except (KeyError, TypeError, IndexError) as error:
+        raise FileError(f"`{path}` is not the state dict of a torch optimizer (no {error}).") from error
     if "betas" not in groups[0]:
         raise InputError(f"`{path}` holds no state of Adam (no betas); name the optimizer instead.")
     return _adam(groups, states, labels, names, path)
@@ -99,8 +92,3 @@ def _labels(groups: Any, order: list[int], states: Any, model: nn.Module) -> dic
 
 def _fits(state: Any, p: Tensor) -> bool:
     return state is None or "exp_avg_sq" not in state or state["exp_avg_sq"].shape == p.shape
-
-
-def _first(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:100] if text else type(error).__name__
