@@ -24,7 +24,7 @@ import torch
 from kernels_accuracy import SHAPED, accuracy, accuracy_short
 from kernels_attention import attention_alone, short, tiles
 from kernels_common import LOCK, ceilings
-from kernels_models import blockwise, eigen, gradient, kept, product, product_error, stock_gradient, training
+from kernels_models import eigen, gradient, kept, product, product_error, stock_gradient, training
 from kernels_profile import rates
 from kernels_routes import checks, route, route_error
 
@@ -51,8 +51,6 @@ PARTS = {
     "route-error": route_error,
     "gradient-16k": lambda report: gradient(report, 1, 16384, "bf16"),
     "product-16k": lambda report: product(report, 1, 16384, "bf16"),
-    "blockwise-16k": lambda report: blockwise(report, 1, 16384, "bf16", 3),
-    "blockwise-64k": lambda report: blockwise(report, 1, 65536, "bf16", 1),
     "train-pre-ln": lambda report: training(report, "pre-ln"),
     "train-sas-p": lambda report: training(report, "sas-p"),
     "train-sas-p-no-norm": lambda report: training(report, "sas-p-no-norm"),

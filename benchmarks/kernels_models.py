@@ -8,7 +8,7 @@ from torch.func import grad, jvp, vmap
 
 from kernels_common import DEPTH, DEVICE, HEADS, VOCAB, WIDTH, alone, error
 from kernels_profile import measure
-from quadform.kernels import Blockwise, attention, linear_cross_entropy, program, using
+from quadform.kernels import attention, linear_cross_entropy, program, using
 
 # GPT-2 124M as a list of blocks over parameter trees; `kind` is the type of the matrix products, as autocast would do.
 
@@ -165,17 +165,6 @@ def kept(report, batch, tokens, mode, products: str = "halves") -> None:
         "kept_gib": run.bytes / 2**30,
         "asymmetry": asymmetry(params, v, lambda v: run(params, values, v)),
     }
-
-
-def blockwise(report, batch, tokens, mode, reps=1) -> None:
-    """Whole GPT-2 with one block in memory at a time; gradient and product."""
-    kind = torch.bfloat16 if mode == "bf16" else torch.float32
-    blocks, params = gpt2(batch, tokens, kind, second_order=True)
-    v = random_like(params, 1)
-    v[-1]["E"] = v[0]["E"]
-    product = Blockwise(blocks, program)
-    run = lambda: product(params, v)  # noqa: E731
-    measure(report, f"blockwise gradient + product {mode} {batch}x{tokens}", run, reps=reps, look=False)
 
 
 def product_error(report) -> None:

@@ -133,6 +133,7 @@ def tiny(name: str) -> tuple[Any, dict[str, Any]]:
     model = {
         "gpt2": lambda: T.GPT2LMHeadModel(T.GPT2Config(**gpt)),
         "llama": lambda: T.LlamaForCausalLM(T.LlamaConfig(**grouped)),
+        "gemma2": lambda: T.Gemma2ForCausalLM(T.Gemma2Config(head_dim=4, **grouped)),
         "bert": lambda: T.BertForMaskedLM(T.BertConfig(**sizes, **tokens)),
         "t5": lambda: T.T5ForConditionalGeneration(T.T5Config(**t5, **tokens)),
         "mixtral": lambda: T.MixtralForCausalLM(T.MixtralConfig(num_local_experts=2, **grouped)),

@@ -1,4 +1,4 @@
-"""How others use the kernels: blockwise products, one program, SDPA users, Hugging Face models."""
+"""How others use the kernels: one program, SDPA users, Hugging Face models."""
 
 import runpy
 import threading
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.func import functional_call, grad, jvp
 
 from quadform.core.errors import InputError
-from quadform.kernels import Blockwise, attention, blockwise_hvp, linear_cross_entropy, program, second_order_sdpa
+from quadform.kernels import attention, linear_cross_entropy, program, second_order_sdpa
 
 torch.set_num_threads(1)
 VOCAB, D, HEADS, TOKENS, DEPTH = 7, 6, 2, 5, 3
@@ -49,38 +49,6 @@ def whole(blocks):
         return x
 
     return loss
-
-
-def test_blockwise_product_is_the_product():
-    """Walking back block by block gives the gradient and Hessian product of the whole model."""
-    blocks, params, tangents = model()
-    exact = jvp(grad(whole(blocks)), (params,), (tangents,))
-    torch.testing.assert_close(blockwise_hvp(blocks, params, tangents), exact, rtol=1e-10, atol=1e-10)
-
-
-def test_blockwise_programs_are_kept():
-    """Traced, the same answer; each kind of block is traced once, whatever the depth and however often it is called."""
-    blocks, params, tangents = model()
-    traced = []
-
-    def wrap(function, *example):
-        traced.append(function)
-        return program(function, *example, compile=False)
-
-    product = Blockwise(blocks, wrap)
-    exact = blockwise_hvp(blocks, params, tangents)
-    torch.testing.assert_close(product(params, tangents), exact, rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(product(params, tangents), exact, rtol=1e-10, atol=1e-10)
-    assert len(traced) == 5  # first, forward, last, backward, first backward
-
-
-def test_blockwise_needs_equal_lengths():
-    """A missing tangent is refused in words."""
-    blocks, params, tangents = model()
-    with pytest.raises(InputError, match="equal length"):
-        blockwise_hvp(blocks, params, tangents[1:])
-    with pytest.raises(InputError, match="last block"):
-        Blockwise(blocks[:1])
 
 
 def test_program_drops_what_is_not_asked():

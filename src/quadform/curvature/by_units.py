@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ..core.forward import alone
+from ..core.progress import say
 from ..core.space import Vector
 from ..kernels.choice import default_precision
 from .kept import Kept
@@ -20,11 +21,13 @@ from .settings import uncached, without_cache
 from .soundness import asymmetry, differ, direction, inner, length
 from .strategies import Prepared, Route, Strategy, Unsuitable
 from .units import Missing, NoUnit, Recomputed
+from .wide import NotCut, whole
 
 if TYPE_CHECKING:
     from .unit_programs import Programs
 
 Scalar = Callable[[Vector], Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ class ByUnits(Strategy):
             raise Unsuitable(f"{self.cannot(1)} ({_without(risk)})")
         batch, scalar = uncached(risk.batches[i]), self.kind.scalar
         if not self.made:
-            if differ(risk, partial(Evaluation(risk, units).slopes, batch)):
+            whole = Evaluation(risk, units)
+            if differ(risk, partial(whole.slopes, batch)):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
-            self.made.append(Evaluation(risk, units, self.kind.rows, self._programs()))
+            self.made.append(Evaluation(risk, units, self.kind.rows, self._programs(), cut=whole.cut))
         (run,) = self.made
         if scalar is None:
             return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
@@ -77,7 +81,7 @@ def _without(risk: Risk) -> str:
 
 
 class Evaluation:
-    """Derivatives of a risk with some modules as units, over `rows` of its parameters."""
+    """Derivatives of a risk with some modules as units, over `rows` of its parameters; `cut`: head and loss too."""
 
     def __init__(
         self,
@@ -85,8 +89,10 @@ class Evaluation:
         units: Mapping[str, nn.Module],
         rows: tuple[str, ...] | None = None,
         programs: Programs | None = None,
+        *,
+        cut: bool = True,
     ) -> None:
-        self.risk, self.units, self.programs = risk, units, programs
+        self.risk, self.units, self.programs, self.cut = risk, units, programs, cut
         self.rows = risk.space.names if rows is None else rows
         assert isinstance(risk.model, nn.Module)
         every = dict(risk.model.named_parameters())
@@ -109,7 +115,7 @@ class Evaluation:
 
     def gradient(self, batch: Any, at: Vector) -> dict[str, Tensor]:
         """The gradient of the loss."""
-        return self.transposed(lambda p: self.risk.run(p, batch)[0], at, {}, torch.ones_like)[0]
+        return self._recorded(lambda: self._slope(batch, at, {})[0])
 
     def gauss_newton(self, batch: Any, v: Vector, split: str | None) -> dict[str, Tensor]:
         """J^T (d2l/dF2) J v: forwards with tangents, backwards without."""
@@ -120,12 +126,19 @@ class Evaluation:
         curve = partial(self._curved, batch, split)
         return self._recorded(lambda: self.transposed(output, self.risk.params, v, curve)[0])
 
-    def _recorded(self, product: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """A product, begun anew where something had to be prepared outside torch's forward mode."""
+    def _slope(self, batch: Any, at: Vector, v: Vector) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradient of the loss, and its slope along v."""
+        return self.transposed(lambda p: self.risk.run(p, batch)[0], at, v, torch.ones_like)
+
+    def _recorded(self, product: Callable[[], T]) -> T:
+        """A product, begun anew where something had to be prepared outside torch's forward mode, or cannot be cut."""
         try:
             return product()
         except Missing as missing:
             missing.make()
+        except NotCut as error:
+            self.cut = False
+            say(f"head and loss cannot be cut along tokens ({error}): a product holds the logits several times.")
         except NotImplementedError:
             if self.recording:
                 raise
@@ -142,7 +155,7 @@ class Evaluation:
                 theta = self._moving(at, v)
                 run = self._run(theta, partial(_add, sums), second=False)
                 with run.scope(), without_cache(self.risk.model):
-                    F = function({**self.frozen, **theta})
+                    F = whole(function({**self.frozen, **theta}))
                 tangent = forward_ad.unpack_dual(F).tangent
                 dF = torch.zeros_like(F).detach() if tangent is None else tangent.detach()
                 curved = curve(dF)
@@ -161,7 +174,7 @@ class Evaluation:
     def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
         """The slope of the loss along a random vector, by forward less that by reverse derivatives; |gradient|."""
         v = direction(self.risk, "forward")
-        g, slope = self.transposed(lambda p: self.risk.run(p, batch)[0], near, v, torch.ones_like)
+        g, slope = self._recorded(lambda: self._slope(batch, near, v))
         return float(slope) - inner(g, v), length(g)
 
     def symmetry(self, batch: Any, near: Vector) -> tuple[float, float]:
@@ -171,7 +184,8 @@ class Evaluation:
 
     def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
         rows = self.rows if theta else ()
-        return Recomputed(self.units, self.risk.attention, theta, rows, sink, second=second, programs=self.programs)
+        options: Any = {"second": second, "programs": self.programs, "cut": self.risk.units if self.cut else None}
+        return Recomputed(self.units, self.risk.attention, theta, rows, sink, **options)
 
     def _back(self, out: Tensor, cotangent: Tensor | None, theta: Vector, run: Recomputed) -> None:
         found = _gradients(out, [*(theta[n] for n in self.rows), run.anchor], cotangent, self.recording)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from .batches import IGNORED, targets
 from .calling import own_loss
+from .wide import cutting
 
 if TYPE_CHECKING:
     from .risk import Risk
@@ -23,7 +25,7 @@ def terms(risk: Risk, batch: Any) -> float:
         own = own_loss(risk.model)
         if own is not None and "reduction" in inspect.signature(own).parameters:
             with torch.no_grad(), risk.context():
-                total, mean = own(batch, reduction="sum"), own(batch, reduction="mean")
+                total, mean = (cutting(risk.units.values(), partial(own, batch, reduction=r)) for r in ("sum", "mean"))
             counted = float(total / mean) if float(mean) else math.nan
             return counted if math.isfinite(counted) else targets(batch, shifted=False)
     return targets(batch, shifted=risk.shifted)

@@ -25,7 +25,8 @@ from ..distributed.shards import fsdp_modules, is_sharded, local, processes_of, 
 from .batches import batches_of
 from .calling import Loss
 from .runners import ModuleRunner
-from .units import Inside, find, restore
+from .units import Inside, find
+from .wide import restore
 
 #: The tables of a module that forward hooks stand in.
 _TABLES = (

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.progress import say
+from .wide import whole
 
 Run = Callable[[Mapping[str, Tensor]], Any]
 
@@ -144,8 +145,9 @@ def _same_up_to_a_constant(model: nn.Module, place: Place, run: Run, params: Map
             run({n: scale * t for n, t in params.items()})
         if len(here) != 1 or here[0].shape != returned[0].shape:
             return False
-        shifts.append(returned[0] - here[0])
-        size = float(here[0].abs().max())
+        F = whole(here[0])
+        shifts.append(whole(returned[0]) - F)
+        size = float(F.abs().max())
     return float((shifts[0] - shifts[1]).abs().max()) <= 100 * torch.finfo(shifts[0].dtype).eps * size
 
 

@@ -34,6 +34,7 @@ from .refusals import first_not_finite, precision_notes, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
 from .settings import measured, uncached
+from .wide import whole
 
 if TYPE_CHECKING:
     from .soundness import Soundness
@@ -108,7 +109,7 @@ class Risk:
         if isinstance(model, nn.Module):
             writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
             runner = ModuleRunner(model, loss, writes) if shards is None else ShardedRunner(model, loss, shards)
-            evaluate = partial(runner.call, batches[0])
+            evaluate = partial(runner.cutting, partial(runner.call, batches[0]))
             chosen = of_module(model, params, evaluate, include_frozen=include_frozen, train_mode=train_mode)
         else:
             if not isinstance(params, Mapping) or loss is None:
@@ -246,7 +247,7 @@ class Risk:
             raise InputError(
                 f"{where} does not give one tensor an evaluation; choose a module that does with split='name'."
             )
-        return F
+        return whole(F)
 
     def constants(self) -> dict[str, Tensor]:
         """Tensors of the model beside the parameters that are measured: frozen weights and buffers, by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,10 @@ from ..core.errors import InputError, closest
 from ..core.space import Vector
 from .calling import Loss, loss_on, own_loss
 from .output import AtModule, Place, find, head_of
+from .units import find as blocks_of
+from .wide import cutting
+
+T = TypeVar("T")
 
 
 class Runner(ABC):
@@ -60,6 +64,7 @@ class ModuleRunner(Runner):
     def __init__(self, model: nn.Module, loss: Loss | None, fresh: bool) -> None:
         self.call = _Call(model, loss)
         self.model, self.fresh = model, fresh
+        self.blocks = list(blocks_of(model).values())
         self._output: Place | None = None  # of the network, once it was looked for
 
     def place(self, split: str | None, batch: Any) -> Place:
@@ -84,14 +89,23 @@ class ModuleRunner(Runner):
 
         params = {n: p.detach() for n, p in self.model.named_parameters() if p.is_floating_point()}
         if self.call.loss is None:
-            return find(self.model, run, params)
+            return self.cutting(lambda: find(self.model, run, params))
         seen: list[Tensor] = []
         place: Place = AtModule(self.model)
         with place.watched(seen, None):
-            run(params)
+            self.cutting(lambda: run(params))
         return place if seen else AtModule(head_of(self.model) or self.model)
 
     def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        if torch.is_grad_enabled():
+            return self._run(params, batch, split, shift)
+        return self.cutting(lambda: self._run(params, batch, split, shift))
+
+    def cutting(self, work: Callable[[], T]) -> T:
+        """What `work` gives without holding large logits, where that can be done."""
+        return cutting(self.blocks, work) if self.blocks else work()
+
+    def _run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
         seen: list[Tensor] = []
         with self.place(split, batch).watched(seen, shift):
             value = self._call(params, batch)

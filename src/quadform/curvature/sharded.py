@@ -77,15 +77,11 @@ class Sharded(Evaluation):
 
     def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
         v = direction(self.risk, "forward")
-        g, slope = self.transposed(lambda p: self.risk.run(p, batch)[0], near, v, torch.ones_like)
+        g, slope = self._recorded(lambda: self._slope(batch, near, v))
         group = self.fsdp.group
         by_forward = float(group.over_data(self.weight * slope.detach().double()))
         along, size = group.sum(torch.tensor([inner(g, v), inner(g, g)], dtype=torch.float64)).tolist()
         return by_forward - along, size**0.5
-
-    def gradient(self, batch: Any, at: Vector) -> dict[str, Tensor]:
-        """The gradient at some weights."""
-        return self.transposed(lambda p: self.risk.run(p, batch)[0], at, {}, torch.ones_like)[0]
 
     def _moving(self, at: Vector, v: Vector) -> dict[str, Tensor]:
         names, shards = self.fsdp.outside, {**self.frozen, **at}
@@ -103,7 +99,8 @@ class Sharded(Evaluation):
 
     def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
         rows = self.rows if theta else ()
-        return _Gathered(self._reduced, self.fsdp, self.units, self.risk.attention, theta, rows, sink, second=second)
+        options: Any = {"second": second, "cut": self.units if self.cut else None}
+        return _Gathered(self._reduced, self.fsdp, self.units, self.risk.attention, theta, rows, sink, **options)
 
     def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         beside = self._reduced({n: found.get(n) for n in self.rows if n in self.outside})

@@ -29,6 +29,7 @@ from ..core.errors import InputError, closest
 from ..kernels.calls import Attention, AttentionBy
 from .retained import overwritten, written
 from .structures import filled, taken
+from .wide import Cut, restore
 
 if TYPE_CHECKING:
     from .unit_programs import Programs
@@ -95,7 +96,8 @@ class Recomputed:
     belong to a unit, or their tangents, go to `sink(name, gradient)` as they are made; `anchor` is an input of such
     units, for `torch.autograd.grad` to reach them. `second`: backwards with tangents, inside the level of forward mode
     in which the model was run. `attention` answers torch's fused attention backwards too: torch's reverse pass leaves
-    the scope that is around the evaluation. `programs` run the units in place of their own code.
+    the scope that is around the evaluation. `programs` run the units in place of their own code. `cut`: head and loss
+    are units too, some tokens each (`wide`), outside of these modules.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class Recomputed:
         *,
         second: bool,
         programs: Programs | None = None,
+        cut: Mapping[str, nn.Module] | None = None,
     ) -> None:
         self.units, self.attention, self.sink, self.second = units, attention, sink, second
         self.programs = programs
+        self.wide = None if cut is None else Cut(cut.values(), partial(self._call, "head and loss", _ROWS))
         self.names = {id(t): n for n, t in theta.items()}
         self.rows = set(rows)
         self.anchor = torch.zeros((), requires_grad=True)
@@ -123,9 +127,10 @@ class Recomputed:
     def scope(self) -> Iterator[None]:
         """The units of the model answer by `Recomputed`; as they were afterwards."""
         with contextlib.ExitStack() as stack:
+            if self.wide is not None:
+                stack.enter_context(self.wide)
             for name, unit in self.units.items():
-                before = unit.__dict__.get("forward")
-                stack.callback(restore, unit, before)
+                stack.callback(restore, unit, unit.__dict__.get("forward"))
                 unit.forward = partial(self._call, name, unit, unit.forward)
             yield
 
@@ -162,11 +167,11 @@ class Recomputed:
                 self.sink(name, g)
 
 
-def restore(unit: nn.Module, before: Any) -> None:
-    """Give a unit the `forward` of its own that it had, or none."""
-    unit.__dict__.pop("forward", None)
-    if before is not None:
-        unit.__dict__["forward"] = before
+class _Rows(nn.Module):
+    """Some rows from head to loss, whose weights are arguments."""
+
+
+_ROWS = _Rows()
 
 
 class Inside(nn.Module):

@@ -8,8 +8,6 @@ __getattr__, __dir__, __all__ = attach(
         "attention": ".rules",
         "visible_mean": ".mixing",
         "linear_cross_entropy": ".loss",
-        "Blockwise": ".blocks",
-        "blockwise_hvp": ".blocks",
         "program": ".programs",
         "second_order_sdpa": ".sdpa",
         "Choice": ".choice",
