@@ -97,9 +97,40 @@ def _gradient(model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
     return torch.autograd.grad(mse(model(batch[0]), batch), list(model.parameters()))
 
 
-def test_a_wrong_rule_of_torch_is_refused() -> None:
-    """Second backward pass through weight norm: not symmetric in torch 2.13. What is given is right, or nothing is."""
-    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)), nn.Tanh(), nn.Linear(3, 2)).to(F64)
+class _WrongTwice(torch.autograd.Function):
+    """Products of neighbours, whose derivative is right and whose second derivative is not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x.roll(1, -1)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return g * x.roll(1, -1).detach() + (g * x).roll(-1, -1)
+
+
+def test_a_wrong_rule_is_refused() -> None:
+    """A second backward pass that is not symmetric: nothing is given."""
+
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return _WrongTwice.apply(x)
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), Wrong(), nn.Linear(3, 2)).to(F64)
+    risk = Risk(model, mse, data(5, 3), quiet=True)
+    with pytest.raises(InputError, match="not symmetric"):
+        hessian(risk) @ risk.space.random(dtype=F64)
+
+
+@pytest.mark.parametrize("route", ["eager", "units", "traced"])
+def test_weight_norm_is_right(route: Any) -> None:
+    """torch's second derivative of it is wrong in 2.13: W = g v / |v| is differentiated as it is written."""
+    normed = nn.utils.parametrizations.weight_norm
+    model = nn.Sequential(*(nn.Sequential(normed(nn.Linear(3, 3)), nn.Tanh()) for _ in range(2)), nn.Linear(3, 2)).to(
+        F64
+    )
     batch = data(5, 3)
     risk = Risk(model, mse, batch, quiet=True)
 
@@ -111,12 +142,41 @@ def test_a_wrong_rule_of_torch_is_refused() -> None:
     v = risk.space.random(dtype=F64)
     near = [{n: t + s * 1e-6 * v[n] for n, t in risk.params.items()} for s in (1, -1)]
     want = (gradient(near[0]) - gradient(near[1])) / 2e-6
-    try:
-        found = hessian(risk) @ risk.space.flatten(v)
-    except InputError as error:
-        assert "not symmetric" in str(error)  # noqa: PT017 - a torch with a right rule gives the product instead
-    else:
-        assert float((found - want).norm() / want.norm()) < 1e-6
+    H = hessian(risk, route=route)
+    found = H @ risk.space.flatten(v)
+    assert H.route == route  # type: ignore[attr-defined]
+    assert float((found - want).norm() / want.norm()) < 1e-6
+
+
+@pytest.mark.parametrize("route", ["eager", "units", "traced"])
+@pytest.mark.parametrize("padding", [1, -1])
+def test_the_padding_token_of_an_embedding_is_a_constant(route: Any, padding: int) -> None:
+    """No gradient reaches its row through the embedding, so no tangent does, on any route; a head that is tied to the
+    embedding moves all rows."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(6, 4, padding_idx=padding)
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+            with torch.no_grad():
+                self.embed.weight.normal_()
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            for layer in self.layers:
+                x = x + layer(x)
+            return x @ self.embed.weight.T
+
+    model = Tied().to(F64)
+    batch = (torch.tensor([[0, 1, 5, 2], [1, 3, 4, 5]]), torch.randn(2, 4, 6, dtype=F64))
+    risk = Risk(model, mse, batch, quiet=True)
+    want = reference(risk, lambda b: mse(model(b[0]), b))
+    for part in (hessian, gauss_newton):
+        A = part(risk, route=route)
+        found = A.dense()
+        assert A.route == route  # type: ignore[attr-defined]
+        same(found if part is hessian else found + functional(risk, route=route).dense(), want)
 
 
 def test_a_flat_or_fitted_model_is_symmetric_enough() -> None:

@@ -21,6 +21,11 @@ NAMED = {
     "GPTBigCode": {**GPT, "multi_query": True},
     "GPTBigCode, heads of their own": {**GPT, "multi_query": False},
     "Falcon, heads of their own": {**SIZES, **WIDE, "multi_query": False, "new_decoder_architecture": False},
+    "Falcon, one key": {**SIZES, **WIDE, "multi_query": True, "new_decoder_architecture": False},
+    "Falcon, groups": {**SIZES, **WIDE, "new_decoder_architecture": True, "num_kv_heads": 2},
+    "CodeGen": {**GPT, "rotary_dim": 2, "n_ctx": 16},
+    "CodeGen, two heads a group": {**GPT, "n_head": 8, "rotary_dim": 2, "n_ctx": 16},
+    "Persimmon": {**SIZES, **WIDE, "intermediate_size": 8, "pad_token_id": 0},
     "Phi3": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "pad_token_id": 0},
     "Llama": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2},
     "Qwen3": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 4},
@@ -40,8 +45,6 @@ UNNAMED = {
         "num_experts": 0,
     },
     "Lfm2": {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 2, "layer_types": ["conv"]},
-    "Falcon": {**SIZES, **WIDE, "multi_query": True, "new_decoder_architecture": False},
-    "CodeGen": {**GPT, "rotary_dim": 2, "n_ctx": 16},
     "Mamba2": {
         "vocab_size": 11,
         "hidden_size": 16,
@@ -84,7 +87,7 @@ def test_a_view_is_what_its_name_says(name: str) -> None:
         return seen.pop()
 
     heads = [n for n in views if n.startswith(f"{path}.W_Q[")]
-    assert len(heads) == 4
+    assert len(heads) == NAMED[name].get("n_head", 4)
     torch.testing.assert_close(without("W_Q"), without("W_K"))
     assert float(without("W_V").abs().max()) < 1e-9 * float(without("W_Q").abs().max())
     if f"{path}.W_K[3]" in views:
@@ -95,6 +98,22 @@ def test_a_norm_inside_the_module_hides_no_names() -> None:
     """ALBERT's attention ends with a skip and a norm; the weights are named all the same, shared by its layers."""
     sizes = {**SIZES, **WIDE, "intermediate_size": 8, "embedding_size": 8}
     assert [n for n in made("Albert", sizes)[1] if n.endswith((".W_Q", ".W_K", ".W_V"))]
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Persimmon", "Gemma3Text", "Olmo2"])
+def test_norms_of_small_queries_hide_no_names(name: str) -> None:
+    """Models that norm queries and keys, as they are made: the epsilon of a norm is not small beside them."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {**SIZES, **WIDE, "intermediate_size": 8, "num_key_value_heads": 4, "head_dim": 4, "pad_token_id": 0}
+    model = transformers.AutoModel.from_config(getattr(transformers, f"{name}Config")(**sizes)).eval()
+    epsilons = [getattr(m, "eps", None) for m in model.modules()]
+    run = lambda: model(input_ids=torch.tensor([[3, 5, 4, 9, 7]]))  # noqa: E731
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype)
+        names = {v.name for v in attention_views(model, {n for n, _ in model.named_parameters()}, run)}
+        assert {"layers.0.self_attn.W_Q", "layers.0.self_attn.W_K", "layers.0.self_attn.W_V"} <= names
+        assert ("layers.0.self_attn.W_Q[3]" in names) is (name != "Olmo2")  # which norms over all heads
+    assert [getattr(m, "eps", None) for m in model.modules()] == epsilons
 
 
 def test_attention_written_out_is_seen() -> None:
@@ -121,5 +140,5 @@ def test_attention_written_out_is_seen() -> None:
 
 @pytest.mark.parametrize("name", UNNAMED)
 def test_other_orders_have_no_names(name: str) -> None:
-    """One key for all queries in a fused matrix, an order of its own, a matrix of another kind of layer."""
+    """Scores of more than queries and keys, gated queries, a matrix of another kind of layer."""
     assert not [n for n in made(name, UNNAMED[name])[1] if not n.rpartition(".")[2].startswith("W_O")]

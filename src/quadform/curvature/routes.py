@@ -106,8 +106,8 @@ def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     forward = risk.soundness.forward
     if not forward and (programs or by_units or kind.scalar is None):
         why.append(
-            f"{kind.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad` or an"
-            " embedding leaves out its padding token; reverse passes alone (eager), which see what training sees."
+            f"{kind.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad`;"
+            " reverse passes alone (eager), which see what training sees."
         )
         programs = []
     units = [ByUnits(kind, chunk)] if forward and (risk.units or by_units) else []

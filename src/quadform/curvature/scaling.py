@@ -25,17 +25,19 @@ from ..core.space import View
 #: What rounding may leave of an identity, relative to what the queries can do.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3}
 _LARGE = 1e6
+_SMALL = 1e-30  # of float32 too, and its inverse
 
 Factors = Mapping[str, float]
 
 
 def seen_by_scaling(model: nn.Module, claimed: Mapping[str, Sequence[View]], run: Callable[[], Any]) -> set[str]:
-    """The paths of `claimed` ({path of a module: its views}) that are attention in a run of the model.
+    """The names of those views of `claimed` ({path of a module: its views}) that a run of the model shows to be what
+    they say: of attention the matrices, and their heads where each acts by itself (a norm over all heads ties them).
 
     One module of each kind is looked at: layers of one class with weights of the same shapes are alike.
     """
     if any(p.is_meta for p in model.parameters()):  # no numbers to scale: names are believed
-        return set(claimed)
+        return {v.name for views in claimed.values() for v in views}
     kinds: dict[Any, list[str]] = {}
     for path, views in claimed.items():
         shapes = tuple((v.name.removeprefix(path), v.seen_as, v.cut) for v in views)
@@ -50,8 +52,10 @@ def seen_by_scaling(model: nn.Module, claimed: Mapping[str, Sequence[View]], run
     found: set[str] = set()
     for paths in kinds.values():
         called = next((p for p in paths if p in calls), None)
-        if called is not None and _Attention(model, called, claimed[called], *calls[called]).holds():
-            found.update(paths)
+        if called is None:
+            continue
+        whole, heads = _Attention(model, called, claimed[called], *calls[called]).holds()
+        found.update(v.name for p in paths for v in claimed[p] if whole and (heads or not v.name.endswith("]")))
     return found
 
 
@@ -61,6 +65,24 @@ def _first_call(module: nn.Module, path: str, calls: dict[str, tuple[Any, Any]])
         calls.setdefault(path, (args, without))
 
     return module.register_forward_pre_hook(note, with_kwargs=True)
+
+
+@contextlib.contextmanager
+def _norms_without_epsilon(module: nn.Module) -> Iterator[None]:
+    """Norms of queries and keys see no scale inside this scope, of however small weights."""
+    held = [
+        (m, name, eps)
+        for m in module.modules()
+        for name in ("eps", "variance_epsilon")
+        if isinstance(eps := getattr(m, name, None), float)
+    ]
+    try:
+        for m, name, _ in held:
+            setattr(m, name, _SMALL)
+        yield
+    finally:
+        for m, name, eps in held:
+            setattr(m, name, eps)
 
 
 class _Attention:
@@ -78,13 +100,16 @@ class _Attention:
             self.slices[view.name.removeprefix(path).lstrip(".")] = (projection, outputs)
             self.allowed = _ROUNDING.get(weight.dtype, 0.05)
 
-    def holds(self) -> bool:
+    def holds(self) -> tuple[bool, bool]:
+        """Whether the matrices are what they are called, and whether their heads are."""
         if not {"W_Q", "W_K", "W_V"} <= set(self.slices):
-            return False
+            return False, False
         try:
-            return self._whole() and all(self._head(h) for h in self._groups())
+            with _norms_without_epsilon(self.module):
+                whole = self._whole()
+                return whole, whole and all(self._head(h) for h in self._groups())
         except Exception:  # a module that cannot be called by itself is not known
-            return False
+            return False, False
 
     def _whole(self) -> bool:
         F = self({})

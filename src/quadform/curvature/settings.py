@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ _TWICE = {
     "_attn_implementation": ((None, "eager", "sdpa", "quadform", LINEAR_ATTENTION), "sdpa"),
     "_experts_implementation": ((None, "eager", "batched_mm"), "eager"),
 }
+#: Activations of Hugging Face models with a reverse rule of their own and no forward one; the same in plain torch.
+_PLAIN = {"BloomGelu": "bloom_gelu_forward"}
 
 
 @contextlib.contextmanager
@@ -77,8 +80,14 @@ def without_checkpointing() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stock_settings(model: Any) -> Iterator[None]:
-    """Flash and flex attention go through torch's, which the scope around this can replace; experts one by one."""
+    """Flash and flex attention go through torch's, which the scope around this can replace; experts one by one;
+    activations in plain torch."""
     with contextlib.ExitStack() as stack:
+        for module in model.modules() if isinstance(model, nn.Module) else ():
+            plain = getattr(sys.modules[type(module).__module__], _PLAIN.get(type(module).__name__, ""), None)
+            if plain is not None and "forward" not in module.__dict__:  # not yet, by a scope around this
+                module.forward = plain
+                stack.callback(module.__dict__.pop, "forward")
         for name, (twice, instead) in _TWICE.items():
             for config in _configs(model, name):
                 if getattr(config, name) not in twice:

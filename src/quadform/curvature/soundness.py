@@ -1,6 +1,6 @@
 """Which derivatives of a risk can be trusted: measured once, on its first batch.
 
-Operators without a forward rule (weight norm, autograd functions without `jvp` or `setup_context`) raise. A part under
+Operators without a forward rule (autograd functions without `jvp` or `setup_context`) raise. A part under
 `torch.no_grad` does not: torch's forward derivatives go through it, reverse ones treat it as a constant, as training
 does, and jvp(grad) is then neither. It is therefore measured whether the two agree, and whether a second backward pass
 is symmetric.
@@ -103,7 +103,7 @@ def _slopes(risk: Risk, batch: Any, near: dict[str, Tensor]) -> tuple[float, flo
 def _require_symmetric(risk: Risk, batch: Any) -> None:
     """Refuse a model through which torch's second backward pass is wrong: u^T H v is then not v^T H u.
 
-    A rule of torch can be (that of weight norm is, in 2.13), or one of the model's own.
+    A rule of torch can be (that of weight norm is, in 2.13, and is replaced), or one of the model's own.
     """
     if differ(risk, partial(_symmetry, risk, batch)):
         raise _not_symmetric(*_symmetry(risk, batch, risk.params))
@@ -112,8 +112,7 @@ def _require_symmetric(risk: Risk, batch: Any) -> None:
 def _not_symmetric(gap: float, size: float) -> InputError:
     return InputError(
         f"the second backward pass through this model is not symmetric (by {100 * abs(gap) / (size or 1):.2g} %):"
-        " an operator has a wrong second derivative, as torch's weight norm has. Nothing was measured. Replace that"
-        " operator (`torch.nn.utils.parametrize.remove_parametrizations`), or write it in plain torch."
+        " an operator has a wrong second derivative. Nothing was measured. Write that operator in plain torch."
     )
 
 

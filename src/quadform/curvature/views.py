@@ -24,10 +24,8 @@ _SEPARATE = {
 }
 #: Names under which models store queries, keys and values in one matrix.
 _FUSED = ("c_attn", "qkv_proj", "qkv", "query_key_value", "Wqkv", "in_proj")
-#: Of these, names of other things too (state-space models, queries that share one key): taken as three squares only.
-_SQUARE = ("query_key_value", "in_proj")
-#: Modules that store them in an order of their own.
-_OTHERWISE = ("CodeGenAttention",)
+#: Of these, the name of other things too (state-space models): taken as three squares only.
+_SQUARE = ("in_proj",)
 
 
 def attention_views(model: nn.Module, names: set[str], run: Callable[[], Any]) -> list[View]:
@@ -38,13 +36,13 @@ def attention_views(model: nn.Module, names: set[str], run: Callable[[], Any]) -
     """
     claimed = {path: list(_of_module(path, module)) for path, module in model.named_modules()}
     unsure = {p: views for p, views in claimed.items() if any(v.of.rpartition(".")[0] != p for v in views)}
-    sure = set(claimed) - set(unsure)
+    sure = {v.name for p, views in claimed.items() if p not in unsure for v in views}
     if unsure:
         sure |= seen_by_scaling(model, unsure, run)
     found: dict[str, View] = {}
-    for path, views in claimed.items():
+    for views in claimed.values():
         for view in views:
-            if path in sure and view.of in names and view.name not in names:
+            if view.name in sure and view.of in names and view.name not in names:
                 found.setdefault(view.name, view)
     return list(found.values())
 
@@ -69,10 +67,8 @@ def _of_module(path: str, module: nn.Module) -> Iterator[View]:
         where = f"{child_name}.weight"
         if child_name in _FUSED:
             outs, ins = weight.shape[output_axis], weight.shape[1 - output_axis]
-            if type(module).__name__ in _OTHERWISE or (child_name in _SQUARE and outs != 3 * ins):
-                continue
-            by_head = child_name == "query_key_value" or getattr(module, "multi_query", None) is False  # GPTBigCode
-            yield from _cut(path, where, weight, output_axis, count, keys, interleaved=by_head)
+            if child_name not in _SQUARE or outs == 3 * ins:
+                yield from _cut(path, where, weight, output_axis, count, keys, *_order(module, child_name, keys))
             continue
         for paper, spellings in _SEPARATE.items():
             if child_name in spellings:
@@ -91,31 +87,46 @@ def _heads(paper: str, of: str, weight: nn.Parameter, axis: int, count: int) -> 
         yield View(f"{stem}[{h}]", of, view.seen_as, view.cut, view.shape)
 
 
+def _order(module: nn.Module, child: str, keys: int) -> tuple[int, str]:
+    """How a fused matrix stores its heads: in so many groups, each with the queries, keys and values of its heads in
+    this order."""
+    if type(module).__name__ == "CodeGenAttention":  # as it was cut over four processors
+        return 4, "QVK"
+    by_key = child == "query_key_value" or getattr(module, "multi_query", None) is False  # GPTBigCode
+    return (keys if by_key else 1), "QKV"
+
+
 def _cut(
-    path: str, where: str, weight: nn.Parameter, axis: int, count: int, keys: int, *, interleaved: bool = False
+    path: str,
+    where: str,
+    weight: nn.Parameter,
+    axis: int,
+    count: int,
+    keys: int,
+    groups: int = 1,
+    order: str = "QKV",
 ) -> Iterator[View]:
-    """W_Q, W_K, W_V and their heads inside one fused matrix, stacked along `axis`: (Q | K | V), or by head."""
+    """W_Q, W_K, W_V and their heads inside one fused matrix: (groups, heads of one group, width) along `axis`."""
     shape = (weight.shape[0], weight.shape[1])
-    of, total = _join(path, where), shape[axis]
-    if not count or total % (count + 2 * keys):
+    total, heads = shape[axis], {"Q": count, "K": keys, "V": keys}
+    if not count or total % (count + 2 * keys) or any(n % groups for n in heads.values()):
         return
-    width = total // (count + 2 * keys)
-    other = (0, shape[1 - axis])
-    for paper, start, n in (("W_Q", 0, count), ("W_K", count, keys), ("W_V", count + keys, keys)):
-        name = _join(path, paper)
-        if interleaved:  # (heads, 3, width) along the output axis, which comes first
-            which = "QKV".index(paper[-1])
-            seen = (count, 3, width, shape[1])
-            yield View(name, of, seen, ((0, count), (which, which + 1), (0, width), other), (count * width, shape[1]))
-            for h in range(n):
-                yield View(
-                    f"{name}[{h}]", of, seen, ((h, h + 1), (which, which + 1), (0, width), other), (width, shape[1])
-                )
-            continue
-        for label, a, b in [(name, start, start + n), *((f"{name}[{h}]", start + h, start + h + 1) for h in range(n))]:
-            run = (a * width, b * width)
-            cut = (run, other) if axis == 0 else (other, run)
-            yield View(label, of, shape, cut, (cut[0][1] - cut[0][0], cut[1][1] - cut[1][0]))
+    width, slots, start = total // (count + 2 * keys), (count + 2 * keys) // groups, 0
+    seen = (groups, slots, width)
+    for letter in order:
+        name, each = _join(path, f"W_{letter}"), heads[letter] // groups
+        runs = [(name, (0, groups), (start, start + each))]
+        for h in range(heads[letter]):
+            group, slot = h // each, start + h % each
+            runs.append((f"{name}[{h}]", (group, group + 1), (slot, slot + 1)))
+        start += each
+        for label, of_groups, of_slots in runs:
+            size = (of_groups[1] - of_groups[0]) * (of_slots[1] - of_slots[0]) * width
+            cut = (of_groups, of_slots, (0, width))
+            if axis == 0:
+                yield View(label, _join(path, where), (*seen, shape[1]), (*cut, (0, shape[1])), (size, shape[1]))
+            else:
+                yield View(label, _join(path, where), (shape[0], *seen), ((0, shape[0]), *cut), (shape[0], size))
 
 
 def _head_counts(module: nn.Module) -> tuple[int, int]:
@@ -130,7 +141,7 @@ def _head_counts(module: nn.Module) -> tuple[int, int]:
         return 0
 
     count = ask("num_heads", "n_heads", "heads", "num_attention_heads", "n_head")
-    return count, ask("num_key_value_heads", "kv_heads") or count
+    return count, ask("num_key_value_heads", "num_kv_heads", "kv_heads") or count
 
 
 def _join(path: str, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Calls of torch's fused attention, answered by another function in one thread."""
+"""Calls of torch's functions without a right second derivative, answered by others in one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class AttentionBy(TorchFunctionMode):
     """A scope in which `instead` answers `F.scaled_dot_product_attention`, under whatever name code has imported it.
 
     It belongs to the thread that enters it; nothing of torch changes. `calls` counts. `nn.MultiheadAttention` takes no
-    fused step inside, which would have no derivative.
+    fused step inside, which would have no derivative. Embeddings with a padding token and weight norms are answered by
+    `embedding` and `weight_norm`.
     """
 
     def __init__(self, instead: Attention) -> None:
@@ -32,6 +33,10 @@ class AttentionBy(TorchFunctionMode):
             return self._attend(*args, **kwargs)
         if func is functional.multi_head_attention_forward:  # Python code, which would call torch's own: no mode here
             return _with(func, has_torch_function=_none, scaled_dot_product_attention=self._attend)(*args, **kwargs)
+        if func is functional.embedding:
+            return embedding(*args, **kwargs)
+        if func is torch._weight_norm:
+            return weight_norm(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -54,6 +59,21 @@ def math_attention(
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -torch.inf)
     attend = torch._scaled_dot_product_attention_math
     return attend(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """`F.embedding` whose padding token is a constant in every mode of derivatives: torch's reverse mode gives its row
+    no gradient, its forward mode would move it."""
+    found = functional.embedding(input, weight, None, *args, **kwargs)
+    if padding_idx is None:
+        return found
+    padding = input == padding_idx % weight.shape[0]
+    return torch.where(padding[..., None], found.detach(), found)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """g v / |v|, the norm over all axes but `dim`; torch's own has a wrong second derivative (2.13) and no forward."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
 def _none(tensors: Any) -> bool:
