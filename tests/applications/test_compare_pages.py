@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from quadform.answers.compare import LONG, Compare
-from quadform.answers.step_size import StepSize, Trial
+from quadform.answers.step_size import StepSize
+from quadform.answers.trial import Trial
 from quadform.answers.why import Why
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.report import compare, write_report

@@ -98,8 +98,8 @@ def test_2_what_learning_rate_can_i_use(tmp_path: Path) -> None:
     assert lr.rule == "38 / lambda_max(P^-1 H)"
     low, high = lr.interval
     assert 0 < low <= high
-    assert low / 3 < lr.ceiling < 3 * high
-    assert lr.suggest(fraction=0.2) == pytest.approx(0.2 * lr.ceiling)
+    assert low / 3 < lr.ceiling.value < 3 * high
+    assert lr.suggest(fraction=0.2) == pytest.approx(0.2 * lr.ceiling.value)
     assert [t.fraction for t in lr.trials] == [0.5, 1.0, 2.0]
     shows(lr, tmp_path / "lr")
 

@@ -92,7 +92,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 SMALL = ["--batch-size", "2", "--length", "8", "--quiet"]
-VERBS = {"lr": ["--batches", "1", "--verify", "0"], "spectrum": ["--top", "1", "--blocks", "none"], "signal": []}
+VERBS = {
+    "lr": ["--batches", "1", "--verify", "0", "--short-run", "0"],
+    "spectrum": ["--top", "1", "--blocks", "none"],
+    "signal": [],
+}
 
 
 @pytest.mark.parametrize("verb", VERBS)

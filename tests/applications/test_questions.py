@@ -34,7 +34,7 @@ PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2}
 #: verb -> (its Python function, fields of a small question)
 ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "spectrum": (qf.spectrum, {**PROBE, "top": 1, "density": True, "probes": 2, "steps": 3, "route": "eager"}),
-    "lr": (qf.lr, {**PROBE, "batches": 2, "verify": 2}),
+    "lr": (qf.lr, {**PROBE, "batches": 2, "verify": 2, "short_run": 3, "checkpoints": 2}),
     "why": (qf.why, {**PROBE, "remove": ("norm",), "steps": (0, 2), "lr": 1e-2, "seed": 1}),
     "signal": (
         qf.signal,

@@ -43,7 +43,7 @@ def folder(data, tmp_path_factory) -> Path:
     return out
 
 
-WORDS = ["--batch-size", "4", "--batches", "1", "--verify", "0", "--quiet"]
+WORDS = ["--batch-size", "4", "--batches", "1", "--verify", "0", "--checkpoints", "0", "--quiet"]
 
 
 def test_the_rate_of_a_run_is_the_one_of_its_step(data, folder):
@@ -74,9 +74,9 @@ def test_the_sentence_is_about_the_rate_in_force(folder, tmp_path, capsys):
     said = capsys.readouterr().out
     found = StepSize.load(tmp_path / "lr")
     given = found.record.inputs
-    assert given["lr"] < found.ceiling < given["peak_lr"]  # the case that was told wrongly
+    assert given["lr"] < found.ceiling.value < given["peak_lr"]  # the case that was told wrongly
     line = next(x for x in said.splitlines() if "learning rate in force at this step" in x)
-    assert f"is below it ({given['lr'] / found.ceiling:.2g} times the ceiling)" in line
+    assert f"is below it ({given['lr'] / found.ceiling.value:.2g} times the ceiling)" in line
     assert "The schedule peaks at 2, at another step; the ceiling of that step was not measured." in line
     assert "above it" not in said
     for texts in (EN, KO):
@@ -167,11 +167,11 @@ def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
     assert "The schedule peaks at 0.02" in said
     subject = open_subject(Opening(model=str(tmp_path / "c"), batch_size=4, length=8))
     own = lr(model.eval(), subject.batches, optimizer=optimizer, verify=0, progress=False)
-    assert found.ceiling == pytest.approx(own.ceiling, rel=1e-3)
+    assert found.ceiling.value == pytest.approx(own.ceiling.value, rel=1e-3)
     (tmp_path / "c" / "optimizer.pt").unlink()
     without = asked(tmp_path / "c")
     assert "no optimizer state" in capsys.readouterr().out
-    assert abs(without.ceiling / found.ceiling - 1) > 0.1
+    assert abs(without.ceiling.value / found.ceiling.value - 1) > 0.1
     assert without.record.inputs["lr"] == pytest.approx(PEAK / 3)  # scheduler.pt still tells
 
 
@@ -285,4 +285,4 @@ def test_frozen_parameters_can_be_taken_in(data):
     found = qf.lr(model, batch, optimizer="sgd", include_frozen=True, verify=0, progress=False)
     options = {"top": 1, "density": False, "blocks": "none", "progress": False}
     other = qf.spectrum(model, batch, include_frozen=True, **options)
-    assert found.ceiling == pytest.approx(2 / other.top[0].value, rel=1e-3)
+    assert found.ceiling.value == pytest.approx(2 / other.top[0].value, rel=1e-3)

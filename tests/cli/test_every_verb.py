@@ -37,7 +37,7 @@ COMMANDS = {
         "--out",
         "compare",
     ],
-    "lr": [MODEL, *PROBE, "--out", "lr"],
+    "lr": [MODEL, *PROBE, "--short-run", "4", "--checkpoints", "2", "--out", "lr"],
     "point": [MODEL, *PROBE, "--polish", "--steps", "1", "--out", "point"],
     "taylor": [MODEL, *PROBE, "--along", "grad", "--points", "3", "--out", "taylor"],
     "landscape": [MODEL, *PROBE, "--plane", "random", "--points", "3", "--out", "landscape"],

@@ -24,7 +24,7 @@ PROBE = ["--data", "add:digits=1", "--batch-size", "2"]
 MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
 COMMANDS = {
     "spectrum": [MODEL, *PROBE, "--top", "2", "--density", "--blocks", "qkv"],
-    "lr": [MODEL, *PROBE, "--batches", "2", "--verify", "3"],
+    "lr": [MODEL, *PROBE, "--batches", "2", "--verify", "3", "--short-run", "4", "--checkpoints", "2"],
     "why": [MODEL, *PROBE, "--remove", "norm", "--steps", "0,2"],
     "compare": ["--designs", "pre-ln,sas-p", "--depths", "1", "--d-model", "4", "--heads", "2", "--budget", "1s"],
     "signal": [

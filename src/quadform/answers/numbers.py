@@ -49,6 +49,11 @@ def times(ratio: float) -> str:
     return number(ratio, 2)
 
 
+def rate_text(value: float) -> str:
+    """A learning rate as it is typed: `2.24e-03`, `0.0165`."""
+    return f"{value:.3g}" if not 0 < abs(value) < 0.01 else f"{value:.2e}"
+
+
 def short_name(model: str) -> str:
     """A model as people call it: of a folder with its whole path the last two parts, anything else as it is."""
     path = PurePath(model)

@@ -1,8 +1,9 @@
 """The answer of `quadform lr` and `qf.lr`: a ceiling from curvature with its evidence, the table, the trials.
 
 Record "step-size": scalars `loss`, `gradient_norm`, `lambda_max`, `lambda_max_P`, `ceiling/yours` and those of the rows
-`inputs["rows"]`, `decay_share`, for Adam `floor_share`, of a training run `first_ceiling`; tensors `ceilings` (one for
-each probe batch) and `verify/fractions, measured, predicted, tolerance, losses` (the trial on a copy).
+`inputs["rows"]`, `taylor_rate`, `decay_share`, for Adam `floor_share`, of a training run `first_ceiling`; tensors
+`ceilings` (one for each probe batch), `along/step, rate, ceiling, error` (along the run), and of the trial on a copy
+`verify/fractions, measured, predicted, tolerance, losses`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,61 +19,18 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.record import Estimate, Provenance
 from .answer import Answer, Draft, Grid
-from .texts import Texts
+from .course import Course, Stop, packed_stops, share_of
+from .numbers import rate_text
+from .trial import HOLDS, Trial
 from .verdict import NOTHING, Limits, Said, Status, Verdict, say
 from .why import CHANGED
 
-Word = Literal["shrinks", "holds", "grows"]
-#: A step multiplies a perturbation by less than 1 - HOLDS: shrinks; by more than 1 + HOLDS: grows; else it holds.
-HOLDS = 0.005
-#: What theory says at these fractions of the ceiling.
-EXPECTED: dict[float, Word] = {0.5: "shrinks", 1.0: "holds", 2.0: "grows"}
-#: Growth above the ceiling may differ from theory by this share of it, and its tolerance.
-GROWTH = 0.1
 #: The learning rate over the ceiling.
 STABLE = Limits(1.0, 1.0)
 #: Where more of the top direction than this lies in entries with P near eps, Adam has seen nothing there yet.
 FLOOR = 0.25
 #: Weight decay is told where it makes at least this share of lambda_max.
 DECAY_TOLD = 0.001
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One learning rate tried: by how much a step multiplies the pair's distance, measured and predicted.
-
-    `tolerance` is how far from theory it may lie: `HOLDS`, and what the resolution of the pair's gradients makes
-    of it. `losses` are those of the plain run from theta, its start included; it ends early where it diverges.
-    """
-
-    fraction: float
-    measured: float
-    predicted: float
-    losses: tuple[float, ...]
-    tolerance: float = HOLDS
-
-    @property
-    def word(self) -> Word:
-        """What a step makes of a perturbation."""
-        if self.measured < 1 - self.tolerance:
-            return "shrinks"
-        return "holds" if self.measured <= 1 + self.tolerance else "grows"
-
-    @property
-    def as_expected(self) -> bool:
-        if self.word != EXPECTED.get(self.fraction, self.word):
-            return False
-        off = abs(self.measured - self.predicted)
-        return self.word != "grows" or not math.isfinite(off) or off <= GROWTH * self.predicted + self.tolerance
-
-    def said(self, texts: Texts) -> str:
-        """`at 2x the ceiling a perturbation grows 5.5x per step`."""
-        return texts(f"trial_{self.word}", fraction=f"{self.fraction:g}", factor=f"{self.measured:.2g}")
-
-    def last_loss(self, steps: int) -> str:
-        """The last loss of the plain run; `diverges` where it was given up."""
-        last = self.losses[-1]
-        return f"{last:.4g}" if len(self.losses) - 1 == steps and math.isfinite(last) else "diverges"
 
 
 @dataclass(frozen=True)
@@ -86,18 +44,30 @@ class Ceiling:
 
 
 class StepSize(Answer):
-    """The ceiling of one optimizer at one point of one loss. `ceiling` is a number, `estimate` it with its error."""
+    """The ceiling of one optimizer at one point of one loss, and of a run also along the way."""
 
     kind = "step-size"
 
     # --- numbers ----------------------------------------------------------------------------------------------------
     @property
-    def estimate(self) -> Estimate:
+    def ceiling(self) -> Estimate:
         return self.record.scalars["ceiling/yours"]
 
     @property
-    def ceiling(self) -> float:
-        return self.estimate.value
+    def reach(self) -> Estimate | None:
+        """The learning rate up to which a step of the optimizer stays where the quadratic model of the loss holds."""
+        return self.record.scalars.get("taylor_rate")
+
+    @property
+    def applies(self) -> bool | None:
+        """Whether the quadratic model holds up to the ceiling; None where that is not known."""
+        e = self.reach
+        return None if e is None or not math.isfinite(self.ceiling.value) else e.value >= self.ceiling.value
+
+    @property
+    def course(self) -> Course | None:
+        """Ceiling and rate along the run, or along a short run of a fresh model."""
+        return Course.of(self.record)
 
     @property
     def rule(self) -> str:
@@ -174,13 +144,8 @@ class StepSize(Answer):
     @property
     def share(self) -> Estimate | None:
         """The rate over the ceiling, with the error of the ceiling."""
-        e, rate = self.estimate, self.lr
-        if not rate or not math.isfinite(e.value):
-            return None
-        value = rate / e.value
-        error = None if e.error is None else value * e.error / e.value
-        side = {None: None, "upper": "lower", "lower": "upper"}[e.side]
-        return Estimate(value, error, e.kind, error_kind=e.error_kind, side=side)  # type: ignore[arg-type]  # a literal
+        e, rate = self.ceiling, self.lr
+        return None if not rate or not math.isfinite(e.value) else share_of(rate, e)
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -200,32 +165,39 @@ class StepSize(Answer):
         """That fraction of the ceiling. A ceiling is no recommendation; the fraction is your judgement."""
         if not 0 < fraction <= 1:
             raise InputError(f"a suggestion is a fraction of the ceiling between 0 and 1; got {fraction}.")
-        return fraction * self.ceiling
+        return fraction * self.ceiling.value
 
     # --- verdicts ---------------------------------------------------------------------------------------------------
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The learning rate against the ceiling, and whether the trial on a copy went as theory says."""
-        e = self.estimate
-        rate = Verdict("rate", self._status(), rate_text(e.value), e, self._judgement(), STABLE)
+        """The learning rate against the ceiling, here and along the run, and whether the trial on a copy went as
+        theory says."""
+        e, course = self.ceiling, self.course
+        found = [Verdict("rate", self._status(), rate_text(e.value), e, self._judgement(), STABLE)]
+        found += [course.verdict()] if course is not None else []
+        return (*found, *self._trial())
+
+    def _trial(self) -> tuple[Verdict, ...]:
         if not self.trials:
-            return (rate,)
+            return ()
         worst = max(self.trials, key=lambda t: (not t.as_expected, t.fraction == 1.0))
         measured = Estimate(worst.measured, worst.tolerance, "estimate", error_kind="residual")
         status: Status = "green" if worst.as_expected else "red"
         value = " | ".join(f"{t.fraction:g}x: {t.measured:.2g}" for t in self.trials)
-        return rate, Verdict("trial", status, value, measured, self._tested(worst), check=True)
+        return (Verdict("trial", status, value, measured, self._tested(worst), check=True),)
 
     def _status(self) -> Status:
-        e, share = self.estimate, self.share
+        e, share = self.ceiling, self.share
         if not math.isfinite(e.value) or not all(t.as_expected for t in self.trials):
             return "red"
         found = "green" if share is None else STABLE.grade(share)
+        if found == "green" and self.reach is not None and (self.lr or 0.0) > self.reach.value:
+            return "yellow"
         return found if found != "green" else "green" if self.trials and e.converged else "yellow"
 
     def _judgement(self) -> Said:
-        if not math.isfinite(self.ceiling):
-            return say("rate_none") if self.estimate.converged else say("rate_none_yet")
-        told = {"rule": self.optimizer, "ceiling": rate_text(self.ceiling)}
+        if not math.isfinite(self.ceiling.value):
+            return say("rate_none") if self.ceiling.converged else say("rate_none_yet")
+        told = {"rule": self.optimizer, "ceiling": rate_text(self.ceiling.value)}
         said = say("rate_ceiling_one", **told)
         if self.interval is not None:
             low, high = map(rate_text, self.interval)
@@ -234,7 +206,17 @@ class StepSize(Answer):
             place = {"green": "below", "red": "above"}.get(STABLE.grade(self.share), "near")
             whose = "yours" if self.lr_is_yours else "now"
             said += say(f"rate_{whose}_{place}", rate=rate_text(self.lr), share=f"{self.share.value:.2g}", **told)
-        return said + (say("rate_peak", peak=rate_text(self.peak_lr)) if self.peak_lr else NOTHING)
+        return said + self._reached() + (self._peak() if self.course is None else NOTHING)
+
+    def _peak(self) -> Said:
+        return say("rate_peak", peak=rate_text(self.peak_lr)) if self.peak_lr else NOTHING
+
+    def _reached(self) -> Said:
+        """Whether the ceiling speaks of steps that long: the Taylor radius along the update."""
+        if self.applies is not False or self.reach is None:
+            return NOTHING
+        told = {"reach": rate_text(self.reach.value), "rate": rate_text(self.lr or 0.0)}
+        return say("rate_beyond" if (self.lr or 0.0) > self.reach.value else "rate_short", **told)
 
     def _tested(self, worst: Trial) -> Said:
         if worst.as_expected:
@@ -254,7 +236,8 @@ class StepSize(Answer):
         return Grid(("optimizer", "ceiling", "rule", "tag", ""), tuple(rows))
 
     def lines(self) -> Sequence[str]:
-        return [*self._measured(), *self._table(), *self._beside(), *self.verdict_lines(), *self._cautions()]
+        told = [*self._table(), *self._beside(), *self._along()]
+        return [*self._measured(), *told, *self.verdict_lines(), *self._cautions()]
 
     def _measured(self) -> Iterator[str]:
         yield f"{self.probe}, loss {self.loss.value:.4g}; model left untouched"
@@ -276,6 +259,9 @@ class StepSize(Answer):
             yield f"  {name:{wide}}  {shown:{middle}}  {rule:{long}}  {own}".rstrip()
 
     def _beside(self) -> Iterator[str]:
+        if (e := self.reach) is not None:
+            at_least = {"lower": "at least ", "upper": "at most "}.get(e.side or "", "")
+            yield f"quadratic model along the update: holds up to learning rate {at_least}{rate_text(e.value)}"
         if self.interval is not None:
             low, high = self.interval
             yield f"per-batch ceiling: {low:.2e} to {high:.2e} ({self.probe_shape[0]} batches)"
@@ -289,11 +275,21 @@ class StepSize(Answer):
             start = self.trials[0].losses[0]
             yield f"loss after {steps} steps at each rate (observed, not predicted): {start:.4g} -> {ends}"
 
+    def _along(self) -> Iterator[str]:
+        course = self.course
+        if course is None:
+            return
+        yield "along the run" if not course.short else f"along a short run of {course.short} steps on a copy"
+        yield f"  {'step':>8}  {'rate':>9}  {'ceiling':>9}  {'share':>6}"
+        for s in course.stops:
+            edge = "  edge of stability" if s.at_edge else ""
+            yield f"  {s.step:>8,}  {s.rate:>9.2e}  {s.ceiling.value:>9.2e}  {s.share.value:>6.2g}{edge}"
+
     def _cautions(self) -> Iterator[str]:
         for name, e in self.record.scalars.items():
             if not e.converged:
                 yield f"red: {name} did not converge in {e.matvecs} products and is only a bound. Allow more products."
-        if not math.isfinite(self.ceiling):
+        if not math.isfinite(self.ceiling.value):
             return
         floor = self.record.scalars.get("floor_share")
         if floor is not None and floor.value > FLOOR:
@@ -307,18 +303,13 @@ class StepSize(Answer):
 
     def _first(self) -> str:
         """The ceiling before the first step beside that of now: a reason for warm-up, or none."""
-        e, now = self.first_ceiling, self.ceiling
+        e, now = self.first_ceiling, self.ceiling.value
         if e is None or not math.isfinite(e.value):
             return ""
         said = f" The ceiling at step 0 was {e.value:.2e}"
         if now > CHANGED * e.value:
             return f"{said}: it has risen since, so warm up."
         return f"{said}: no reason to warm up." if now * CHANGED > e.value else f"{said}: it has fallen since."
-
-
-def rate_text(value: float) -> str:
-    """A learning rate as it is typed: `2.24e-03`, `0.0165`."""
-    return f"{value:.3g}" if not 0 < abs(value) < 0.01 else f"{value:.2e}"
 
 
 def how(e: Estimate) -> str:
@@ -368,22 +359,16 @@ class StepSizeDraft(Draft):
         """The ceiling at step 0."""
         self.scalars |= {} if e is None else {"first_ceiling": e}
 
+    def take_reach(self, e: Estimate | None) -> None:
+        """The rate up to which the quadratic model holds along the update."""
+        self.scalars |= {} if e is None else {"taylor_rate": e}
+
+    def take_course(self, stops: Sequence[Stop]) -> None:
+        """Ceilings and rates along the run."""
+        self.tensors |= packed_stops(stops)
+
     def take_trials(self, packed: dict[str, Tensor]) -> None:
         self.tensors |= {f"verify/{name}": t for name, t in packed.items()}
 
     def answer(self, made: Provenance, **inputs: Any) -> StepSize:
         return StepSize(self.record(StepSize.kind, inputs, made))
-
-
-def packed(trials: Sequence[Trial]) -> dict[str, Tensor]:
-    """Trials as tensors; runs that ended early are filled up with NaN."""
-    length = max(len(t.losses) for t in trials)
-    found = {
-        "fractions": [t.fraction for t in trials],
-        "measured": [t.measured for t in trials],
-        "predicted": [t.predicted for t in trials],
-        "losses": [[*t.losses, *[math.nan] * (length - len(t.losses))] for t in trials],
-        "tolerance": [t.tolerance for t in trials],
-        "fine": [float(t.as_expected) for t in trials],
-    }
-    return {n: torch.tensor(values, dtype=torch.float64) for n, values in found.items()}

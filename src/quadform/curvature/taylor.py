@@ -177,11 +177,11 @@ _WRITTEN: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE) -> Estimate:
+def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE, far: float | None = None) -> Estimate:
     """The radius by evaluating the loss, to 2 %. Radii grow by 19 %, from the least at which rounding is no matter.
 
-    A bound from above where that radius is already outside, from below where the loss stays inside a thousand times the
-    prediction.
+    A bound from above where that radius is already outside, from below where the loss stays inside up to `far`, which
+    is a thousand times the prediction unless given.
     """
     if line.slope == 0 and line.curve == 0:
         raise InputError("slope and curvature along this direction are zero: there is no quadratic model to leave.")
@@ -199,8 +199,9 @@ def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE) -> 
 
     if not inside(low):
         return Estimate(low, kind="bound", side="upper", note="below this radius rounding hides the loss")
-    predicted = line.radius(share)
-    far = 1e3 * max(low, predicted if math.isfinite(predicted) else 0.0)
+    if far is None:
+        predicted = line.radius(share)
+        far = 1e3 * max(low, predicted if math.isfinite(predicted) else 0.0)
     high = low * GROWTH
     while inside(high):
         if high >= far:

@@ -33,6 +33,7 @@ __getattr__, __dir__, __all__ = attach(
         "prune_bars": ".prune",
         "quantize_bars": ".quantize",
         "quantize_each": ".quantize",
+        "rate_course": ".along",
         "spectrum": ".attention.figures",
         "point_signs": ".point",
         "taylor_lines": ".taylor",

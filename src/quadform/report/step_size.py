@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..answers.numbers import number, short_name
-from ..answers.step_size import StepSize, rate_text
+from ..answers.numbers import number, rate_text, short_name
+from ..answers.step_size import StepSize
 from ..answers.verdict import Status
 from ..core.record import Record
+from .along import rate_course
 from .figure import Figure, Rows, Table, decades, redraw
 from .page import Draw, Page
 from .rows import Row, estimate, tag
@@ -42,6 +43,8 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         out.append(Row(numbers, label, estimate("ceiling", c.estimate), tag(c.estimate), note=c.formula))
     if (e := answer.first_ceiling) is not None:
         out.append(Row(numbers, texts("rate_first"), estimate("ceiling", e), tag(e), note=answer.optimizer))
+    if (e := answer.reach) is not None:
+        out.append(Row(numbers, texts("rate_reach"), estimate("ceiling", e), tag(e)))
     for trial in answer.trials:
         fine: Status = "green" if trial.as_expected else "red"
         said = texts(f"rate_{trial.word}", factor=number(trial.measured))
@@ -55,7 +58,7 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     from .packages import alt
 
     over, answer = Rows(), StepSize(record)
-    found, rate, mine, span = answer.ceilings, answer.lr, answer.ceiling, answer.interval or ()
+    found, rate, mine, span = answer.ceilings, answer.lr, answer.ceiling.value, answer.interval or ()
     marks = [t.fraction * mine for t in answer.trials if math.isfinite(mine)]
     spots = [*(c.estimate.value for c in found), *marks, *([rate] if rate else []), *span]
     spots = [v for v in spots if math.isfinite(v) and v > 0] or [1.0]
@@ -129,7 +132,7 @@ def ceilings(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
 
 
 def drawn(record: Record) -> tuple[Draw, ...]:
-    return (ceilings,)
+    return (ceilings,) if StepSize(record).course is None else (ceilings, rate_course)
 
 
 PAGE = Page(StepSize, title, rows, drawn)

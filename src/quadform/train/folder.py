@@ -6,6 +6,7 @@ FOLDER/best/                 the model of the best validation
 FOLDER/model/                the model at the end; `Transformer.load(FOLDER / "model")`
 FOLDER/snapshots/00001500/   the models of the last `average` saves, where `average` is given
 FOLDER/averaged/             their mean
+FOLDER/along/00000025/       checkpoints along the run (`train.along` says at which steps)
 FOLDER/scores.json           what the run scored, and the run it started from
 """
 
@@ -30,11 +31,12 @@ class RunFolder:
     """The folder of a training run, whether it is there yet or not."""
 
     #: The folders with weights inside.
-    INSIDE = ("checkpoint", "best", "model", "snapshots", "averaged")
+    INSIDE = ("checkpoint", "best", "model", "snapshots", "averaged", "along")
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.checkpoint, self.best, self.model, self.snapshots, self.averaged = (self.path / n for n in self.INSIDE)
+        inside = [self.path / n for n in self.INSIDE]
+        self.checkpoint, self.best, self.model, self.snapshots, self.averaged, self.along = inside
         self.log, self._scores = self.path / "metrics.jsonl", self.path / "scores.json"
 
     def __repr__(self) -> str:
@@ -53,9 +55,10 @@ class RunFolder:
             raise FileError(f"cannot write a run to {self.path}: {error.strerror}. Choose another folder.") from error
 
     def forget(self) -> None:
-        """Take the checkpoint and the snapshots away, so that the next run begins anew."""
+        """Take the checkpoints and the snapshots away, so that the next run begins anew."""
         (self.checkpoint / JSON_NAME).unlink(missing_ok=True)
-        shutil.rmtree(self.snapshots, ignore_errors=True)
+        for folder in (self.snapshots, self.along):
+            shutil.rmtree(folder, ignore_errors=True)
 
     # --- the checkpoint, without its weights --------------------------------------------------------------------------
     def described(self) -> dict[str, Any]:
@@ -93,7 +96,15 @@ class RunFolder:
     # --- the models ---------------------------------------------------------------------------------------------------
     def kept(self) -> list[Path]:
         """The snapshots, oldest first."""
-        return sorted(p for p in self.snapshots.iterdir() if p.name.isdigit()) if is_dir(self.snapshots) else []
+        return _numbered(self.snapshots)
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints along the run, oldest first, without the last."""
+        return _numbered(self.along)
+
+    def checkpoint_at(self, step: int) -> Path:
+        """Where the checkpoint of a step along the run lies."""
+        return self.along / f"{step:08d}"
 
     def keep_snapshot(self, model: Transformer, step: int, most: int) -> None:
         """Save the model of a step, and remove the oldest so that `most` remain."""
@@ -112,6 +123,10 @@ class RunFolder:
 
     def write_scores(self, body: Mapping[str, Any]) -> None:
         write_atomically(self._scores, strict_json(dict(body)).encode())
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.name.isdigit()) if is_dir(folder) else []
 
 
 def is_run(folder: str | Path) -> bool:

@@ -24,6 +24,7 @@ from quadform.corpora.datasets import Batch, Dataset
 from quadform.distributed import Group, group
 from quadform.nn.transformer import Transformer
 
+from .along import marks
 from .checkpoint import load_checkpoint, restore, save_checkpoint
 from .config import TrainConfig
 from .ddp import hold, parallel
@@ -32,7 +33,7 @@ from .folder import RunFolder
 from .machinery import compiled, differences, plain
 from .optimiser import Optimiser
 from .score import accuracy, evaluate, exact_match
-from .size import check_size
+from .size import check_size, optimiser_copies
 from .snapshots import average
 from .steps import Loop
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
@@ -136,6 +137,8 @@ class _Run(Loop[Meal]):
         self.late = self.device.type in LATE_ON and self.optimiser.skips
         self.pending: _Seen | None = None
         self.norm, self.interrupted, self.out_of_time = math.nan, False, False
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        self.marks = marks(config, (optimiser_copies(config.optimiser) - 1) * weights)
 
     # ------------------------------------------------------------------------------------------------------- files
     def identity(self) -> dict[str, Any]:
@@ -176,8 +179,12 @@ class _Run(Loop[Meal]):
         if self.out is not None and self.group.first:
             if snapshot and self.config.average is not None:
                 self.out.keep_snapshot(self.model, self.step, self.config.average)
-            state = {"identity": self.identity(), "state": {"step": self.step, **vars(self.state)}}
-            save_checkpoint(self.out.checkpoint, self.model, self.optimiser, state, self.made)
+            self.write(self.out.checkpoint)
+
+    def write(self, folder: Path) -> None:
+        """A checkpoint of this step."""
+        state = {"identity": self.identity(), "state": {"step": self.step, **vars(self.state)}}
+        save_checkpoint(folder, self.model, self.optimiser, state, self.made)
 
     def log(self, **numbers: Any) -> None:
         if self.out is None or not self.group.first:
@@ -212,6 +219,9 @@ class _Run(Loop[Meal]):
             self.validate()
         if not s.stopped and self.step == c.steps:
             s.stopped = "steps"
+        if self.step in self.marks and self.out is not None and g.first:
+            self.settle()
+            self.write(self.out.checkpoint_at(self.step))
         interrupted = False
         if g.world == 1 or self.step % c.log_every == 0:  # processes agree now and then, not at every step
             over = self.seconds is not None and time.monotonic() - self.started > self.seconds

@@ -7,7 +7,7 @@ import itertools
 import string
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +109,19 @@ class Run:
         optimiser = Optimiser(self.model, self.config)
         restore(self.model, optimiser, self.tensors)
         return optimiser
+
+    def along(self) -> Iterator[Run]:
+        """This run as it was at each checkpoint that was kept on the way, oldest first."""
+        weight = self.model.embed.W_E
+        for path in RunFolder(self.folder).checkpoints() if self.folder is not None else ():
+            found = load_checkpoint(path)
+            if found is None or int(found[0]["state"]["step"]) >= self.step:
+                continue
+            state, tensors = found
+            model = Transformer(self.model.config, device=weight.device, dtype=weight.dtype)
+            weights = {n.removeprefix("model/"): t for n, t in tensors.items() if n.startswith("model/")}
+            model.load_state_dict(weights)
+            yield dataclasses.replace(self, model=model.eval(), step=int(state["state"]["step"]), tensors=tensors)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -49,6 +49,75 @@ SENTENCES = {
         "The schedule peaks at {peak}, at another step; the ceiling of that step was not measured.",
         "스케줄의 최대 학습률 {peak}: 다른 단계의 값이며, 그 단계의 상한은 재지 않았습니다.",
     ),
+    "rate_short": (
+        "Along the optimizer's update the quadratic model of the loss breaks at learning rate {reach}, below the"
+        " ceiling: the ceiling is no bound for steps that long. Above {reach} watch the loss itself.",
+        "옵티마이저가 움직이는 방향에서 이차 근사는 학습률 {reach}에서 깨지며, 이는 상한보다 작습니다. 그보다 긴"
+        " 걸음에는 이 상한을 쓸 수 없으므로, {reach}을 넘으면 손실을 직접 살피십시오.",
+    ),
+    "rate_beyond": (
+        "But along the optimizer's update the quadratic model of the loss breaks at {reach} already, so the ceiling is"
+        " no bound for a step of this length. Lower the rate below {reach}, or watch the loss.",
+        "그러나 옵티마이저가 움직이는 방향에서 이차 근사는 이미 {reach}에서 깨지므로, 이 길이의 걸음에는 상한을 쓸 수"
+        " 없습니다. 학습률을 {reach} 아래로 낮추거나 손실을 살피십시오.",
+    ),
+    "course_run_below": (
+        "Along the run, at {count} checkpoints, the learning rate was below the ceiling of its own step: at most"
+        " {share} times it, at step {step}.",
+        "학습 과정의 체크포인트 {count}개에서 학습률은 그 단계의 상한보다 작았습니다. 가장 가까웠던 곳은 {step}단계로,"
+        " 상한의 {share}배입니다.",
+    ),
+    "course_run_edge": (
+        "Along the run the learning rate came to {share} times the ceiling, at step {step}: the edge of stability."
+        " There is no room for a peak much above {peak}.",
+        "학습 중 학습률이 {step}단계에서 상한의 {share}배에 이르렀습니다(안정성의 경계). 최대 학습률을 {peak}보다 크게"
+        " 올릴 여유가 없습니다.",
+    ),
+    "course_run_above": (
+        "Along the run the learning rate was {share} times the ceiling, at step {step}: too high. Lower the peak from"
+        " {peak} below {room}, or clip the gradient.",
+        "학습 중 학습률이 {step}단계에서 상한의 {share}배로 너무 컸습니다. 최대 학습률을 {peak}에서 {room} 아래로"
+        " 낮추거나 기울기를 자르십시오.",
+    ),
+    "course_short_below": (
+        "Along a short run of {short} steps the rate of the schedule was at most {share} times the ceiling, at step"
+        " {step}: the peak {peak} is fine as far as this tells.",
+        "{short}단계의 짧은 학습에서 스케줄의 학습률은 {step}단계에서 상한의 {share}배가 최대였습니다. 여기까지는 최대"
+        " 학습률 {peak}에 문제가 없습니다.",
+    ),
+    "course_short_edge": (
+        "Along a short run of {short} steps the rate of the schedule came to {share} times the ceiling, at step {step}:"
+        " the peak {peak} leaves no room.",
+        "{short}단계의 짧은 학습에서 스케줄의 학습률이 {step}단계에서 상한의 {share}배에 이르렀습니다. 최대 학습률"
+        " {peak}에는 여유가 없습니다.",
+    ),
+    "course_short_above": (
+        "Along a short run of {short} steps the rate of the schedule was {share} times the ceiling, at step {step}: the"
+        " peak {peak} is too high.",
+        "{short}단계의 짧은 학습에서 스케줄의 학습률이 {step}단계에서 상한의 {share}배였습니다. 최대 학습률 {peak}은"
+        " 너무 큽니다.",
+    ),
+    "course_warm_longer": (
+        "Warm up for longer than {warmup} steps, or lower the peak below {room}.",
+        "{warmup}단계보다 길게 예열하거나 최대 학습률을 {room} 아래로 낮추십시오.",
+    ),
+    "course_lower": ("Lower the peak below {room}.", "최대 학습률을 {room} 아래로 낮추십시오."),
+    "course_warm_free": (
+        "Curvature asks for no warm-up: the peak was below the ceiling at each of these steps.",
+        "이 단계들 모두에서 최대 학습률이 상한보다 작으므로 곡률만 보면 예열이 필요 없습니다.",
+    ),
+    "course_warm_needed": (
+        "Keep the warm-up of {warmup} steps: at step {at} the ceiling, {ceiling}, was below the peak.",
+        "예열 {warmup}단계를 그대로 두십시오. {at}단계의 상한 {ceiling}은 최대 학습률보다 작았습니다.",
+    ),
+    "card_course_title": ("Learning rate along the run", "학습 과정의 학습률"),
+    "card_course_green": ("below the ceiling", "상한 아래"),
+    "card_course_yellow": ("at the edge", "경계"),
+    "card_course_red": ("too high", "너무 큼"),
+    "card_course_rule": (
+        "largest rate over the ceiling of the same step: green up to {limit0}, red above {limit1}",
+        "같은 단계의 상한에 대한 학습률의 최대 비: {limit0} 이하면 초록, {limit1}을 넘으면 빨강",
+    ),
     "trial_shrinks": ("at {fraction}x the ceiling a perturbation decays", "상한의 {fraction}배에서는 줄어들고"),
     "trial_holds": ("at {fraction}x it keeps its size", "{fraction}배에서는 그대로이며"),
     "trial_grows": ("at {fraction}x it grows {factor}x per step", "{fraction}배에서는 한 걸음에 {factor}배로 커집니다"),

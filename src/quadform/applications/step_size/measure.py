@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...answers.step_size import FLOOR, StepSize, StepSizeDraft, packed
+from ...answers.course import Stop
+from ...answers.step_size import FLOOR, StepSize, StepSizeDraft
+from ...answers.trial import packed
 from ...core.errors import CheckFailed
 from ...core.operator import Operator
 from ...core.progress import clock
@@ -23,6 +25,7 @@ from ...core.work import TimeUp, Work
 from ...curvature.operators import hessian
 from ...curvature.outline import Outline
 from ...curvature.risk import Risk
+from ...curvature.taylor import Line, measured_radius
 from ...distributed import current, group_of, shared
 from ...distributed.processes import holders
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
@@ -33,6 +36,7 @@ from ..subject import Subject
 from ..threads import fitting_threads
 from .ceiling import ceiling_of, seconds_of_product
 from .chosen import at_step_0, opened
+from .course import Path, Waypoint, path_of
 from .question import StepSizeQuestion
 from .rules import Rule, Stepper, floor_share, sgd
 from .trial import Pair, double_copy, trial_gradients, try_out
@@ -41,8 +45,10 @@ from .trial import Pair, double_copy, trial_gradients, try_out
 MOMENTUM = 0.9
 #: Products one eigenvalue takes, as a rule; the plan counts with it.
 TYPICAL = 25
-#: Relative residual of the eigenvalues of single batches.
+#: Relative residual of the eigenvalues of single batches, and along a run.
 BATCH_TOL = 1e-2
+#: Products that the search for the Taylor radius takes the time of, as a rule.
+SEARCH = 8
 
 
 class StepSizeMeasurement:
@@ -54,13 +60,16 @@ class StepSizeMeasurement:
         risk, self.stepper = opened(asked, subject)
         first, self.unknown = at_step_0(subject, risk)
         self.risk, self.first = shared(risk, current()), first and shared(first, current())
+        alone = current().world == 1 and not isinstance(risk, Outline)
+        self.path = path_of(asked, subject) if alone else None
         self._plan: Plan | None = None
 
     @property
     def searches(self) -> int:
-        """Eigenvalues that are looked for; those of all single batches count as one."""
+        """Eigenvalues that are looked for; those of all single batches, and two along a run, count as one."""
         own = 1 if is_plain(self.stepper) else 2
-        return own + (self.risk.batch_count > 1) + (self.first is not None)
+        along = 0 if self.path is None else (self.path.count + 1) // 2
+        return own + (self.risk.batch_count > 1) + (self.first is not None) + along
 
     # --- the cost ---------------------------------------------------------------------------------------------------
     def plan(self) -> Plan:
@@ -96,12 +105,14 @@ class StepSizeMeasurement:
         asked, risk, stepper = self.asked, self.risk, self.stepper
         if not stepper.second and risk.batch_count > 1:
             stepper = stepper.after(each_gradient(risk))
-        total = TYPICAL * self.searches + trial_gradients(asked.verify)
+        total = TYPICAL * self.searches + SEARCH + trial_gradients(asked.verify)
         with fitting_threads(risk), work.bar(total, "lr: products"):
             pieces = _Pieces(asked, risk, stepper, work)
             lam, found = pieces.ceilings()
             with work.in_time():
                 pieces.rest(lam, self.first, found)
+                if self.path is not None and not work.partial:
+                    found.take_course(pieces.course(self.path))
         if self.subject.changed:
             raise CheckFailed("the model was changed while it was measured; please report this. Nothing was kept.")
         return found.answer(
@@ -118,6 +129,7 @@ class StepSizeMeasurement:
             **_rates(stepper, asked.lr),
             partial=work.partial,
             **({"no_step_0": self.unknown} if self.unknown else {}),
+            **({"along": self.path.told} if self.path is not None else {}),
         )
 
 
@@ -265,10 +277,40 @@ class _Pieces:
             found.take_batches(self.single())
         if first is not None:
             found.take_first(self.at_first(first))
+        if 0 < lam.value < math.inf:
+            found.take_reach(self.work.piece("reach", functools.partial(self.reach, lam.value), SEARCH))
         verify = self.asked.verify
         if verify and 0 < lam.value < math.inf:
             tried = self.work.piece("verify", lambda: self.tried(verify, lam.value), trial_gradients(verify))
             found.take_trials(tried)
+
+    def reach(self, lam: float) -> Estimate | None:
+        """The rate at which the update leaves the Taylor radius, sought up to twice the ceiling; None at a standstill.
+
+        Of the step of a steady gradient, with the momentum that has gathered. Of a model that is cut it is not known.
+        """
+        risk, rule = self.risk, self.stepper.rule
+        step = self.stepper.update(self.gradient, risk.params)
+        length = risk.space.norm(step)
+        if length == 0 or risk.shards is not None:
+            return None
+        v, size = {n: t / length for n, t in step.items()}, rule.steady * length
+        slope, curve = (float(risk.space.inner(v, w)) for w in (self.gradient, self.H @ v))
+        line = Line(float(risk.value().detach()), slope, curve, 0.0)
+        e = measured_radius(risk, v, line, far=2 * size * rule.factor / lam)
+        return dataclasses.replace(e, value=e.value / size, error=None if e.error is None else e.error / size)
+
+    def course(self, path: Path) -> list[Stop]:
+        """The ceiling at every point of the way, on the batch of its next step."""
+        return [
+            Stop(*self.work.piece(f"along {i + 1} of {path.count}", functools.partial(self.stop, at, i), TYPICAL / 2))
+            for i, at in enumerate(path.points)
+        ]
+
+    def stop(self, point: Waypoint, i: int) -> list[Any]:
+        P = point.stepper.preconditioner(point.risk.gradient(), point.risk.params)
+        pairs = self.search(point.stepper.operator(hessian(point.risk), P), f"along-{i}", tol=BATCH_TOL)
+        return [point.step, point.rate, ceiling_of(point.stepper.rule.factor, pairs.top[0])]
 
     def single(self) -> list[float]:
         """The ceiling on each probe batch alone, P and the start from the whole probe."""

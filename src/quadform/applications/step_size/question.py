@@ -53,6 +53,23 @@ class StepSizeQuestion(ModelQuestion):
     verify: int = option(
         20, "Steps of each trial on a copy of the model (0.5x, 1x, 2x the ceiling); 0 tries nothing.", least=0
     )
+    checkpoints: int = option(
+        7,
+        "Checkpoints of a run, or stops of a short run, at which ceiling and rate are compared; 0 measures here alone.",
+        least=0,
+    )
+    short_run: int = option(
+        100,
+        "Steps of a short run of a fresh model of ours, along which the schedule is judged; 0 trains none.",
+        least=0,
+    )
+    warmup: float | None = option(
+        None,
+        "Warm-up of the short run: below 1 a share of all steps, from 1 on a number of steps.",
+        least=0,
+        metavar="NUMBER",
+        shown="(default: what fits the data)",
+    )
     products: int = option(60, "Most Hessian-vector products for one eigenvalue.", least=1)
     tol: float = option(1e-3, "Wanted relative residual of an eigenvalue.", above=0)
 

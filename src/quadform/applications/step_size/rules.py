@@ -57,6 +57,11 @@ class Rule:
         return 2 / self.kappa
 
     @property
+    def steady(self) -> float:
+        """How many times P^-1 g a step is where the gradient stays the same: 1 for Adam, 1 / (1 - b) for momentum."""
+        return self.c + self.e * self.a / (1 - self.b)
+
+    @property
     def formula(self) -> str:
         """The ceiling in words: `38 / lambda_max(P^-1 H)`."""
         top = f"lambda_max({'P^-1 H' if self.adaptive else 'H'})"
@@ -156,6 +161,15 @@ class Stepper:
                 v = v + self.beta2 * self.second[n].to(v)
             P[n] = (v / (1 - self.beta2 ** (self.steps.get(n, 0) + 1))).sqrt() + self.eps
         return P
+
+    def update(self, gradient: Vector, theta: Vector) -> dict[str, Tensor]:
+        """The next step at learning rate 1 without its momentum: -rate (P^-1 (g + D x) + W x)."""
+        P = self.preconditioner(gradient, theta)
+        return {
+            n: -self.rates.get(n, 1.0)
+            * ((gradient[n] + self.coupled.get(n, 0.0) * theta[n]) / P[n] + self.decoupled.get(n, 0.0) * theta[n])
+            for n in self.names
+        }
 
     def operator(self, H: Operator, P: Vector) -> Preconditioned:
         """S (H + D) S + W / kappa over the tensors it trains, S = (rate / P)^1/2: its lambda_max gives the ceiling."""

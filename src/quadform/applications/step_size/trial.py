@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...answers.step_size import HOLDS, Trial
+from ...answers.trial import HOLDS, Trial
 from ...core.errors import QuadformError
 from ...core.space import Vector
 from ...curvature.risk import Risk

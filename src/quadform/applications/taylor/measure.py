@@ -116,12 +116,11 @@ class TaylorMeasurement:
         return unit({n: -t if falls else t for n, t in v.items()})
 
     def _update(self) -> dict[str, Tensor]:
-        """The next step of the optimizer without its momentum: -P^-1 g."""
+        """The next step of the optimizer without its momentum."""
         risk, stepper = opened(StepSizeQuestion(**self._shared()), self.subject)
         if set(stepper.names) != set(self.risk.params):
             raise InputError("the optimizer trains other parameters than those that were asked for; choose `params`.")
-        P = stepper.preconditioner(self.gradient, risk.params)
-        return {n: -stepper.rates.get(n, 1.0) * g / P[n] for n, g in self.gradient.items()}
+        return stepper.update(self.gradient, risk.params)
 
     def _shared(self) -> dict[str, Any]:
         a = self.asked

@@ -20,6 +20,17 @@ EN = {
     "rate_ceiling": "ceiling",
     "rate_rule": "rule",
     "rate_first": "ceiling before the first step",
+    "rate_reach": "rate up to which the quadratic model holds along the update",
+    "course_title": "Ceiling and learning rate along the run",
+    "course_rate": "learning rate",
+    "course_share": "rate / ceiling",
+    "course_reading": "Below its ceiling the rate is stable at that step. A ring marks steps at which it has reached"
+    " {edge} of the ceiling or more: the edge of stability. Each ceiling is an estimate, on the batch of the next step,"
+    " with the optimizer's own state.",
+    "course_not": "Between the checkpoints nothing was measured. A run may cross its ceiling for a few steps and go on:"
+    " it moves to flatter ground.",
+    "course_caption": "Logarithmic axis. Measured at the checkpoints the run has kept.",
+    "course_short_caption": "Logarithmic axis. Measured along a short run on a copy of the model.",
     "rate_tried": "perturbation at {fraction}× the ceiling",
     "rate_shrinks": "decays",
     "rate_holds": "keeps its size",
@@ -87,6 +98,16 @@ KO = {
     "rate_ceiling": "상한",
     "rate_rule": "규칙",
     "rate_first": "첫 단계 전의 상한",
+    "rate_reach": "갱신 방향에서 이차 근사가 맞는 학습률",
+    "course_title": "학습 과정의 상한과 학습률",
+    "course_rate": "학습률",
+    "course_share": "학습률 / 상한",
+    "course_reading": "학습률이 상한보다 작으면 그 단계에서 안정합니다. 고리는 학습률이 상한의 {edge}배 이상인 단계,"
+    " 곧 안정성의 경계를 나타냅니다. 상한은 모두 추정값이며, 다음 단계의 배치와 옵티마이저의 상태로 쟀습니다.",
+    "course_not": "체크포인트 사이는 재지 않았습니다. 몇 단계 동안 상한을 넘었다가 더 평평한 곳으로 옮겨 가는 일도"
+    " 있습니다.",
+    "course_caption": "로그 축. 학습이 남긴 체크포인트에서 쟀습니다.",
+    "course_short_caption": "로그 축. 모델의 복사본을 짧게 학습하며 쟀습니다.",
     "rate_tried": "상한의 {fraction}배에서 섭동",
     "rate_shrinks": "줄어듦",
     "rate_holds": "그대로",
