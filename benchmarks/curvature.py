@@ -142,7 +142,7 @@ def accuracy(options: argparse.Namespace) -> list[dict]:
 
 def twins(options: argparse.Namespace) -> tuple[Any, Any, dict[str, Tensor]]:
     """A small model in float32, the same weights in float64, a batch."""
-    small = resized(options, dim=128, tokens=64, batch=2)
+    small = resized(options, d_model=128, tokens=64, batch=2)
     exact, batch = build(small, 4, torch.float64)
     model, _ = build(small, 4, torch.float32)
     with torch.no_grad():
@@ -262,7 +262,7 @@ def route(options: argparse.Namespace) -> list[dict]:
     print("\nroute: seconds by the clock; predicted / measured for 60 products")
     sizes = [(2, 64, 32), (4, 128, 128), (8, 128, 64)] if options.device == "cpu" else [(4, 256, 256), (12, 768, 512)]
     for layers, dim, tokens in sizes:
-        small = resized(options, dim=dim, tokens=tokens, batch=2)
+        small = resized(options, d_model=dim, tokens=tokens, batch=2)
         model, batch = build(small, layers, torch.float32)
         risk = Risk(model, loss, batch, quiet=True)
         v = risk.space.random(dtype=torch.float32, device=options.device)

@@ -28,8 +28,8 @@ from peers import Missing, joey_model
 from quadform.nn import Search, Transformer, generate
 from quadform.nn.transformer import sinusoid
 
-SIZE = {"depth": 2, "dim": 128, "heads": 4, "d_ff": 512, "vocab": 4000}
-BIG = {"depth": 6, "dim": 512, "heads": 8, "d_ff": 1024, "vocab": 8000}
+SIZE = {"depth": 2, "d_model": 128, "heads": 4, "d_ff": 512, "vocab": 4000}
+BIG = {"depth": 6, "d_model": 512, "heads": 8, "d_ff": 1024, "vocab": 8000}
 SENTENCES, LONGEST, BATCH = 200, 30, 64
 
 
@@ -45,7 +45,7 @@ def our_model(size: dict, device: str = "cpu") -> Transformer:
             if name.endswith(("W_1", "W_2", "W_Q", "W_K", "W_V", "W_O")):
                 p += p.std() * torch.randn(p.shape, generator=g)
         end = model.embed.W_E[2]
-        model.final_norm.bias += 0.1 * size["dim"] ** 0.5 * end / end.norm()
+        model.final_norm.bias += 0.1 * size["d_model"] ** 0.5 * end / end.norm()
     return model.to(device).eval()
 
 
@@ -168,7 +168,7 @@ def hf() -> dict:
     except ImportError as error:
         raise Missing("transformers") from error
     config = MarianConfig(
-        vocab_size=SIZE["vocab"], d_model=SIZE["dim"], encoder_layers=SIZE["depth"], decoder_layers=SIZE["depth"],
+        vocab_size=SIZE["vocab"], d_model=SIZE["d_model"], encoder_layers=SIZE["depth"], decoder_layers=SIZE["depth"],
         encoder_attention_heads=SIZE["heads"], decoder_attention_heads=SIZE["heads"], encoder_ffn_dim=SIZE["d_ff"],
         decoder_ffn_dim=SIZE["d_ff"], pad_token_id=0, eos_token_id=2, bos_token_id=1, decoder_start_token_id=1,
         activation_function="relu", scale_embedding=True, max_position_embeddings=512, attn_implementation="sdpa",

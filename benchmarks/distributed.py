@@ -34,7 +34,7 @@ from quadform.core.space import Space
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
 
-SHAPE = {"depth": 4, "dim": 128, "heads": 4, "seq_len": 128, "vocab": 1000}
+SHAPE = {"depth": 4, "d_model": 128, "heads": 4, "seq_len": 128, "vocab": 1000}
 ROWS, SIZE, KEPT = 8, 2_000_000, 48
 
 

@@ -203,15 +203,15 @@ def training(report, name, fused: bool = True, batch: int = 128, tokens: int = 1
         Attention._one_kernel = lambda *_: False
     model = Transformer(design(name, **CODEPARROT, seq_len=tokens), device=DEVICE)
     ids = torch.randint(model.config.vocab, (batch, tokens + 1), device=DEVICE)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     loss_of = torch.compile(model.loss, fullgraph=True, dynamic=False)
 
     def step():
         with torch.autocast(DEVICE, torch.bfloat16):
             loss = loss_of({"tokens": ids})
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
     label = f"training {name} {batch}x{tokens}" + ("" if fused else " mixed by torch")
     measure(report, label, step, reps=20, look=False)

@@ -36,7 +36,7 @@ def loss(out: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
 def model_of(device: str) -> tuple[torch.nn.Module, int, tuple[int, int]]:
     """Model, vocabulary, (rows, tokens) of a batch."""
     if device == "cpu":
-        return Transformer("pre-ln", depth=4, dim=128, heads=4, vocab=256, seq_len=128), 256, (8, 128)
+        return Transformer("pre-ln", depth=4, d_model=128, heads=4, vocab=256, seq_len=128), 256, (8, 128)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).to(device), 50257, (8, 1024)

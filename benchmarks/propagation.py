@@ -67,7 +67,7 @@ def print_profile(depth: int, dim: int, tokens: int, name: str, path: Path | Non
     """Time of the whole answer (`qf.signal`) on a model that is there: tokens, attention, gradients, prediction."""
     ids, rows = torch.randint(1024, (1, tokens), generator=stream(0, "profile")), []
     for layers in (depth // 4, depth // 2, depth):
-        model = Transformer(name, depth=layers, dim=dim, heads=dim // 64, vocab=1024, seed=0, seq_len=tokens)
+        model = Transformer(name, depth=layers, d_model=dim, heads=dim // 64, vocab=1024, seed=0, seq_len=tokens)
         wall, processor = time.perf_counter(), time.process_time()
         found = signal(model, {"tokens": ids}, progress=False)
         wall, processor = time.perf_counter() - wall, time.process_time() - processor

@@ -36,8 +36,8 @@ from peers import Missing, hf_gpt2, joey_pairs, ours, plain_gpt, torch_pairs
 from quadform.core.designs import CODEPARROT
 from quadform.core.errors import FileError
 
-GPT_CPU = {"depth": 4, "dim": 128, "heads": 4, "vocab": 1000, "seq_len": 64}
-GPT_CUDA = {"depth": 18, "dim": 768, "heads": 12, "vocab": 50_000, "seq_len": 128}
+GPT_CPU = {"depth": 4, "d_model": 128, "heads": 4, "vocab": 1000, "seq_len": 64}
+GPT_CUDA = {"depth": 18, "d_model": 768, "heads": 12, "vocab": 50_000, "seq_len": 128}
 BIASED = {"norm": "layer", "activation": "gelu", "biases": ("q", "k", "v", "o", "mlp"), "init": "normal"}
 PLAIN = {"norm": "layer", "activation": "gelu", "init": "normal"}
 
@@ -59,7 +59,7 @@ def gpt_makers(size: dict) -> dict:
 
 def stepper(module, loss, *, bf16: bool, compiled: bool):
     """One training step: loss, backward, clip, AdamW; nothing is read back."""
-    optimiser = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
     of = torch.compile(loss) if compiled else loss
     parameters = list(module.parameters())
 
@@ -68,8 +68,8 @@ def stepper(module, loss, *, bf16: bool, compiled: bool):
             value = of(batch)
         value.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         return value
 
     return step
@@ -202,7 +202,7 @@ def pairs_cpu() -> dict:
         data = dataset(".cache/ddtp-it" if Path(".cache/ddtp-it").exists() else "ddtp-it")
     except FileError:
         data = dataset("numbers-de")
-    size = {"depth": 2, "dim": 128, "heads": 4, "d_ff": 512, "vocab": data.settings["vocab"]}
+    size = {"depth": 2, "d_model": 128, "heads": 4, "d_ff": 512, "vocab": data.settings["vocab"]}
     mine = list(itertools.islice(data.batches("valid", 80), 16))
     budget = statistics.mean(b["target"].numel() for b in mine)
     loose = shuffled_batches(mine, budget)
@@ -303,7 +303,7 @@ def add_cuda() -> dict:
     from quadform.train import TrainConfig, exact_match, train
 
     data = dataset("add", digits=5)
-    model = Transformer("pre-ln", depth=4, dim=256, heads=4, device="cuda", **data.settings)
+    model = Transformer("pre-ln", depth=4, d_model=256, heads=4, device="cuda", **data.settings)
     config = TrainConfig(
         steps=8000, batch_size=512, lr=1e-3, betas=(0.9, 0.98), weight_decay=0.01, questions=1000, valid_every=500,
         goal=0.998, watch_every=0, save_every=100_000, log_every=100,
@@ -318,7 +318,7 @@ def add_cuda() -> dict:
     }  # fmt: skip
 
 
-DEBIAN = {"depth": 6, "dim": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "positions": "sinusoidal"}
+DEBIAN = {"depth": 6, "d_model": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "positions": "sinusoidal"}
 
 
 def debian(device: str, folder: Path, seconds: float, size: dict | None = None) -> dict:

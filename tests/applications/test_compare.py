@@ -56,7 +56,7 @@ def test_every_cell_has_every_number(found):
 
 def test_the_numbers_are_those_of_the_model(found, data):
     """Cosine and rank after the last block, lambda_max and the parameters, computed another way."""
-    model = Transformer("pre-ln", depth=2, dim=4, heads=2, dtype=torch.float64, **data.settings)
+    model = Transformer("pre-ln", depth=2, d_model=4, heads=2, dtype=torch.float64, **data.settings)
     batch = next(data.batches("valid", 4))
     X = model.streams(batch["tokens"])[-1].detach()
     assert found.get("pre-ln", 2, "cosine").value == pytest.approx(float(token_cosine(X).mean()), rel=1e-9)
@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_the_model(found, data):
 def test_flops_are_those_of_the_matrix_products(data):
     """A forward pass of a block is 2 x (its matrices) a token, plus 4 n d for scores and mixing, plus the output."""
     d, n, ff = 8, 6, 32
-    model = Transformer("pre-ln", depth=3, dim=d, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=3, d_model=d, heads=2, **data.settings)
     batch = next(data.batches("valid", 5))
     vocab = model.config.vocab
     a_token = 3 * (2 * 4 * d * d + 4 * n * d + 2 * 2 * d * ff) + 2 * d * vocab
@@ -78,7 +78,7 @@ def test_flops_are_those_of_the_matrix_products(data):
 
 def test_memory_counts_four_copies_of_the_weights(data):
     """Weights, gradients and two moments are 16 bytes a float32 parameter; activations come on top and grow with n."""
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
     small, large = (size(model, next(data.batches("valid", b)))["memory"].value for b in (2, 20))
     weights = 16e-6 * sum(p.numel() for p in model.parameters())
     assert small > weights
@@ -183,7 +183,7 @@ def test_short_training_is_not_written_down(data, tmp_path, monkeypatch):
 
 def test_adam_sees_each_batch_once(data, monkeypatch):
     """Its second moments after 8 batches are those of their gradients, with one evaluation of the loss for each."""
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, dtype=torch.float64, dropout=0.5, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, dtype=torch.float64, dropout=0.5, **data.settings)
     names = tuple(n for n, _ in model.named_parameters())
     stepper = Stepper(adam(0.9, "AdamW"), names, beta2=0.9, eps=1e-8)
     first = list(itertools.islice(data.batches("train", 4), SEEN))

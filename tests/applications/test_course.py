@@ -32,7 +32,7 @@ def data():
 
 
 def trained(data, out: Path, config: TrainConfig) -> Path:
-    train(Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings), data, config, out=out, progress=False)
+    train(Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings), data, config, out=out, progress=False)
     return out
 
 
@@ -62,7 +62,7 @@ def test_a_run_is_what_it_was_at_every_checkpoint(data, folder, tmp_path):
     runs = list(open_run(folder).along())
     assert [run.step for run in runs] == sorted(marks(CONFIG, 1))
     at = runs[1].step
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
 
     class Stopped(Exception): ...
 
@@ -73,7 +73,7 @@ def test_a_run_is_what_it_was_at_every_checkpoint(data, folder, tmp_path):
     with pytest.raises(Stopped):
         train(model, data, CONFIG, out=tmp_path, progress=stop)
     assert all(torch.equal(p, dict(runs[1].model.named_parameters())[n]) for n, p in model.named_parameters())
-    assert read_optimizer(runs[1].optimiser().parts[0], runs[1].model).steps["embed.W_E"] == at
+    assert read_optimizer(runs[1].optimizer().parts[0], runs[1].model).steps["embed.W_E"] == at
 
 
 def test_every_ceiling_along_a_run_is_that_of_its_own_step(data, folder, answer):
@@ -82,7 +82,7 @@ def test_every_ceiling_along_a_run_is_that_of_its_own_step(data, folder, answer)
     assert course is not None
     stop = course.stops[1]
     run = next(run for run in open_run(folder).along() if run.step == stop.step)
-    stepper = read_optimizer(run.optimiser().parts[0], run.model)
+    stepper = read_optimizer(run.optimizer().parts[0], run.model)
     risk = Risk(run.model, None, next(data.batches("train", 8, 0, stop.step)), quiet=True)
     A = stepper.operator(hessian(risk), stepper.preconditioner(risk.gradient(), risk.params)).dense().double()
     assert stop.ceiling.value == pytest.approx(38 / float(torch.linalg.eigvalsh(A)[-1]), rel=2e-2)
@@ -95,7 +95,7 @@ def test_a_planted_overshoot_is_red_and_a_small_rate_green(data, tmp_path, answe
     """SGD at a rate far above what its start bears, without warm-up, is above its ceilings along the run."""
     assert answer.verdicts()[1].name == "course"
     assert answer.verdicts()[1].status == "green"
-    high = {"optimiser": "sgd", "weight_decay": None, "lr": 2.0, "schedule": Schedule(warmup=0), "diverged_at": 1e6}
+    high = {"optimizer": "sgd", "weight_decay": None, "lr": 2.0, "schedule": Schedule(warmup=0), "diverged_at": 1e6}
     config = dataclasses.replace(CONFIG, **high)
     found = lr(str(trained(data, tmp_path, config)), batch_size=4, batches=1, verify=0, progress=False)
     verdict = found.verdicts()[1]
@@ -147,7 +147,7 @@ def test_a_fresh_model_is_judged_along_a_short_run(capsys, tmp_path):
     """The recipe's peak, or the rate that is given; the model itself stays as it was."""
     words = [
         "lr",
-        "new:pre-ln,depth=1,dim=4,heads=2",
+        "new:pre-ln,depth=1,d_model=4,heads=2",
         "--data",
         "add:digits=1",
         "--batch-size",

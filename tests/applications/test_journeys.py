@@ -56,7 +56,7 @@ def shows(answer: Any, path: Path) -> None:
 
 def test_1_why_does_my_transformer_need_adam(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One part at a time taken out: table, sentence, chart without a file, report."""
-    m = qf.Transformer(design="pre-ln", depth=1, dim=4, heads=2, vocab=256, seed=0)
+    m = qf.Transformer(design="pre-ln", depth=1, d_model=4, heads=2, vocab=256, seed=0)
     with unchanged(m):
         why = qf.why(
             m,

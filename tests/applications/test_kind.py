@@ -165,7 +165,7 @@ def changed(risk: Risk, rows: Tensor) -> float:
 def test_the_loss_is_constant_along_the_symmetries_of_a_transformer(settings: dict[str, Any]) -> None:
     """g.w = 0 at an arbitrary point for every family of a Pre-LN model."""
     data = dataset("add", digits=1)
-    sizes = {"depth": 2, "dim": 4, "heads": 2}
+    sizes = {"depth": 2, "d_model": 4, "heads": 2}
     model = Transformer("pre-ln", seed=0, dtype=torch.float64, **data.settings, **sizes, **settings)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -204,7 +204,7 @@ def test_the_command_line_tells_how_far_the_polish_came(tmp_path: Path, capsys: 
     """One step does not polish a Transformer; the answer says so, and draws itself in both languages."""
     words = [
         "point",
-        "new:pre-ln,depth=1,dim=4,heads=2",
+        "new:pre-ln,depth=1,d_model=4,heads=2",
         "--data",
         "add:digits=1",
         "--batch-size",

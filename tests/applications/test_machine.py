@@ -32,7 +32,7 @@ def test_vectors_are_held_against_memory() -> None:
 
 def test_a_plan_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line before the work has both numbers where the vectors do not fit."""
-    model, asked = "new:pre-ln,depth=1,dim=4,heads=2", {"data": "add:digits=1", "batch_size": 2}
+    model, asked = "new:pre-ln,depth=1,d_model=4,heads=2", {"data": "add:digits=1", "batch_size": 2}
     assert "free" not in spectrum.plan(model, **asked).text
     monkeypatch.setattr("quadform.applications.room.free_bytes", lambda device: 1000.0)
     assert "for vectors, and 1 kB free" in spectrum.plan(model, **asked).text
@@ -41,7 +41,7 @@ def test_a_plan_says_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", DESIGNS)
 def test_designs_of_any_depth_are_counted(name: str) -> None:
     """count(depth) without its blocks is the count of the design itself."""
-    sizes = {"dim": 8, "heads": 2, "vocab": 11}
+    sizes = {"d_model": 8, "heads": 2, "vocab": 11}
     for depth in (1, 2, 3, 7):
         assert count_of_design(name, depth, **sizes) == count_parameters(design(name, depth=depth, **sizes))
 

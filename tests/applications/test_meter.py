@@ -54,7 +54,7 @@ def in_rounds(ask: Any, folder: Path, seconds: float) -> tuple[Record, int]:
 @pytest.mark.usefixtures("ticks")
 def test_why_in_rounds(tmp_path: Path) -> None:
     """Cut within cells and within training: every number is that of the undisturbed run, to the last bit."""
-    model = qf.Transformer(design="pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8, seed=0)
+    model = qf.Transformer(design="pre-ln", depth=1, d_model=8, heads=2, vocab=12, seq_len=8, seed=0)
 
     def ask(folder: Path, **how: Any) -> Any:
         data = qf.datasets.addition(digits=1)
@@ -69,7 +69,7 @@ def test_why_in_rounds(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ticks")
 def test_lr_in_rounds(tmp_path: Path) -> None:
     """Cut between and within eigenvalues: the vector the single batches start from is the one of the whole run."""
-    model = qf.Transformer(design="pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8, seed=0)
+    model = qf.Transformer(design="pre-ln", depth=1, d_model=8, heads=2, vocab=12, seq_len=8, seed=0)
     batches = list(itertools.islice(qf.datasets.addition(digits=1).batches("valid", 2, 0), 3))
 
     def ask(folder: Path, **how: Any) -> Any:
@@ -85,7 +85,7 @@ def test_lr_in_rounds(tmp_path: Path) -> None:
 
 def test_plans_count_the_work_with_vectors(monkeypatch):
     """A product of a search comes with the making of its vector orthogonal: a plan that adds none is too short."""
-    question = Opening(model="new:pre-ln,depth=1,dim=8,heads=2", data="add:digits=1")
+    question = Opening(model="new:pre-ln,depth=1,d_model=8,heads=2", data="add:digits=1")
     subject = open_subject(question)
     risk = subject.risk(quiet=True)
     asked = SpectrumQuestion(top=1, bottom=1, blocks="none", route="eager")

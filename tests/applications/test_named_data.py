@@ -133,7 +133,7 @@ def test_the_probe_is_the_text_of_the_field(folder, tmp_path):
 
 def test_data_of_our_own_models_is_named(tmp_path, capsys):
     """A data set with its settings and split, in `lr`, `spectrum`, `why` and `compare`."""
-    tiny = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "4", "--quiet"]
+    tiny = ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--batch-size", "4", "--quiet"]
     for verb, more in (VERBS | {"why": ["--remove", "norm"]}).items():
         assert main([verb, *tiny, *more, "--out", str(tmp_path / verb)]) == 0
         assert "data: Addition (digits 1), valid split" in capsys.readouterr().out, verb
@@ -144,6 +144,6 @@ def test_data_of_our_own_models_is_named(tmp_path, capsys):
 
 def test_python_says_that_the_batches_were_given():
     data = qf.datasets.addition(digits=1)
-    model = qf.Transformer("pre-ln", depth=1, dim=4, heads=2, **data.settings)
+    model = qf.Transformer("pre-ln", depth=1, d_model=4, heads=2, **data.settings)
     found = qf.lr(model, [next(data.batches("train", 4, 0))], optimizer="sgd", verify=0, progress=False)
     assert "data: the batches given" in str(found)

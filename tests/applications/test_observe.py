@@ -15,7 +15,7 @@ from quadform.propagation.collapse import AttentionCollapse, NormRatio, TokenCol
 
 torch.set_num_threads(1)
 f64 = torch.float64
-SMALL = {"depth": 3, "dim": 16, "heads": 4, "vocab": 20}
+SMALL = {"depth": 3, "d_model": 16, "heads": 4, "vocab": 20}
 
 
 def tokens(rows=3, n=7, seed=0, vocab=20):

@@ -17,7 +17,7 @@ from quadform.core.errors import TooLarge
 from quadform.curvature import Risk
 from quadform.curvature.routes import Products
 
-NEW = "new:pre-ln,depth=1,dim=8,heads=2"
+NEW = "new:pre-ln,depth=1,d_model=8,heads=2"
 
 
 @pytest.fixture

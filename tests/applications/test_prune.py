@@ -16,7 +16,7 @@ from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.nn.transformer import Transformer
 
-MODEL = "new:pre-ln,depth=1,dim=8,heads=2"
+MODEL = "new:pre-ln,depth=1,d_model=8,heads=2"
 PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 4, "batches": 4, "dtype": "float64", "progress": False}
 
 

@@ -28,7 +28,7 @@ from quadform.experiments import ReproduceTask
 from quadform.explorer.question import ExploreTask
 from quadform.explorer.serving import Served
 
-MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
+MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2}
 
 #: verb -> (its Python function, fields of a small question)

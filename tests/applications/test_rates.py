@@ -32,14 +32,14 @@ def data():
 
 
 def make(data, **options) -> Transformer:
-    return Transformer("pre-ln", depth=1, dim=4, heads=2, **options, **data.settings)
+    return Transformer("pre-ln", depth=1, d_model=4, heads=2, **options, **data.settings)
 
 
 @pytest.fixture(scope="module")
 def folder(data, tmp_path_factory) -> Path:
     """A run of 20 steps to its end: linear decay from 2, so that its last step has 2 / 19."""
     out = tmp_path_factory.mktemp("rates") / "run"
-    train(make(data), data, TrainConfig(steps=20, batch_size=4, lr=2.0, optimiser="sgd"), out=out, progress=False)
+    train(make(data), data, TrainConfig(steps=20, batch_size=4, lr=2.0, optimizer="sgd"), out=out, progress=False)
     return out
 
 

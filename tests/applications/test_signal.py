@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 import quadform as qf
+from quadform.answers.signal_draft import SignalDraft
 from quadform.applications.signal import Signal, SignalOpening
 from quadform.applications.signal.calls import OF_DIRECTION, OF_LOSS, Calls
-from quadform.applications.signal.curve import Curve, record_of
+from quadform.applications.signal.curve import Curve, write
 from quadform.applications.signal.jacobian import LEVELS, isometry, jacobian
 from quadform.applications.signal.question import SignalQuestion
 from quadform.applications.signal.subjects import Drawing
@@ -29,7 +30,7 @@ from quadform.train.watch import token_cosines
 torch.set_num_threads(1)
 f64 = torch.float64
 signal = partial(qf.signal, progress=False)
-SMALL = {"depth": 2, "dim": 16, "heads": 2, "vocab": 20}
+SMALL = {"depth": 2, "d_model": 16, "heads": 2, "vocab": 20}
 
 
 def curves(unit) -> list[Curve]:
@@ -40,7 +41,10 @@ def curves(unit) -> list[Curve]:
 
 
 def answer(found) -> Signal:
-    return Signal(record_of(found, {"subjects": [], "partial": False}, Provenance.collect()))
+    draft = SignalDraft()
+    for curve in found:
+        write(curve, draft)
+    return draft.answer({"subjects": [], "partial": False}, Provenance.collect())
 
 
 def tokens(rows=3, n=7, seed=0, vocab=20, low=0):
@@ -86,7 +90,7 @@ def test_prediction_meets_drawn_networks(name):
 
 def test_a_wrong_prediction_is_told():
     """A network whose residual branches are scaled down after the prediction was made disagrees with it."""
-    model = Transformer("pre-ln", seed=0, depth=4, dim=128, heads=4, vocab=64)
+    model = Transformer("pre-ln", seed=0, depth=4, d_model=128, heads=4, vocab=64)
     with torch.no_grad():
         for n, p in model.named_parameters():
             if n.endswith(("W_O", "W_2")):
@@ -107,7 +111,7 @@ def test_designed_models_are_healthy_when_built(name, health):
     """A designed model, built by nn and measured, meets the criterion it was designed for: cosine within 0.02 or 5 %
     of the limit or below it (mean of four networks), size within the stated factor; and it keeps every contract.
     """
-    settings = {"dim": 256, "heads": 4, "vocab": 64, "d_ff": 512}
+    settings = {"d_model": 256, "heads": 4, "vocab": 64, "d_ff": 512}
     sizes = {"d_model": 256, "heads": 4, "settings": {"vocab": 64, "d_ff": 512}}
     start = signal(name, depths=[1], networks=4, tokens=24, batch_size=4, **sizes).record.tensors["0/kernel/0"]
     made = design(6, name, health=health, Sigma_0=start, **settings)
@@ -121,7 +125,7 @@ def test_designed_models_are_healthy_when_built(name, health):
 
 def test_designed_blocks_keep_the_contract():
     """BlockSpecs from the designer pass `check_design` in a small model."""
-    made = design(3, "u-spa", health=Health(cosine=0.6), seq_len=8, dim=16, heads=4, vocab=13)
+    made = design(3, "u-spa", health=Health(cosine=0.6), seq_len=8, d_model=16, heads=4, vocab=13)
     assert check_design(dataclasses.replace(made.config, seq_len=64), depth=3)
 
 

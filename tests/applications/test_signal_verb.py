@@ -47,7 +47,7 @@ def test_designs_as_text(capsys, tmp_path):
 def test_a_saved_model_as_json(capsys, tmp_path):
     """A saved model is measured on data; stdout is one JSON value with tagged numbers."""
     settings = dataset("add", digits=2).settings
-    folder = Transformer("pre-ln", depth=2, dim=16, heads=2, seed=0, **settings).save(tmp_path / "model")
+    folder = Transformer("pre-ln", depth=2, d_model=16, heads=2, seed=0, **settings).save(tmp_path / "model")
     code, out, _ = asked(capsys, str(folder), "--data", "add:digits=2", "--batch-size", "4", "--json", "--quiet")
     assert code == 0
     body = json.loads(out)
@@ -57,9 +57,9 @@ def test_a_saved_model_as_json(capsys, tmp_path):
 
 def test_a_new_model(capsys):
     """`new:DESIGN,...` draws a model for the data and measures it beside its prediction."""
-    code, out, _ = asked(capsys, "new:pre-ln,depth=2,dim=32,heads=2", "--batch-size", "4", "--quiet")
+    code, out, _ = asked(capsys, "new:pre-ln,depth=2,d_model=32,heads=2", "--batch-size", "4", "--quiet")
     assert code in (0, 3)
-    assert "new:pre-ln,depth=2,dim=32,heads=2" in out
+    assert "new:pre-ln,depth=2,d_model=32,heads=2" in out
 
 
 def test_dry_run_computes_nothing(capsys, monkeypatch):
@@ -105,7 +105,7 @@ def test_the_plan_of_a_model_measures_one_batch(monkeypatch):
 
     monkeypatch.setattr(units, "profiled", counted)
     monkeypatch.setattr(units.time, "perf_counter", lambda: now[0])
-    word = "new:pre-ln,depth=1,dim=8,heads=2"
+    word = "new:pre-ln,depth=1,d_model=8,heads=2"
     subject = SignalOpening(subjects=(word,), data="add:digits=1", batches=4).open()
     measurement = SignalQuestion().measurement(subject)
     plan = measurement.plan()

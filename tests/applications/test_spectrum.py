@@ -24,12 +24,12 @@ from quadform.report.spectral import PAGE, drawn, figures
 from quadform.report.texts import EN, KO
 
 F64 = torch.float64
-TINY = "new:pre-ln,depth=1,dim=8,heads=2"
+TINY = "new:pre-ln,depth=1,d_model=8,heads=2"
 
 
 @pytest.fixture(scope="module")
 def subject() -> tuple[Transformer, dict[str, torch.Tensor]]:
-    model = Transformer("pre-ln", depth=2, dim=8, heads=2, vocab=7, seq_len=8, seed=0, d_ff=8).to(F64)
+    model = Transformer("pre-ln", depth=2, d_model=8, heads=2, vocab=7, seq_len=8, seed=0, d_ff=8).to(F64)
     return model, {"tokens": torch.randint(0, 7, (3, 6), generator=torch.Generator().manual_seed(0))}
 
 
@@ -157,7 +157,10 @@ def test_more_time_gives_the_answer_of_an_uninterrupted_run(subject: Any, tmp_pa
             break
     assert got.record.scalars == want.record.scalars
     assert all(torch.equal(t, want.record.tensors[n]) for n, t in got.record.tensors.items())
-    other, data = Transformer("pre-ln", depth=2, dim=8, heads=2, vocab=7, seq_len=8, seed=1, d_ff=8).to(F64), subject[1]
+    other, data = (
+        Transformer("pre-ln", depth=2, d_model=8, heads=2, vocab=7, seq_len=8, seed=1, d_ff=8).to(F64),
+        subject[1],
+    )
     with pytest.raises(InputError, match="other weights"):
         qf.spectrum(other, data, **wish, progress=False, out=tmp_path, resume=True)
 
@@ -259,7 +262,7 @@ def test_error_of_the_root_mean_square():
 def test_eigenvectors_are_kept_and_placed(tmp_path: Path) -> None:
     """`where` tells the shares of the kept vectors; a spectrum that is loaded again has them."""
     found = qf.spectrum(
-        "new:pre-ln,depth=2,dim=8,heads=2", out=tmp_path / "s", top=2, data="add:digits=1", progress=False
+        "new:pre-ln,depth=2,d_model=8,heads=2", out=tmp_path / "s", top=2, data="add:digits=1", progress=False
     )
     again = type(found).load(tmp_path / "s")
     assert again.vectors is not None
@@ -277,7 +280,7 @@ def test_eigenvectors_are_kept_and_placed(tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="layer"):
         again.where(0, "planet")
     other = qf.spectrum(
-        "new:pre-ln,depth=1,dim=4,heads=2", out=tmp_path / "t", top=1, data="add:digits=1", progress=False
+        "new:pre-ln,depth=1,d_model=4,heads=2", out=tmp_path / "t", top=1, data="add:digits=1", progress=False
     )
     (tmp_path / "t" / "vectors.safetensors").replace(tmp_path / "s" / "vectors.safetensors")
     assert other.vectors is not None

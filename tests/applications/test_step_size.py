@@ -1,4 +1,4 @@
-"""The learning-rate ceiling: rules against torch's own optimisers, the trial on a copy, resume, words, refusals."""
+"""The learning-rate ceiling: rules against torch's own optimizers, the trial on a copy, resume, words, refusals."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def batches(data):
 
 
 def make(data, **options) -> Transformer:
-    given_ = {"depth": 1, "dim": 4, "heads": 2, "activation": "gelu", "dtype": torch.float64, **options}
+    given_ = {"depth": 1, "d_model": 4, "heads": 2, "activation": "gelu", "dtype": torch.float64, **options}
     return Transformer("pre-ln", **given_, **data.settings)
 
 
@@ -94,7 +94,7 @@ def test_the_published_numerators():
 
 
 def _torch_path(make_optimizer, lam: float, steps: int, prepare=None) -> list[float]:
-    """x after 1, ..., steps of a torch optimiser on lam x^2 / 2 from x = 1."""
+    """x after 1, ..., steps of a torch optimizer on lam x^2 / 2 from x = 1."""
     x = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
     optimizer, path = make_optimizer([x]), []
     if prepare:
@@ -434,7 +434,7 @@ def test_gradients_seen_are_adams_own_state():
 
 def test_entries_near_zero_by_accident_do_not_set_the_ceiling(data, batches):
     """Before the first step one gradient has entries near 0, and the top direction is one of them; two have none."""
-    model = Transformer("pre-ln", depth=2, dim=48, heads=2, seed=0, **data.settings)
+    model = Transformer("pre-ln", depth=2, d_model=48, heads=2, seed=0, **data.settings)
     one = lr(model, batches[:1], None, optimizer="adamw", verify=0, progress=False)
     several = lr(model, batches, None, optimizer="adamw", verify=0, progress=False)
     assert several.ceiling.value > 5 * one.ceiling.value
@@ -466,7 +466,7 @@ def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
 def trained_as_drawn(folder, seed, **options):
     """A model of `seed` trained for 3 steps under the seed 0."""
     data = dataset("add", digits=1)
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, seed=seed, **options, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, seed=seed, **options, **data.settings)
     first = {n: p.detach().clone() for n, p in model.named_parameters()}
     train(model, data, TrainConfig(steps=3, batch_size=4, accumulate=2, seed=0), out=folder, progress=False)
     return first
@@ -701,7 +701,7 @@ def test_optimizers_without_a_known_ceiling(optimizer, message, data, batches):
         lr(make(data), batches, None, optimizer=optimizer, verify=0, progress=False)
 
 
-TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "4", "--batches", "2"]
+TINY = ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--batch-size", "4", "--batches", "2"]
 TINY += ["--short-run", "0"]
 
 
@@ -772,7 +772,7 @@ def test_state_of_torch_is_read_without_names(tmp_path, data, batches):
         (["new:pre-ln", "--optimizer", "adamv"], 2, "adamw"),
         (["new:pre-ln", "--beta1", "1.5"], 2, "beta1=1.5: give a number below 1."),
         (["new:pre-ln", "--state", "nowhere"], 2, "no optimizer state at `nowhere`"),
-        (["new:pre-ln,depth=1,dim=8", "--params", "nothing.*"], 2, "match 0 of"),
+        (["new:pre-ln,depth=1,d_model=8", "--params", "nothing.*"], 2, "match 0 of"),
         (["new:pre-ln", "--max-time", "soon"], 2, "not a length of time"),
     ],
 )

@@ -22,7 +22,7 @@ from quadform.core.question import Plan
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.core.work import Work
 
-MODEL = "new:sas-p,depth=1,dim=4,heads=2"
+MODEL = "new:sas-p,depth=1,d_model=4,heads=2"
 SMALL: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2, "batches": 2}
 FLAGS = ["--data", "add:digits=1", "--batch-size", "2", "--batches", "2", "--quiet"]
 KINDS = {"step-size": "lr", "spectrum": "spectrum", "signal": "signal"}

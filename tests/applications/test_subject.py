@@ -19,19 +19,21 @@ from quadform.train import TrainConfig, train
 
 
 def test_new() -> None:
-    """`new:sas-p,depth=2,dim=16` with `add:digits=2`: the design, the data's vocabulary, batches of the size asked."""
-    s = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch_size=3, batches=2))
+    """`new:sas-p,depth=2,d_model=16` with `add:digits=2`: the design, the data's vocabulary, the batches asked."""
+    s = open_subject(
+        Opening(model="new:sas-p,depth=2,d_model=16,heads=2", data="add:digits=2", batch_size=3, batches=2)
+    )
     assert (s.model.config.design, s.model.config.depth, s.model.config.d_model) == ("sas-p", 2, 16)
     assert [len(b["tokens"]) for b in s.batches] == [3, 3]
     assert torch.isfinite(s.risk(quiet=True).value())
-    again = open_subject(Opening(model="new:sas-p,depth=2,dim=16,heads=2", data="add:digits=2", batch_size=3))
+    again = open_subject(Opening(model="new:sas-p,depth=2,d_model=16,heads=2", data="add:digits=2", batch_size=3))
     assert again.source["weights"] == s.source["weights"]
 
 
 def test_run_and_saved_model(tmp_path: Path) -> None:
     """A run folder gives its weights, data and step; a folder written by `Transformer.save` its weights."""
     data = dataset("add", digits=2)
-    model = Transformer("pre-ln", depth=1, dim=16, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=16, heads=2, **data.settings)
     train(model, data, TrainConfig(steps=3, batch_size=4), out=tmp_path / "run", progress=False)
     s = open_subject(Opening(model=str(tmp_path / "run")))
     assert s.step == 3
@@ -75,7 +77,7 @@ def test_weights_in_halves_are_analysed_in_float32(stored: str, tmp_path: Path, 
     kind = getattr(torch, stored)
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=20, n_positions=8)
     transformers.GPT2LMHeadModel(config).to(kind).save_pretrained(tmp_path / "hf")
-    ours = Transformer("pre-ln", depth=1, dim=8, heads=2, seed=0, **dataset("add", digits=1).settings)
+    ours = Transformer("pre-ln", depth=1, d_model=8, heads=2, seed=0, **dataset("add", digits=1).settings)
     ours.to(kind).save(tmp_path / "ours")
     told = f"stored in {stored}, analysed in float32"
     for name, more in (("hf", ["--length", "4"]), ("ours", ["--data", "add:digits=1"])):
@@ -181,7 +183,7 @@ def test_a_model_without_tokens_is_refused(tmp_path: Path) -> None:
 def test_text_that_is_none(tmp_path: Path) -> None:
     """A probe file that is not UTF-8 is told."""
     data, run = dataset("pystdlib", seq_len=8), tmp_path / "run"
-    model = Transformer("pre-ln", depth=1, dim=8, heads=1, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=1, **data.settings)
     train(model, data, TrainConfig(steps=1, batch_size=1), out=run, progress=False)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe" * 500)
     with pytest.raises(FileError, match="cannot be read as UTF-8 text"):

@@ -39,7 +39,7 @@ def state(model: torch.nn.Module) -> list[Any]:
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_python_leaves_the_model_as_it_was(name: str, training: bool) -> None:
     """A model in training or not, one parameter frozen, gradients half-way: afterwards all is as before."""
-    model = qf.Transformer(design="pre-ln", depth=1, dim=8, heads=2, seed=0, **DATA.settings).train(training)
+    model = qf.Transformer(design="pre-ln", depth=1, d_model=8, heads=2, seed=0, **DATA.settings).train(training)
     batches = list(itertools.islice(DATA.batches("valid", 2, 0), 2))
     frozen = next(iter(model.layers.parameters()))
     if name != "why":  # variants are copies without that parameter

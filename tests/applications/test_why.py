@@ -31,21 +31,21 @@ def data():
 
 
 def make(data, name="pre-ln", **options) -> Transformer:
-    given = {"depth": 1, "dim": 4, "heads": 2, "dtype": torch.float64, **options}
+    given = {"depth": 1, "d_model": 4, "heads": 2, "dtype": torch.float64, **options}
     return Transformer(name, **given, **data.settings)
 
 
 # --- variants -------------------------------------------------------------------------------------------------------
 def test_without_the_product_it_is_the_same_function(data):
     """W_QK[h] = W_Q[h] W_K[h]^T: the logits of the variant without `qk` are those of the model."""
-    model = make(data, depth=2, dim=8)
+    model = make(data, depth=2, d_model=8)
     tokens = next(data.batches("valid", 4))["tokens"]
     torch.testing.assert_close(model_without(model, "qk")(tokens), model(tokens))
 
 
 def test_without_softmax_norm_or_skip_it_is_another_function_of_the_same_weights(data):
     """Every tensor both have is equal; the logits are not."""
-    model = make(data, depth=2, dim=8)
+    model = make(data, depth=2, d_model=8)
     tokens = next(data.batches("valid", 4))["tokens"]
     for what in ("softmax", "norm", "skip"):
         part = model_without(model, what)
@@ -57,7 +57,7 @@ def test_without_softmax_norm_or_skip_it_is_another_function_of_the_same_weights
 @pytest.mark.parametrize("name", ["pre-ln", "post-ln", "parallel", "sas", "sas-p", "shaped", "u-spa", "deepnorm"])
 def test_designs_lose_what_they_have(name):
     """Softmax goes from every design; what a design has not is refused by name."""
-    config = design(name, depth=2, dim=8, heads=2)
+    config = design(name, depth=2, d_model=8, heads=2)
     for what in REMOVABLE:
         try:
             made = config_without(config, what)
@@ -233,7 +233,7 @@ def test_time_that_is_over_leaves_a_partial_answer(data):
     assert "PARTIAL" in str(cut)
 
 
-TINY = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "4"]
+TINY = ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--batch-size", "4"]
 
 
 def test_the_verb(capsys, tmp_path):
@@ -293,7 +293,7 @@ def test_a_folder_begun_with_other_data_is_refused(data, tmp_path):
 def test_python_and_a_named_model_give_the_same_numbers(data):
     """A model that was made in Python with a Dataset, and the same model by its name."""
     named = why(TINY[0], data="add:digits=1", batch_size=4, remove="norm", steps="2,0", progress=False)
-    made = Transformer("pre-ln", depth=1, dim=4, heads=2, dtype=torch.float32, **data.settings)
+    made = Transformer("pre-ln", depth=1, d_model=4, heads=2, dtype=torch.float32, **data.settings)
     here = why(made, data, batch_size=4, remove=["norm"], steps=[0, 2], progress=False)
     assert here.record.scalars == named.record.scalars
     assert here.steps == (0, 2)

@@ -23,10 +23,10 @@ from quadform.curvature.operators import hessian
 from quadform.curvature.risk import Risk
 from quadform.nn.transformer import Transformer
 
-MODEL = "new:pre-ln,depth=1,dim=8,heads=2"
+MODEL = "new:pre-ln,depth=1,d_model=8,heads=2"
 SMALL = [MODEL, "--data", "add:digits=2", "--batch-size", "2"]
 QUICK = ["--top", "1", "--blocks", "none", "--products", "4", "--quiet"]
-MODELS = "a run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`."
+MODELS = "a run folder, a Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,d_model=64`."
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +185,7 @@ def frozen_subject(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let MODEL be a small model whose parameters are all frozen."""
     from quadform.applications import subject
 
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=12, seq_len=8).requires_grad_(False)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, vocab=12, seq_len=8).requires_grad_(False)
     rows = {"tokens": torch.arange(16).reshape(2, 8) % 12}
     monkeypatch.setattr(subject, "open_subject", lambda _: Subject("m", model, [rows], {"weights": "0", "model": "m"}))
 
@@ -256,7 +256,7 @@ def test_not_finite(value: float) -> None:
 
 def test_not_finite_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A saved model with a broken weight: the module's name, and nothing left in `--out`."""
-    model = Transformer("pre-ln", depth=2, dim=8, heads=2, vocab=12, seq_len=16)
+    model = Transformer("pre-ln", depth=2, d_model=8, heads=2, vocab=12, seq_len=16)
     with torch.no_grad():
         model.layers[1].mlp.W_1.fill_(float("nan"))
     model.save(tmp_path / "m")

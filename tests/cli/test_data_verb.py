@@ -91,7 +91,7 @@ def test_ls_designs_counts_parameters(capsys):
     rows = json.loads(capsys.readouterr().out)["designs"]
     assert [row["design"] for row in rows] == list(DESIGNS)
     for row in rows:
-        assert row["parameters"] == f"{count_parameters(design(row['design'], depth=2, dim=16)):,}"
+        assert row["parameters"] == f"{count_parameters(design(row['design'], depth=2, d_model=16)):,}"
 
 
 @pytest.mark.parametrize(

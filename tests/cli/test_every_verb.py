@@ -15,7 +15,7 @@ from quadform.cli import main
 from quadform.cli.main import VERBS
 from quadform.core import progress
 
-MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
+MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 PROBE = ["--data", "add:digits=1", "--batch-size", "2"]
 #: A small command of each verb; RUN is the folder the command `train` made.
 COMMANDS = {

@@ -146,9 +146,9 @@ BOUNDED = {
     "attention": ["--tokens", "2", "--d-model", "2", "--vary", "none"],
     "ls": ["runs", "."],
     "verify": ["--shapes", "1", "--largest", "2"],
-    "spectrum": ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--dry-run"],
-    "lr": ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--dry-run"],
-    "why": ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--dry-run"],
+    "spectrum": ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--dry-run"],
+    "lr": ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--dry-run"],
+    "why": ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--dry-run"],
     "signal": ["pre-ln", "--depths", "1", "--d-model", "4", "--heads", "2", "--tokens", "3", "--dry-run"],
     "reproduce": ["growth", "--dry-run"],
     "data": ["list"],
@@ -185,8 +185,8 @@ MODELS = [
     "new:",
     "new:pre-ln,",
     "new:pre-ln,depth=0",
-    "new:pre-ln,dim=-4",
-    "new:pre-ln,heads=3,dim=4",
+    "new:pre-ln,d_model=-4",
+    "new:pre-ln,heads=3,d_model=4",
     "new:pre-ln,a=b",
 ]
 MODELS += [
@@ -204,7 +204,7 @@ MODELS += [
     "a/b/c/d",
     "nobody/nothing",
     "sceptr:none",
-    "new:pre-ln,dim=4,heads=2,seq_len=1",
+    "new:pre-ln,d_model=4,heads=2,seq_len=1",
 ]
 DATA = [
     "add:digits=0",
@@ -229,7 +229,7 @@ def test_models_that_cannot_be_opened(model: str) -> None:
 def test_data_that_cannot_be_opened(verb: str, data: str) -> None:
     """`--data` is any text: refused in one line, whatever the verb."""
     words = {
-        "spectrum": ["new:pre-ln,depth=1,dim=4,heads=2"],
+        "spectrum": ["new:pre-ln,depth=1,d_model=4,heads=2"],
         "train": ["--d-model", "4", "--heads", "2", "--steps", "1"],
     }
     assert sound([verb, *words.get(verb, []), "--data", data, "--dry-run", "--quiet"])[0] == 2
@@ -252,7 +252,7 @@ def one_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One small run folder of each kind that is read again."""
     base = tmp_path_factory.mktemp("saved")
-    small = ["new:pre-ln,depth=1,dim=4,heads=2", "--data", "add:digits=1", "--batch-size", "2", "--quiet"]
+    small = ["new:pre-ln,depth=1,d_model=4,heads=2", "--data", "add:digits=1", "--batch-size", "2", "--quiet"]
     commands_ = {
         "attention": ["--tokens", "2", "--d-model", "2", "--vary", "none", "--quiet"],
         "spectrum": [*small, "--top", "1", "--products", "4", "--blocks", "none"],
@@ -410,7 +410,7 @@ def test_configs_from_any_json(kind: Any, data: st.DataObject) -> None:
 def _plain_model() -> dict[str, Any]:
     from quadform.core.designs import design
 
-    return design("pre-ln", depth=1, dim=8, heads=2, vocab=12).to_dict()
+    return design("pre-ln", depth=1, d_model=8, heads=2, vocab=12).to_dict()
 
 
 MADE = Provenance.collect()

@@ -21,7 +21,7 @@ import torch
 from quadform.core.record import Record
 
 PROBE = ["--data", "add:digits=1", "--batch-size", "2"]
-MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
+MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 COMMANDS = {
     "spectrum": [MODEL, *PROBE, "--top", "2", "--density", "--blocks", "qkv"],
     "lr": [MODEL, *PROBE, "--batches", "2", "--verify", "3", "--short-run", "4", "--checkpoints", "2"],

@@ -159,7 +159,7 @@ def test_threads_sleep_while_they_wait(said):
 
 
 # --- what a folder already holds --------------------------------------------------------------------------------------
-MODEL = "new:pre-ln,depth=1,dim=4,heads=2"
+MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 QUICK = ["--data", "add:digits=1", "--batch-size", "2", "--quiet"]
 SPECTRUM = [*QUICK, "--top", "1", "--products", "4", "--blocks", "none"]
 

@@ -120,7 +120,7 @@ def test_report_of_the_default(
     from quadform.applications.study import sections as study
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "dim": 16, "heads": 2})
+    monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "d_model": 16, "heads": 2})
     monkeypatch.setattr(study, "DEFAULT_STEPS", 20)
     assert main(["report", "--figures", "pictures", "--quiet", "--batch-size", "4", "--batches", "2"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -140,7 +140,7 @@ def test_report_in_the_time_there_is(
     """`--dry-run` plans and writes nothing; `--max-time` draws what there is and names the rest; `--resume` ends it."""
     monkeypatch.chdir(tmp_path)
     probe = ["--data", "add:digits=1", "--batch-size", "2", "--batches", "1", "--quiet"]
-    words = ["report", "new:pre-ln,depth=1,dim=8,heads=2", *probe, "--out", "run"]
+    words = ["report", "new:pre-ln,depth=1,d_model=8,heads=2", *probe, "--out", "run"]
     assert main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"plan for new:\S+: 4 stages, about [\d,]+ products, .* in all, .* beside the model", said[0])

@@ -58,7 +58,7 @@ def test_second_moments_are_those_of_the_inputs() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_matrices_of_our_models(tied: bool) -> None:
     """Raw matrices are maps; embeddings are none, also where they are the output."""
-    model = Transformer("pre-ln", depth=1, dim=4, heads=2, vocab=7, seq_len=5, tied=tied, dtype=torch.float64)
+    model = Transformer("pre-ln", depth=1, d_model=4, heads=2, vocab=7, seq_len=5, tied=tied, dtype=torch.float64)
     tokens = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(0))
     maps = linear_maps(Risk(model, None, [{"tokens": tokens}], quiet=True))
     inner = ["attn.W_Q", "attn.W_K", "attn.W_V", "attn.W_O", "mlp.W_1", "mlp.W_2"]

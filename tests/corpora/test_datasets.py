@@ -45,7 +45,7 @@ def test_stream_is_a_function_of_its_index(name):
 def test_model_of_the_settings_has_a_loss(name):
     """A model made with `data.settings` takes the batches; tokens lie in the vocabulary and rows in seq_len."""
     data = dataset(name, **SMALL.get(name, {}))
-    model = Transformer("pre-ln", depth=1, dim=8, heads=1, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=1, **data.settings)
     for batch in take(data, 3):
         assert torch.isfinite(model.loss(batch))
         assert all(batch[k].shape[1] <= model.config.seq_len for k in ("tokens", "source", "target") if k in batch)

@@ -226,7 +226,7 @@ def test_splits_without_text_are_told_before_training(tmp_path):
     (tmp_path / "one.tsv").write_text("one\tone more\n")
     for file, text in (("book.txt", "held out whole"), ("one.tsv", "no pair in its")):
         data = dataset(str(build([tmp_path / file], tmp_path / f"packed {file}").folder))
-        model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+        model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
         before = model.embed.W_E.detach().clone()
         with pytest.raises(InputError, match=text):
             train(model, data, TrainConfig(steps=1, batch_size=2), progress=False)
@@ -238,7 +238,7 @@ def test_a_run_whose_test_split_is_empty_ends_well(tmp_path, capsys):
     lines = [f"{i}\tword {i}\tWort {i}" for i in range(400) if split_of(str(i), 20) != "test"]
     (tmp_path / "p.tsv").write_text("\n".join(lines))
     data = dataset(str(build([tmp_path / "p.tsv"], tmp_path / "packed").folder))
-    size = {"depth": 1, "dim": 8, "heads": 2, "d_ff": 8}
+    size = {"depth": 1, "d_model": 8, "heads": 2, "d_ff": 8}
     run = fit(data, steps=1, batch_size=2, valid_batches=1, watch_every=0, progress=False, **size)
     assert score_test(run) == {}
     assert "not scored" in capsys.readouterr().err
@@ -250,7 +250,7 @@ def test_the_test_split_is_searched_as_the_recipe_says(folder, tmp_path):
     from quadform.nn import Search
     from quadform.train.bleu import score_model
 
-    size = {"depth": 1, "dim": 8, "heads": 2, "d_ff": 8, "steps": 1, "batch_size": 2, "valid_batches": 1}
+    size = {"depth": 1, "d_model": 8, "heads": 2, "d_ff": 8, "steps": 1, "batch_size": 2, "valid_batches": 1}
     data = dataset(folder, pieces=0)
     plain = fit(data, watch_every=0, progress=False, **size)
     assert set(score_test(plain, 4)) == {

@@ -64,7 +64,7 @@ class AttributeLoss(InOutput):
 
 def ours(kind: str, **settings: Any) -> nn.Module:
     return qf.Transformer(
-        "pre-ln", kind=kind, depth=2, dim=8, heads=2, vocab=7, seed=0, dtype=torch.float64, **settings
+        "pre-ln", kind=kind, depth=2, d_model=8, heads=2, vocab=7, seed=0, dtype=torch.float64, **settings
     )
 
 

@@ -16,7 +16,7 @@ from quadform.nn.transformer import Transformer
 def risk() -> Risk:
     """Two blocks a side, d = 4, three sentences of unequal length, float64; the weights of one cross-attention."""
     model = Transformer(
-        "pre-ln", kind="encoder-decoder", depth=2, dim=4, heads=2, vocab=9, seq_len=6, pad=0, bos=1, eos=2, seed=1,
+        "pre-ln", kind="encoder-decoder", depth=2, d_model=4, heads=2, vocab=9, seq_len=6, pad=0, bos=1, eos=2, seed=1,
         dtype=torch.float64,
     )  # fmt: skip
     generator = stream(3, "cross")

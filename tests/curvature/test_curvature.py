@@ -276,7 +276,7 @@ def test_causal_losses_count_the_targets_they_really_have() -> None:
     long, short = torch.randint(1, 11, (2, 6)), torch.randint(1, 11, (2, 3))
     theirs = Risk(transformers.GPT2LMHeadModel(config), data=[{"input_ids": t, "labels": t} for t in (long, short)])
     ours = Risk(
-        Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=11, seed=0), data=[{"tokens": long}, {"tokens": short}]
+        Transformer("pre-ln", depth=1, d_model=8, heads=2, vocab=11, seed=0), data=[{"tokens": long}, {"tokens": short}]
     )
     for risk in (theirs, ours):
         assert risk.weights == pytest.approx([10 / 14, 4 / 14], rel=1e-5)

@@ -98,13 +98,13 @@ def test_products_are_those_of_a_double_backward() -> None:
 @pytest.mark.parametrize("design", DESIGNS)
 def test_own_designs(design: str) -> None:
     torch.manual_seed(0)
-    model = Transformer(design, dim=8, heads=2, vocab=11, depth=2, seq_len=6, dtype=F64)
+    model = Transformer(design, d_model=8, heads=2, vocab=11, depth=2, seq_len=6, dtype=F64)
     agree(Risk(model, data={"tokens": torch.randint(1, 11, (2, 6))}, quiet=True), vectors=1)
 
 
 def test_objects_with_tensors_as_arguments() -> None:
     """Encoder and decoder, padding, and learned biases of distances that all layers share in one object."""
-    sizes = {"dim": 8, "heads": 2, "vocab": 11, "depth": 2, "encoder_depth": 2, "seq_len": 6}
+    sizes = {"d_model": 8, "heads": 2, "vocab": 11, "depth": 2, "encoder_depth": 2, "seq_len": 6}
     model = Transformer("pre-ln", kind="encoder-decoder", positions="relative", pad=0, dtype=F64, **sizes)
     ids = torch.randint(1, 11, (2, 6))
     ids[0, -2:] = 0

@@ -148,7 +148,7 @@ def test_hugging_face_losses_are_cut(name: str, make: Any, monkeypatch: Any, cap
 def test_own_models_are_cut(tied: bool, few_at_once: list[int], capsys: Any) -> None:
     torch.manual_seed(0)
     sizes = {"heads": 2, "vocab": VOCAB, "depth": 2, "seq_len": 6, "tied": tied, "pad": 0}
-    model = Transformer("pre-ln", dim=D, dtype=F64, **sizes)
+    model = Transformer("pre-ln", d_model=D, dtype=F64, **sizes)
     batch = {"tokens": torch.randint(0, VOCAB, (2, 6))}
     risk = Risk(model, data=batch, quiet=True)
     v = risk.space.random(dtype=F64)

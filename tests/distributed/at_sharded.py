@@ -25,7 +25,7 @@ VOCAB = 11
 
 def gpt(depth: int = 2, dim: int = 8) -> nn.Module:
     torch.manual_seed(0)
-    return qf.nn.Transformer("pre-ln", depth=depth, dim=dim, heads=2, vocab=VOCAB, seq_len=6, dtype=torch.float64)
+    return qf.nn.Transformer("pre-ln", depth=depth, d_model=dim, heads=2, vocab=VOCAB, seq_len=6, dtype=torch.float64)
 
 
 def gpt2() -> nn.Module:

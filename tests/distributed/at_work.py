@@ -204,7 +204,7 @@ def causal(g: qd.Group) -> dict[str, Any]:
     once = qf.Risk(seeded(BackwardOnly), cross_entropy, rows_of(5), quiet=True)
     risk = qd.shard(once, g)
     found |= {"no forward derivative": products_apart(qf.hessian(risk), qf.hessian(once)), "its note": risk.notes[-1]}
-    ours = qf.nn.Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=7, seq_len=6, dtype=torch.float64, pad=0)
+    ours = qf.nn.Transformer("pre-ln", depth=1, d_model=8, heads=2, vocab=7, seq_len=6, dtype=torch.float64, pad=0)
     padded = ids.masked_fill(torch.arange(6) > torch.arange(5)[:, None] + 1, 0)
     own = qf.Risk(ours, None, [{"tokens": padded}], quiet=True)
     risk = qd.shard(own, g)
@@ -595,7 +595,7 @@ def documented(g: qd.Group) -> dict[str, Any]:
     """The Python of docs/distributed.md, as it stands."""
     text = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text(encoding="utf-8")
     code = text.partition("```python\n")[2].partition("```")[0]
-    model = qf.nn.Transformer("pre-ln", depth=1, dim=4, heads=1, vocab=5, seq_len=4, dtype=torch.float64)
+    model = qf.nn.Transformer("pre-ln", depth=1, d_model=4, heads=1, vocab=5, seq_len=4, dtype=torch.float64)
     tokens = torch.randint(0, 5, (5, 4), generator=torch.Generator().manual_seed(4))
     names: dict[str, Any] = {"model": model, "batches": [(tokens, tokens)], "loss": cross_entropy}
     exec(compile(code, "docs/distributed.md", "exec"), names)

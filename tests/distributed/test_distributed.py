@@ -372,7 +372,7 @@ def torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_command_line(flags: list[str], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`torchrun ... quadform spectrum MODEL --json` prints one answer: that of `quadform spectrum MODEL --json`, data
     or weights split. Of shards other random vectors are drawn, so that the trace is another estimate."""
-    words = ["spectrum", "new:pre-ln,depth=1,dim=8", "--batch-size", "3", "--batches", "2", "--top", "2"]
+    words = ["spectrum", "new:pre-ln,depth=1,d_model=8", "--batch-size", "3", "--batches", "2", "--top", "2"]
     words += ["--dtype", "float64", "--tol", "1e-6", "--json", "--quiet", "--blocks", "none", "--out"]
     several = torchrun(tmp_path, *words, str(tmp_path / "two"), *flags)
     assert several.returncode == 0, several.stderr[-2000:]
@@ -391,7 +391,7 @@ def test_the_command_line(flags: list[str], note: str, tmp_path: Path, capsys: p
 
 def test_verbs_for_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A verb that is not split says so once, and leaves with an error; what is cut needs processes."""
-    assert main(["spectrum", "new:pre-ln,depth=1,dim=8", "--fsdp", "--quiet"]) == 2
+    assert main(["spectrum", "new:pre-ln,depth=1,d_model=8", "--fsdp", "--quiet"]) == 2
     assert "Start it with torchrun." in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank, lines in ((0, 1), (1, 0)):

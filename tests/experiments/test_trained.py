@@ -13,7 +13,7 @@ from quadform.nn.transformer import IGNORE, Transformer
 
 
 def _encoder_risk() -> Risk:
-    config = design("post-ln", depth=2, dim=6, heads=2, d_ff=8, vocab=7, seq_len=5, kind="encoder")
+    config = design("post-ln", depth=2, d_model=6, heads=2, d_ff=8, vocab=7, seq_len=5, kind="encoder")
     model = Transformer(config, seed=1, dtype=torch.float64)
     tokens = torch.randint(7, (3, 5), generator=torch.Generator().manual_seed(0))
     labels = tokens.masked_fill(torch.arange(5) % 2 == 0, IGNORE)
@@ -21,7 +21,7 @@ def _encoder_risk() -> Risk:
 
 
 def _translator_risk() -> tuple[Transformer, Risk]:
-    config = design("pre-ln", depth=2, dim=8, heads=2, d_ff=8, vocab=9, source_vocab=7, seq_len=8,
+    config = design("pre-ln", depth=2, d_model=8, heads=2, d_ff=8, vocab=9, source_vocab=7, seq_len=8,
                     kind="encoder-decoder", biases=("q", "k", "v", "o"))  # fmt: skip
     model = Transformer(config, seed=0, dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)

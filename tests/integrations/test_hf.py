@@ -96,7 +96,7 @@ def test_names_of_the_paper(folder: Path) -> None:
     found = hf.names(model)
     assert found["transformer.h.0.attn.W_Q"] == ("transformer.h.0.attn.c_attn.weight", (8, 8))
     assert found["transformer.h.0.attn.W_V[1]"] == ("transformer.h.0.attn.c_attn.weight", (8, 4))
-    ours = hf.names(qf.Transformer("pre-ln", depth=1, dim=8, heads=2, vocab=5, seed=0))
+    ours = hf.names(qf.Transformer("pre-ln", depth=1, d_model=8, heads=2, vocab=5, seed=0))
     assert ours["layers.0.attn.W_K"] == ("layers.0.attn.W_K", (8, 8))
 
 

@@ -174,7 +174,7 @@ def test_models_use_it(name, monkeypatch):
     from quadform.nn import Transformer
     from quadform.nn.attention import Attention
 
-    model = Transformer(name, depth=2, dim=16, heads=2, vocab=11, seed=0).to(DEVICE)
+    model = Transformer(name, depth=2, d_model=16, heads=2, vocab=11, seed=0).to(DEVICE)
     gen = torch.Generator().manual_seed(0)
     for p in model.parameters():  # away from the start, where queries and some weights are zero
         p.data += 0.1 * torch.randn(p.shape, generator=gen).to(DEVICE)

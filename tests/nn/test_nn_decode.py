@@ -22,7 +22,7 @@ INPUTS = [[3, 4, 3], [4], [3, 3], [4, 3, 4, 4, 3], [3, 4, 4, 4], [4, 4]]
 
 def make(name="pre-ln", kind="encoder-decoder", vocab=VOCAB, seed=0, **settings):
     """A small model whose next-token distributions are far from uniform and do end sentences."""
-    settings = {"positions": "sinusoidal", "depth": 2, "dim": 8, "heads": 2} | settings
+    settings = {"positions": "sinusoidal", "depth": 2, "d_model": 8, "heads": 2} | settings
     model = Transformer(design(name, kind=kind, vocab=vocab, bos=BOS, eos=EOS, **settings), dtype=torch.float64)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -209,7 +209,7 @@ def test_scores_are_teacher_forced(kind, how):
 def test_cached_decoding_is_uncached_decoding(name):
     """Beam search from a KV cache and from an X-cache equals the search that runs every prefix anew."""
     kind = "decoder" if name == "deepnorm" else "encoder-decoder"
-    model = make(name, kind=kind, dim=16, heads=4)
+    model = make(name, kind=kind, d_model=16, heads=4)
     results = [
         generate(model, INPUTS, Search(beam=3, n_best=2, max_length=6, cache=cache))
         for cache in ("none", "kv", "x", "static")
@@ -243,7 +243,7 @@ def test_static_steps_move_and_serve_again(how, kind, monkeypatch):
     monkeypatch.setattr(static.Step, "take", lambda self, *a: (moved.append(self.sentences), take(self, *a))[1])
     generator = torch.Generator().manual_seed(0)
     inputs = [(3 + torch.randint(2, (1 + i // 12,), generator=generator)).tolist() for i in range(36)]
-    model = make("sas", kind=kind, dim=16, heads=4, seed=0 if kind == "decoder" else 3)
+    model = make("sas", kind=kind, d_model=16, heads=4, seed=0 if kind == "decoder" else 3)
     with torch.no_grad():  # then sentences end here and there
         model.embed.W_E.mul_(0.1)
     expect = generate(model, inputs, how, batch_size=6)
@@ -257,7 +257,7 @@ def test_static_steps_move_and_serve_again(how, kind, monkeypatch):
 
 def test_x_cache_halves_the_memory():
     """Layers without W_V keep d numbers a token in the X-cache, 2 d in the KV cache."""
-    model = make("sas", kind="decoder", dim=16, heads=4, depth=3)
+    model = make("sas", kind="decoder", d_model=16, heads=4, depth=3)
     sizes = {}
     for kind in ("kv", "x"):
         caches = model.caches(10, kind)
@@ -344,7 +344,7 @@ def test_min_length_is_exact():
 
 def test_no_end_token():
     """Without an eos in the config every hypothesis runs to max_length."""
-    model = Transformer(design="sas-p", depth=1, dim=8, heads=2, vocab=6, dtype=torch.float64)
+    model = Transformer(design="sas-p", depth=1, d_model=8, heads=2, vocab=6, dtype=torch.float64)
     for beam in (1, 3):
         for h in itertools.chain(*generate(model, [[1, 2], [3]], Search(beam=beam, max_length=5))):
             assert len(h.tokens) == 5
@@ -402,7 +402,7 @@ def test_a_padding_token_in_a_source_is_a_token():
 
 
 def _without_bos():
-    return Transformer(design("pre-ln", kind="encoder-decoder", vocab=VOCAB, depth=1, dim=8, heads=2))
+    return Transformer(design("pre-ln", kind="encoder-decoder", vocab=VOCAB, depth=1, d_model=8, heads=2))
 
 
 # ------------------------------------------------------------------------------------------------------------ errors

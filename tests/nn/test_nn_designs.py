@@ -206,7 +206,7 @@ FORMULAS = {
 @pytest.mark.parametrize("name", FORMULAS)
 def test_design_is_its_published_formula(name, kind):
     """Block by block, X_l from the module equals the formula applied to X_{l-1}, to 1e-12 of its size."""
-    model = moved(design(name, kind=kind, depth=DEPTH, dim=D, heads=H, vocab=9, eps=EPS))
+    model = moved(design(name, kind=kind, depth=DEPTH, d_model=D, heads=H, vocab=9, eps=EPS))
     tokens = torch.randint(0, 9, (1, T), generator=torch.Generator().manual_seed(2))
     stream = [X[0].detach() for X in model.streams(tokens)]
     for l in range(DEPTH):
@@ -228,7 +228,7 @@ def test_simplified_blocks_at_the_start(name):
 
     (With W_V = W_O = I; the shaped block's orthogonal W_V W_O stands in front.)
     """
-    model = Transformer(design(name, depth=2, dim=D, heads=H, vocab=9, eps=1e-15), dtype=torch.float64)
+    model = Transformer(design(name, depth=2, d_model=D, heads=H, vocab=9, eps=1e-15), dtype=torch.float64)
     stream = [X[0].detach() for X in model.streams(torch.arange(T)[None])]
     for l, layer in enumerate(model.layers):
         N = stream[l] / stream[l].square().mean(-1, keepdim=True).sqrt()
@@ -241,7 +241,9 @@ def test_simplified_blocks_at_the_start(name):
 @pytest.mark.parametrize("name", ["u-spa-no-norm", "e-spa-no-norm"])
 def test_spa_stacks_carry_their_kernel(name):
     """An attention-only stack turns Sigma_0 = I into its last target : X_L X_L^T = Sigma_L (orthogonal W_V W_O)."""
-    config = design(name, depth=DEPTH, dim=2 * T, heads=1, vocab=2 * T, mlp=False, positions="none", embed_scale=1.0)
+    config = design(
+        name, depth=DEPTH, d_model=2 * T, heads=1, vocab=2 * T, mlp=False, positions="none", embed_scale=1.0
+    )
     model = Transformer(config, dtype=torch.float64)
     with torch.no_grad():
         model.embed.W_E.copy_(torch.eye(2 * T))
@@ -253,7 +255,7 @@ def test_spa_stacks_carry_their_kernel(name):
 
 def test_rezero_is_the_identity_at_the_start():
     """ReZero: every block is the identity at initialisation, and one scalar serves both branches."""
-    model = Transformer(design="rezero", depth=2, dim=D, heads=H, vocab=9, dtype=torch.float64)
+    model = Transformer(design="rezero", depth=2, d_model=D, heads=H, vocab=9, dtype=torch.float64)
     stream = model.streams(torch.arange(T)[None])
     assert torch.equal(stream[0], stream[2])
     assert [n for n, _ in model.layers[0].named_parameters() if "branch" in n] == ["attn_branch"]
@@ -261,7 +263,7 @@ def test_rezero_is_the_identity_at_the_start():
 
 def test_alpha_comb():
     """A parallel block with alpha_comb: out = alpha_comb X + MHA(N) + MLP(N), alpha_comb learned from its start."""
-    model = moved(design("parallel", depth=1, dim=D, heads=H, vocab=9, alpha_comb=0.25, eps=EPS))
+    model = moved(design("parallel", depth=1, d_model=D, heads=H, vocab=9, alpha_comb=0.25, eps=EPS))
     before, after = (X[0].detach() for X in model.streams(torch.arange(T)[None]))
     p = {n.removeprefix("layers.0."): t.detach() for n, t in model.named_parameters()}
     want = parallel(before, p, 0, True) + (p["attn_skip"] - 1) * before

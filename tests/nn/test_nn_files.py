@@ -18,7 +18,7 @@ from quadform.nn import frame as frame_module
 from quadform.nn.tokens import BOS, EOS, MASK, PAD, SPECIALS, UNK, load_tokenizer, save_tokenizer
 from quadform.testing import check_design
 
-SMALL = {"depth": 2, "dim": 8, "heads": 2, "vocab": 9}
+SMALL = {"depth": 2, "d_model": 8, "heads": 2, "vocab": 9}
 
 
 # ------------------------------------------------------------------------------------------------------------- models
@@ -319,11 +319,11 @@ def test_check_design_sees_reordering_and_kernels(monkeypatch):
 def test_check_design_sees_exploding_gradients():
     """Unit skips without norms at depth 300 overflow single precision; the check says so, whatever name the model
     still carries."""
-    config = design("pre-ln", norm="none", depth=3, dim=16, heads=4, vocab=13)
+    config = design("pre-ln", norm="none", depth=3, d_model=16, heads=4, vocab=13)
     with pytest.raises(CheckFailed, match=r"FAILED gradients finite at depth 300: \d+ tensors have none"):
         check_design(config, depth=300)
 
 
 def test_check_design_of_a_model_of_few_positions():
     """Learned positions for two tokens break no contract: the design is checked with room for its tokens."""
-    assert all(f.ok for f in check_design(design("pre-ln", depth=1, dim=8, heads=2, vocab=5, seq_len=2), depth=2))
+    assert all(f.ok for f in check_design(design("pre-ln", depth=1, d_model=8, heads=2, vocab=5, seq_len=2), depth=2))

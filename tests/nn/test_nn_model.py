@@ -17,7 +17,7 @@ from quadform.nn import ByteTokenizer, CharTokenizer, Transformer
 from quadform.nn.transformer import IGNORE, sinusoid
 from quadform.testing import check_design
 
-SMALL = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
+SMALL = {"depth": 2, "d_model": 12, "heads": 3, "vocab": 9}
 
 
 def moved(*args, scale=0.3, seed=1, **kwargs):
@@ -70,7 +70,7 @@ def test_contract_of_variants(variant, kind):
 @pytest.mark.parametrize("name", ["sas", "sas-p-no-norm", "shaped", "e-spa", "u-spa", "v-skipinit"])
 def test_contract_with_other_positions_and_biases(name, positions):
     """Shaped and signal-preserving designs keep it too with other positions, query and key biases."""
-    config = design(name, **{**SMALL, "dim": 16, "heads": 4}, positions=positions, biases=("q", "k"))
+    config = design(name, **{**SMALL, "d_model": 16, "heads": 4}, positions=positions, biases=("q", "k"))
     check_design(replace(config, design=""), depth=4)
 
 
@@ -127,7 +127,7 @@ def test_grouped_heads_equal_repeated_ones():
 def test_linear_attention():
     """Linear attention: A = Q K^T / sqrt(d_k), zero where masked, no softmax. Source: [ODS25]."""
     for kind in ("decoder", "encoder"):
-        model = moved("pre-ln", kind=kind, linear=True, mlp=False, norm="none", heads=1, dim=4, depth=1)
+        model = moved("pre-ln", kind=kind, linear=True, mlp=False, norm="none", heads=1, d_model=4, depth=1)
         X, Y = (s[0] for s in model.streams(draw(1, 5)))
         W = model.layers[0].attn
         A = (X @ W.W_Q) @ (X @ W.W_K).T / 2
@@ -178,7 +178,7 @@ def test_sinusoid(d, n):
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "scaled-sinusoidal"])
 def test_positions_do_not_drown_tokens(positions, init):
     """At the start tokens and positions are equally large within a factor of two, whatever the init."""
-    size = {"depth": 1, "dim": 768, "heads": 1, "d_ff": 1, "vocab": 64, "seq_len": 64}
+    size = {"depth": 1, "d_model": 768, "heads": 1, "d_ff": 1, "vocab": 64, "seq_len": 64}
     e = Transformer("pre-ln", **size, positions=positions, init=init).embed
     wave = sinusoid(torch.arange(64), 768)
     place = {"learned": getattr(e, "W_pos", wave), "sinusoidal": wave}.get(positions, getattr(e, "pos_scale", 1) * wave)
@@ -286,7 +286,7 @@ def test_separate_and_shared_vocabularies():
 # -------------------------------------------------------------------------------------------------- initial values
 def test_ways_to_build():
     """A config, a design name, and a design with settings give the same model; torch's default dtype is respected."""
-    settings = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
+    settings = {"depth": 2, "d_model": 12, "heads": 3, "vocab": 9}
     models = [
         Transformer(design("sas", **settings), seed=4),
         Transformer("sas", seed=4, **settings),
@@ -301,7 +301,7 @@ def test_ways_to_build():
 
 def test_an_own_block_is_a_design():
     """`Transformer(design=BlockSpec())` is the model of that block: Pre-LN, by another name."""
-    settings = {"depth": 2, "dim": 12, "heads": 3, "vocab": 9}
+    settings = {"depth": 2, "d_model": 12, "heads": 3, "vocab": 9}
     wanted = Transformer("pre-ln", **settings).state_dict()
     for model in (Transformer(design=BlockSpec(), **settings), Transformer(BlockSpec(), **settings)):
         assert all(torch.equal(t, wanted[name]) for name, t in model.state_dict().items())
@@ -311,7 +311,7 @@ def test_an_own_block_is_a_design():
 
 def test_models_are_printed_readably():
     """The tree of modules begins with what the model is, and every part says its sizes; caches print no tensors."""
-    model = Transformer("sas", depth=24, dim=12, heads=3, vocab=9, kind="encoder-decoder")
+    model = Transformer("sas", depth=24, d_model=12, heads=3, vocab=9, kind="encoder-decoder")
     text = repr(model)
     count = sum(p.numel() for p in model.parameters())
     assert f"sas encoder-decoder, 24 + 24 blocks, d 12, 3 heads, {count:,} parameters" in text
@@ -328,10 +328,10 @@ def test_models_are_printed_readably():
 
 def test_seeds():
     """One seed, one model; every tensor has its own stream, so depth does not move the layers before."""
-    a, b = (Transformer(design="sas", depth=n, dim=12, heads=3, vocab=9, seed=7).state_dict() for n in (2, 3))
+    a, b = (Transformer(design="sas", depth=n, d_model=12, heads=3, vocab=9, seed=7).state_dict() for n in (2, 3))
     same = [n for n in a if torch.equal(a[n], b[n])]
     assert [n for n in a if n not in same] == [n for n in a if n.endswith("mlp_branch")]  # b_FF depends on depth
-    c = Transformer(design="sas", depth=2, dim=12, heads=3, vocab=9, seed=8)
+    c = Transformer(design="sas", depth=2, d_model=12, heads=3, vocab=9, seed=8)
     assert not torch.equal(c.embed.W_E, a["embed.W_E"])
 
 
@@ -487,13 +487,13 @@ def test_training_reduces_the_loss():
     """A few steps of AdamW on one batch reduce the loss by half, in every family of designs."""
     tokens = draw(8, 12)
     for name in ("pre-ln", "post-ln", "sas-p", "shaped", "e-spa"):
-        model = Transformer(design=name, depth=2, dim=32, heads=4, vocab=9)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        model = Transformer(design=name, depth=2, d_model=32, heads=4, vocab=9)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         losses = []
         for _ in range(60):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = model.loss({"tokens": tokens})
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < 0.5 * losses[0], (name, losses[0], losses[-1])

@@ -96,7 +96,7 @@ def test_published_constants():
     """b_FF: 0.1 (18 blocks, d_ff 4d), 0.2 (18, 2d), 0.1 (72, 2d). First-layer exceptions, SkipInit and SPA starts."""
 
     def branch(depth, ratio):
-        return design("sas", depth=depth, dim=64, d_ff=64 * ratio).blocks[0].mlp.branch
+        return design("sas", depth=depth, d_model=64, d_ff=64 * ratio).blocks[0].mlp.branch
 
     assert branch(18, 4) == pytest.approx(0.1, abs=1e-15)
     assert branch(18, 2) == pytest.approx(0.2, abs=1e-15)
@@ -148,15 +148,14 @@ def test_deepnorm_constants():
     ("make", "kind", "text"),
     [
         (lambda: design("paralel"), UnknownName, "Did you mean `parallel`?"),
-        (lambda: design("pre-ln", dim=10, heads=4), InputError, "does not divide into 4 heads"),
+        (lambda: design("pre-ln", d_model=10, heads=4), InputError, "does not divide into 4 heads"),
         (lambda: design("pre-ln", heads=4, kv_heads=3), InputError, "share 3 key heads evenly"),
         (lambda: design("sas", kv_heads=2), InputError, "kv_heads must equal heads"),
         (lambda: design("pre-ln", positions="rotry"), UnknownName, "Did you mean `rotary`?"),
-        (lambda: design("pre-ln", dim=12, heads=4, positions="rotary"), InputError, "odd"),
+        (lambda: design("pre-ln", d_model=12, heads=4, positions="rotary"), InputError, "odd"),
         (lambda: design("pre-ln", activation="gelo"), UnknownName, "Did you mean `gelu`?"),
         (lambda: design("pre-ln", merged=True, positions="rotary"), InputError, "merged"),
-        (lambda: design("pre-ln", dimm=8), UnknownName, "Did you mean `dim`?"),
-        (lambda: design("pre-ln", d_model=8), UnknownName, "no setting 'd_model'"),
+        (lambda: design("pre-ln", d_modle=8), UnknownName, "Did you mean `d_model`?"),
         (lambda: design("pre-ln", seq_length=8), UnknownName, "Did you mean `seq_len`?"),
         (lambda: design("pre-ln", alpha_comb=0.5), InputError, "parallel block"),
         (lambda: design("pre-ln", strength=0.5), InputError, "SPA bias"),
@@ -203,8 +202,8 @@ def test_reprs_are_short_and_python(name, kind):
 
 def test_summaries():
     """What a model is in one line; an own block has no name."""
-    assert design("pre-ln", depth=2, dim=128).summary == "pre-ln decoder, 2 blocks, d 128, 4 heads"
-    both = design(BlockSpec(), kind="encoder-decoder", depth=1, encoder_depth=3, heads=1, dim=8)
+    assert design("pre-ln", depth=2, d_model=128).summary == "pre-ln decoder, 2 blocks, d 128, 4 heads"
+    both = design(BlockSpec(), kind="encoder-decoder", depth=1, encoder_depth=3, heads=1, d_model=8)
     assert both.summary == "own encoder-decoder, 3 + 1 blocks, d 8, 1 head"
 
 
@@ -236,3 +235,10 @@ def test_spec_loads_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("word", "ours"), [("dim", "d_model"), ("num_heads", "heads"), ("n_layer", "depth")])
+def test_names_of_other_libraries_are_understood(word, ours):
+    """A setting by the name that another library gives it is refused with ours."""
+    with pytest.raises(UnknownName, match=f"Did you mean `{ours}`"):
+        design("pre-ln", **{word: 4})

@@ -168,7 +168,7 @@ def test_any_design_may_have_them(name, kind):
     """The contract of a design holds with relative positions, another scale of scores and of logits, other widths."""
     width = {} if name == "sas-p" else {"d_k": 3}
     scales = {"attn_scale": 0.7, "logit_scale": 0.25}
-    config = design(name, kind=kind, depth=2, dim=16, heads=4, vocab=13, **RELATIVE, **width, **scales)
+    config = design(name, kind=kind, depth=2, d_model=16, heads=4, vocab=13, **RELATIVE, **width, **scales)
     check_design(config, depth=4)
 
 
@@ -221,7 +221,7 @@ def test_refusals(make, text):
 )
 def test_the_mean_field_knows_scale_and_width(settings):
     """The predicted cosine is the measured one of a wide model, with other scores and other head widths."""
-    config = design(BlockSpec(norm="rms"), depth=2, dim=384, heads=16, vocab=8, kind="encoder", **settings)
+    config = design(BlockSpec(norm="rms"), depth=2, d_model=384, heads=16, vocab=8, kind="encoder", **settings)
     model = Transformer(config, dtype=torch.float64)
     X = torch.randn(1, 6, 384, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     X = X + X.mean(1, keepdim=True)

@@ -12,7 +12,7 @@ from quadform.propagation.profile import predict
 from . import stacks
 
 torch.set_num_threads(1)
-SMALL = {"dim": 64, "heads": 4, "vocab": 16}
+SMALL = {"d_model": 64, "heads": 4, "vocab": 16}
 
 
 @pytest.mark.parametrize("name", [n for n in DESIGNS if not n.startswith("no-skip")])
@@ -59,7 +59,7 @@ def test_exploding_streams_are_held():
 @pytest.mark.slow
 def test_drawn_networks_are_as_healthy_as_promised():
     """Networks drawn from a designed SAS-P stack (d = 512) end at the promised cosine within 0.02 or 5 %."""
-    made = design(8, "sas-p", health=Health(cosine=0.3), seq_len=32, dim=512, heads=8, d_ff=512, mlp_branch=1.0)
+    made = design(8, "sas-p", health=Health(cosine=0.3), seq_len=32, d_model=512, heads=8, d_ff=512, mlp_branch=1.0)
     drawn = torch.stack([stacks.run(made.config, 32, seed)[0] for seed in range(5)]).mean(0)
     assert abs(float(drawn[-1]) - 0.3) <= 0.02
 

@@ -30,7 +30,7 @@ def compare(config, seeds, tokens=TOKENS):
 @pytest.mark.parametrize("name", DESIGNS)
 def test_cosine_of_every_design(name):
     """Mean token cosine of each design at d = 512, six blocks: within 0.02 or 5 % of the mean of drawn networks."""
-    config = design(name, depth=6, dim=512, heads=8, d_ff=1024)
+    config = design(name, depth=6, d_model=512, heads=8, d_ff=1024)
     orthogonal = config.init == "orthogonal"
     compare(config, seeds=2 if orthogonal else 6)
 
@@ -39,18 +39,18 @@ def test_cosine_of_every_design(name):
 @pytest.mark.parametrize("activation", ["gelu", "geglu", "swiglu"])
 def test_cosine_of_other_activations(activation):
     """The same for parallel simplified blocks with a strong MLP branch and each smooth or gated activation."""
-    compare(design("sas-p", depth=6, dim=512, heads=8, d_ff=1024, activation=activation, mlp_branch=0.6), seeds=3)
+    compare(design("sas-p", depth=6, d_model=512, heads=8, d_ff=1024, activation=activation, mlp_branch=0.6), seeds=3)
 
 
 @pytest.mark.slow
 def test_cosine_bidirectional():
     """The same for a bidirectional Pre-LN encoder (no causal mask) and for small normal weights (std 0.02)."""
-    compare(design("pre-ln", kind="encoder", depth=6, dim=512, heads=8, d_ff=1024, init="normal"), seeds=4)
+    compare(design("pre-ln", kind="encoder", depth=6, d_model=512, heads=8, d_ff=1024, init="normal"), seeds=4)
 
 
 def test_rms_grows_as_predicted():
     """The size of the stream after each Pre-LN block is predicted within 5 %."""
-    config = design("pre-ln", depth=4, dim=512, heads=8, d_ff=1024)
+    config = design("pre-ln", depth=4, d_model=512, heads=8, d_ff=1024)
     sizes = torch.stack([stacks.run(config, TOKENS, seed)[1] for seed in range(3)]).double().mean(0)
     torch.testing.assert_close(predict(config, TOKENS).tensors["rms"], sizes, rtol=0.05, atol=0)
 
@@ -147,6 +147,6 @@ def _identity():
 @pytest.mark.parametrize("family", ["u-spa", "e-spa"])
 def test_orthogonal_queries_on_a_signal_preserving_bias(family):
     """Orthogonal W_Q and W_K leave logits of variance one on top of B: the prediction still meets drawn networks."""
-    config = design(family, depth=6, dim=512, heads=8, mlp=False)
+    config = design(family, depth=6, d_model=512, heads=8, mlp=False)
     blocks = tuple(dataclasses.replace(b, query_init="orthogonal") for b in config.blocks)
     compare(dataclasses.replace(config, blocks=blocks), seeds=3)

@@ -19,11 +19,11 @@ def problem():
     return W_init, lambda W: torch.tanh(X @ W).square().sum() + (W**4).sum() / 10
 
 
-def train(loss, start, optimiser, step, steps=6, **more):
-    """`steps` steps of torch's own optimiser on a parameter that starts at `start`; the path of the parameter."""
+def train(loss, start, optimizer, step, steps=6, **more):
+    """`steps` steps of torch's own optimizer on a parameter that starts at `start`; the path of the parameter."""
     p = torch.nn.Parameter(start.clone())
     path = []
-    if optimiser == "sgd":
+    if optimizer == "sgd":
         made = torch.optim.SGD([p], lr=step.lr, **more)
     else:
         made = torch.optim.AdamW([p], lr=step.lr, eps=step.eps, weight_decay=step.weight_decay)

@@ -109,7 +109,7 @@ def study(tmp_path_factory) -> Path:
     from quadform import study
 
     folder = tmp_path_factory.mktemp("study")
-    found = study("new:pre-ln,depth=1,dim=16,heads=2", data="add:digits=2", batch_size=4, batches=2, progress=False)
+    found = study("new:pre-ln,depth=1,d_model=16,heads=2", data="add:digits=2", batch_size=4, batches=2, progress=False)
     return write_report([found.records, make_record(tokens=3, dim=3)], folder / "study.html")
 
 
@@ -197,7 +197,7 @@ def test_long_names_and_small_numbers_have_room(browser, tmp_path) -> None:
     from quadform.applications.attention import attention
 
     data = datasets.dataset("add", digits=1)
-    model = Transformer("pre-ln", depth=2, dim=8, heads=1, seed=0, **data.settings)
+    model = Transformer("pre-ln", depth=2, d_model=8, heads=1, seed=0, **data.settings)
     batch = next(data.batches("valid", 2, 0))
     one = spectrum(model, batch, top=1, density=False, blocks="qkv", progress=False).record
     blocks = {"blocks/value": 1e-7 * (1 + torch.rand(6, 6)), "blocks/stderr": torch.zeros(6, 6)}

@@ -78,7 +78,7 @@ def test_a_model_is_scored_on_the_whole_split(tmp_path):
     (tmp_path / "p.tsv").write_text("\n".join(lines))
     data = dataset(str(build([tmp_path / "p.tsv"], tmp_path / "d", held=4).folder), pieces=0, longest=12)
     torch.manual_seed(0)
-    model = Transformer("pre-ln", depth=1, dim=16, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=16, heads=2, **data.settings)
     score = score_model(model, data, split="test", how=Search(beam=2, max_length=8))
     assert score.references == tuple(target for _, target in data.texts("test"))
     assert list(score.hypotheses) == translate(model, data, score.sources, Search(beam=2, max_length=8))

@@ -18,14 +18,14 @@ SUMS = Addition(digits=1)
 
 def losses_of_train(folder) -> list[float]:
     """Two batches a step, dropout, label smoothing, clipping: all that a step has."""
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, dropout=0.1, dtype=torch.float64, **WORDS.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, dropout=0.1, dtype=torch.float64, **WORDS.settings)
     config = TrainConfig(steps=6, batch_size=4, accumulate=2, lr=3e-2, clip=0.5, smoothing=0.1, log_every=1)
     train(model, WORDS, config, out=folder, progress=False)
     return [line["loss"] for line in RunFolder(folder).lines() if "loss" in line]
 
 
 def losses_of_a_short_run(folder) -> list[float]:
-    model = Transformer("sas-p", depth=2, dim=8, heads=2, dtype=torch.float64, **SUMS.settings)
+    model = Transformer("sas-p", depth=2, d_model=8, heads=2, dtype=torch.float64, **SUMS.settings)
     run = ShortRun(model, SUMS, TrainConfig(steps=6, batch_size=4, lr=3e-2, clip=0.5), None)
     run.to(6)
     return run.losses

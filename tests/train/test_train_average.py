@@ -11,7 +11,7 @@ from quadform.train import TrainConfig, average, average_run, open_run, prepare,
 from quadform.train.folder import RunFolder
 
 DATA = dataset("reverse", letters=3, longest=3)
-TINY = {"depth": 1, "dim": 8, "heads": 1}
+TINY = {"depth": 1, "d_model": 8, "heads": 1}
 HOW = {"batch_size": 4, "valid_every": 100, "valid_batches": 1, "watch_every": 0}
 
 
@@ -63,9 +63,9 @@ def test_a_run_keeps_its_last_snapshots(tmp_path):
 
 def test_the_original_recipe():
     """Post-LN, Adam (0.9, 0.98, 1e-9), rate d^-0.5 min(s^-0.5, s w^-1.5), smoothing and dropout 0.1 [VSP17]."""
-    plan = prepare(DATA, recipe="vaswani", dim=64, warmup=40, batch_size=4)
+    plan = prepare(DATA, recipe="vaswani", d_model=64, warmup=40, batch_size=4)
     c, m = plan.config, plan.model.config
-    assert (c.optimiser, c.betas, c.eps, c.weight_decay) == ("adam", (0.9, 0.98), 1e-9, 0)
+    assert (c.optimizer, c.betas, c.eps, c.weight_decay) == ("adam", (0.9, 0.98), 1e-9, 0)
     assert (c.smoothing, c.average, c.clip) == (0.1, 5, 0)
     assert (m.design, m.depth, m.d_model, m.heads, m.d_ff, m.dropout) == ("post-ln", 6, 64, 8, 256, 0.1)
     assert (m.positions, m.tied, m.embed_scale) == ("sinusoidal", True, 8)

@@ -71,7 +71,7 @@ train(model(), DATA, TrainConfig(**CONFIG), progress=False)
 
 
 def model():
-    return Transformer("sas-p", depth=2, dim=8, heads=2, dtype=torch.float64, **DATA.settings)
+    return Transformer("sas-p", depth=2, d_model=8, heads=2, dtype=torch.float64, **DATA.settings)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ DATA = Letters(letters=5, longest=9)
 
 
 def small(design, **more):
-    settings = {"depth": 2, "dim": 8, "heads": 2, "dtype": torch.float64, **DATA.settings, **more}
+    settings = {"depth": 2, "d_model": 8, "heads": 2, "dtype": torch.float64, **DATA.settings, **more}
     return Transformer(design, **settings)
 
 
@@ -45,7 +45,7 @@ def test_rounding_stops_at_learned_positions():
     assert (wide["source"].shape, wide["target"].shape) == ((8, 11), (8, 12))
     model.loss(wide)
     data = Packages(classes=3, seq_len=8)
-    judge = Transformer("pre-ln", depth=1, dim=8, heads=2, dtype=torch.float64, pad=0, **data.settings)
+    judge = Transformer("pre-ln", depth=1, d_model=8, heads=2, dtype=torch.float64, pad=0, **data.settings)
     batch = next(data.batches("train", 3))
     torch.testing.assert_close(judge.loss(rounded(batch, 4, judge.config)), judge.loss(batch), rtol=1e-12, atol=0)
 

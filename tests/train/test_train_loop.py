@@ -20,7 +20,7 @@ from quadform.train import Diverged, Schedule, TrainConfig, evaluate, exact_matc
 from quadform.train.score import targets
 from quadform.train.watch import keeps_apart
 
-PLAIN = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "watch_every": 0}
+PLAIN = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0, "watch_every": 0}
 CONSTANT = Schedule(decay="constant", warmup=0)
 WORDS = Letters(letters=3, longest=4)
 SUMS = Addition(digits=1)
@@ -44,7 +44,7 @@ class Given(Dataset):
 
 
 def small(data, design="pre-ln", **settings):
-    settings = {"depth": 2, "dim": 8, "heads": 2, "dtype": torch.float64, **settings}
+    settings = {"depth": 2, "d_model": 8, "heads": 2, "dtype": torch.float64, **settings}
     return Transformer(design, **settings, **data.settings)
 
 
@@ -137,7 +137,7 @@ def test_validation_is_the_mean_over_targets(data):
 def test_reverse_is_learned():
     """A small encoder-decoder learns to reverse words: at least 95 % of held-out words exactly, in seconds."""
     data = Letters(task="reverse", letters=8, longest=6)
-    model = small(data, depth=1, dim=32, dtype=torch.float32)
+    model = small(data, depth=1, d_model=32, dtype=torch.float32)
     config = TrainConfig(
         steps=500, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01, questions=200, valid_every=100, goal=0.98
     )
@@ -174,7 +174,7 @@ def test_early_stopping(tmp_path):
 
 def test_best_model_is_kept(tmp_path):
     """`best` holds the weights of the best validation, not of the last step."""
-    config = TrainConfig(steps=12, batch_size=4, optimiser="sgd", lr=3.0, clip=0, valid_every=2, diverged_at=1e9)
+    config = TrainConfig(steps=12, batch_size=4, optimizer="sgd", lr=3.0, clip=0, valid_every=2, diverged_at=1e9)
     done = quiet(small(SUMS), SUMS, config, out=tmp_path)
     best = evaluate(Transformer.load(tmp_path / "best"), SUMS, batch_size=4).value
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -223,7 +223,7 @@ def test_broken_gradient_is_named():
 def test_a_broken_run_names_its_checkpoint_where_there_is_one(tmp_path):
     """The last checkpoint is spoken of only once there is one."""
     for save_every, spoken in ((10, False), (1, True)):
-        how = TrainConfig(steps=50, batch_size=4, watch_every=0, optimiser="sgd", lr=1e300, save_every=save_every)
+        how = TrainConfig(steps=50, batch_size=4, watch_every=0, optimizer="sgd", lr=1e300, save_every=save_every)
         with pytest.raises(Diverged) as caught:
             quiet(small(SUMS), SUMS, how, out=tmp_path / str(save_every))
         assert ("last checkpoint" in str(caught.value)) == spoken
@@ -231,7 +231,7 @@ def test_a_broken_run_names_its_checkpoint_where_there_is_one(tmp_path):
 
 def test_divergence_stops_the_run():
     """A finite loss far above its beginning stops the run, with the step and the layer of the largest gradient."""
-    error, _ = broken(small(SUMS), optimiser="sgd", lr=300.0, clip=0, schedule=CONSTANT, log_every=3)
+    error, _ = broken(small(SUMS), optimizer="sgd", lr=300.0, clip=0, schedule=CONSTANT, log_every=3)
     assert "times where it began" in str(error)
     assert error.layer.split(".")[0] in ("layers", "embed", "final_norm")
     assert 3 <= error.step <= 50
@@ -265,8 +265,8 @@ def test_late_numbers_change_nothing(tmp_path, monkeypatch):
     assert log("now") == log("late")
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_late_break_leaves_the_weights(optimiser, monkeypatch):
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_late_break_leaves_the_weights(optimizer, monkeypatch):
     """One step late: the step with the broken gradient is skipped by the device, named, and no weight is lost."""
     monkeypatch.setattr(loop, "LATE_ON", ("cpu",))
     model, calls = small(SUMS), []
@@ -277,7 +277,7 @@ def test_late_break_leaves_the_weights(optimiser, monkeypatch):
 
     model.layers[0].attn.W_V.register_hook(breaks)
     with pytest.raises(Diverged, match="step 3: the gradient is not finite") as caught:
-        quiet(model, SUMS, TrainConfig(steps=9, batch_size=4, watch_every=0, optimiser=optimiser))
+        quiet(model, SUMS, TrainConfig(steps=9, batch_size=4, watch_every=0, optimizer=optimizer))
     assert caught.value.layer == "the gradient of layers.0.attn.W_V"
     assert torch.isfinite(weights(model)).all()
 
@@ -333,7 +333,7 @@ def test_cosines_are_those_of_the_streams():
 def test_collapse_is_warned_of(tmp_path, capsys):
     """A deep stack without skips warns of rank collapse, once, by layer; a Pre-LN stack does not."""
     config = TrainConfig(steps=3, batch_size=4, watch_every=1, lr=1e-4)
-    done = quiet(small(SUMS, "no-skip", depth=8, dim=16), SUMS, config, out=tmp_path)
+    done = quiet(small(SUMS, "no-skip", depth=8, d_model=16), SUMS, config, out=tmp_path)
     assert len(done.warnings) == 1
     assert "rank collapse" in done.warnings[0]
     assert "layers." in done.warnings[0]
@@ -342,8 +342,8 @@ def test_collapse_is_warned_of(tmp_path, capsys):
         json.loads(x).get("warning") for x in (tmp_path / "metrics.jsonl").read_text().splitlines()
     ]
     assert "A skip connection" in done.warnings[0]
-    assert quiet(small(SUMS, depth=8, dim=16), SUMS, config).warnings == ()
-    aims = quiet(small(SUMS, "e-spa", depth=8, dim=16), SUMS, config).warnings[0]
+    assert quiet(small(SUMS, depth=8, d_model=16), SUMS, config).warnings == ()
+    aims = quiet(small(SUMS, "e-spa", depth=8, d_model=16), SUMS, config).warnings[0]
     assert "strength 0.005" in aims  # no advice to take the design that it has
     assert "skip" not in aims
     assert "warm-up" in keeps_apart(small(SUMS, "sas-p").config)

@@ -107,7 +107,7 @@ def test_packages_of_an_own_corpus(tmp_path, top):
 def test_accuracy_counts_right_labels():
     """accuracy = right labels / labels: of a model that always says class 1, the share of class 1."""
     data = Packages(classes=3, seq_len=16)
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
     with torch.no_grad():
         model.W_C.zero_()
         model.b_C.copy_(torch.tensor([0.0, 1.0, 0.0]))
@@ -123,7 +123,7 @@ def test_fine_tuning_takes_the_weights_over(tmp_path):
     first positions; it trains, and its run opens again."""
     config = TrainConfig(steps=2, batch_size=4, watch_every=0, valid_batches=1)
     masked = Masked(data=CODE)
-    old = Transformer("sas", depth=2, dim=8, heads=2, **masked.settings)
+    old = Transformer("sas", depth=2, d_model=8, heads=2, **masked.settings)
     done = train(old, masked, config, progress=False, out=tmp_path / "a")
     assert set(done.valid) == {"loss", "accuracy"}
     data = Packages(classes=3, seq_len=16)
@@ -141,7 +141,7 @@ def test_fine_tuning_takes_the_weights_over(tmp_path):
 
 def test_fine_tuning_refusals():
     """Another vocabulary, another kind, longer texts than learned positions: refused by name."""
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **CODE.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **CODE.settings)
     with pytest.raises(InputError, match="261 tokens"):
         started_from(model, dataset("add"))
     with pytest.raises(InputError, match="32 positions"):
@@ -154,7 +154,7 @@ def test_fine_tuning_refusals():
 def test_packages_are_learned():
     """A small encoder tells three packages apart far better than chance (1/3) on modules it has not seen."""
     data = Packages(classes=3, seq_len=64)
-    model = Transformer("pre-ln", depth=1, dim=32, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=32, heads=2, **data.settings)
     config = TrainConfig(steps=150, batch_size=32, lr=3e-3, weight_decay=0.01, valid_every=150, watch_every=0)
     done = train(model, data, config, progress=False)
     assert done.valid["accuracy"].value > 0.6

@@ -48,7 +48,7 @@ train(model(), DATA, TrainConfig(**CONFIG), out=out, progress=at_step_13 if how 
 
 
 def model():
-    return Transformer("sas-p", depth=2, dim=8, heads=2, dropout=0.2, **DATA.settings)
+    return Transformer("sas-p", depth=2, d_model=8, heads=2, dropout=0.2, **DATA.settings)
 
 
 def run(**more):
@@ -108,7 +108,7 @@ def test_other_settings_are_refused(tmp_path):
         train(model(), DATA, TrainConfig(**{**short, "lr": 0.5}), out=tmp_path, progress=False)
     with pytest.raises(InputError, match="data"):
         train(model(), Letters(task="copy", letters=3, longest=4), TrainConfig(**short), out=tmp_path, progress=False)
-    other = Transformer("sas-p", depth=2, dim=16, heads=2, dropout=0.2, **DATA.settings)
+    other = Transformer("sas-p", depth=2, d_model=16, heads=2, dropout=0.2, **DATA.settings)
     with pytest.raises(InputError, match=r"model\.d_model"):
         train(other, DATA, TrainConfig(**short), out=tmp_path, progress=False)
     anew = train(model(), DATA, TrainConfig(**{**short, "lr": 0.5}), out=tmp_path, resume=False, progress=False)
@@ -140,10 +140,10 @@ def test_beginning_anew_forgets(tmp_path):
         train(model(), DATA, config, out=tmp_path, progress=stop_at(1))
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_every_optimiser_resumes(optimiser, tmp_path):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_every_optimizer_resumes(optimizer, tmp_path):
     """Momentum and moments are part of the checkpoint."""
-    config = TrainConfig(**{**CONFIG, "steps": 9}, optimiser=optimiser)
+    config = TrainConfig(**{**CONFIG, "steps": 9}, optimizer=optimizer)
     expect = train(model(), DATA, config, progress=False).model
     with pytest.raises(Stop):
         train(model(), DATA, config, out=tmp_path, progress=stop_at(7))

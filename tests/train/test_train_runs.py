@@ -1,4 +1,4 @@
-"""A run folder opens again: same weights, same data, same optimiser."""
+"""A run folder opens again: same weights, same data, same optimizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quadform.train.runs import Run, Symbols, tokenizer_of
 def test_open_run(tmp_path: Path) -> None:
     """`open_run` gives the weights, data, settings and AdamW moments that training ended with."""
     data = dataset("add", digits=2, reverse=True)
-    model = Transformer("sas-p", depth=2, dim=16, heads=2, **data.settings)
+    model = Transformer("sas-p", depth=2, d_model=16, heads=2, **data.settings)
     trained = train(model, data, TrainConfig(steps=5, batch_size=8, save_every=2), out=tmp_path, progress=False)
     run = open_run(tmp_path)
     assert run.step == trained.step == 5
@@ -30,21 +30,21 @@ def test_open_run(tmp_path: Path) -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(run.model.state_dict().values(), model.state_dict().values(), strict=True)
     )
-    moments = run.optimiser().tensors()
+    moments = run.optimizer().tensors()
     assert any("exp_avg_sq" in name and bool((t > 0).any()) for name, t in moments.items())
 
 
 def test_runs_are_printed_in_a_line(tmp_path: Path) -> None:
-    """A run, its end, its plan and its optimiser print what they are, no tensor and no tree of modules."""
+    """A run, its end, its plan and its optimizer print what they are, no tensor and no tree of modules."""
     data = dataset("reverse", letters=3, longest=3)
-    plan = prepare(data, steps=2, depth=1, dim=8, heads=1, batch_size=4, valid_every=1)
+    plan = prepare(data, steps=2, depth=1, d_model=8, heads=1, batch_size=4, valid_every=1)
     done = plan.train(out=tmp_path / "run", progress=False)
     run = open_run(tmp_path / "run")
     named = f"pre-ln encoder-decoder, 1 + 1 blocks, d 8, 1 head, {sum(p.numel() for p in run.model.parameters()):,}"
     assert repr(run) == f"Run({named} parameters; {data}; step 2 of 2; {tmp_path / 'run'})"
     assert repr(done).startswith(f"Trained({named} parameters; step 2 (steps), loss ")
     assert repr(plan).startswith(f"Plan({named} parameters; {data}; TrainConfig(steps=2, batch_size=4, ")
-    assert repr(run.optimiser()).startswith("Optimiser(AdamW over ")
+    assert repr(run.optimizer()).startswith("Optimizer(AdamW over ")
     assert repr(next(meals(run.model, data, batch_size=4, accumulate=1, seed=0))).startswith("Meal([{'source': (")
     assert repr(Ragged.of([[1, 2], [3]])) == "Ragged(2 rows, 3 tokens)"
     assert repr(Symbols("01")) == "Symbols('01')"
@@ -71,7 +71,7 @@ def test_every_letter_is_one_character() -> None:
 def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
     """A byte of the command line that is no UTF-8 comes as a lone surrogate; no tokenizer can write it."""
     data = dataset("pystdlib", seq_len=16, limit=4000)
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
     run = Run(None, model, data, TrainConfig(), 0, {})
     with pytest.raises(InputError, match="no text in UTF-8"):
         run.decode(["def \udcff"])

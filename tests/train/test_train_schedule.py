@@ -1,4 +1,4 @@
-"""Schedules and optimisers: closed forms, and what takes no weight decay."""
+"""Schedules and optimizers: closed forms, and what takes no weight decay."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quadform.core.errors import InputError, UnknownName
 from quadform.nn import Transformer
 from quadform.train import Schedule, TrainConfig
-from quadform.train.optimiser import Optimiser
+from quadform.train.optimizer import Optimizer
 
 DECAYS = ("linear", "cosine", "inverse-sqrt", "constant")
 
@@ -63,8 +63,11 @@ def test_config_round_trip_and_refusals():
     """A config survives plain data; wrong names and values are refused with advice."""
     config = TrainConfig(steps=7, schedule=Schedule(decay="cosine"), betas=(0.9, 0.98))
     assert TrainConfig.from_dict(config.to_dict()) == config
+    earlier = config.to_dict()
+    earlier["optimiser"] = earlier.pop("optimizer")  # run folders of version 0.1
+    assert TrainConfig.from_dict(earlier) == config
     assert config.differs(TrainConfig(steps=7, betas=(0.9, 0.98))) == ["schedule"]
-    for wrong in ({"optimiser": "adam-w"}, {"schedule": {"decay": "cosin"}}, {"stepps": 3}):
+    for wrong in ({"optimizer": "adam-w"}, {"schedule": {"decay": "cosin"}}, {"stepps": 3}):
         with pytest.raises(UnknownName, match="Did you mean"):
             TrainConfig.from_dict(wrong)
     wrongs = [{"steps": 0}, {"smoothing": 1.0}, {"goal": 0.9}, {"diverged_at": 1.0}, {"lr": -1.0}, {"goal": 2.0}]
@@ -87,13 +90,13 @@ def test_config_is_torch_free():
 @pytest.mark.parametrize("design", ["pre-ln", "sas-p", "v-skipinit"])
 def test_no_decay_on_scalars_norms_biases(name, design):
     """With zero gradients one step multiplies matrices by 1 - lr wd and leaves scalars, norms and biases alone."""
-    config = TrainConfig(optimiser=name, weight_decay=0.5, lr=0.1)
-    model = Transformer(design, depth=2, dim=8, heads=2, vocab=7, biases=("q", "mlp", "out"), dtype=torch.float64)
+    config = TrainConfig(optimizer=name, weight_decay=0.5, lr=0.1)
+    model = Transformer(design, depth=2, d_model=8, heads=2, vocab=7, biases=("q", "mlp", "out"), dtype=torch.float64)
     for p in model.parameters():
         p.data.add_(1.0)
         p.grad = torch.zeros_like(p)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
-    Optimiser(model, config).step(0.1)
+    Optimizer(model, config).step(0.1)
     for n, p in model.named_parameters():
         last = n.rsplit(".", 1)[-1]
         matrix = last.startswith("W_")
@@ -106,16 +109,16 @@ def test_no_decay_on_scalars_norms_biases(name, design):
     [("adam", torch.optim.Adam), ("sgd", torch.optim.SGD), ("adamw", torch.optim.AdamW)],
 )
 @pytest.mark.parametrize("decay", [None, 0.3])
-def test_optimisers_are_torchs(name, torchs, decay):
+def test_optimizers_are_torchs(name, torchs, decay):
     """adam and sgd decay nothing unless asked, and asked for they do what torch's do; adamw decays by 0.1 by itself."""
-    model = Transformer("rezero", depth=1, dim=4, heads=1, vocab=5, dtype=torch.float64, positions="none")
-    twin = Transformer("rezero", depth=1, dim=4, heads=1, vocab=5, dtype=torch.float64, positions="none")
+    model = Transformer("rezero", depth=1, d_model=4, heads=1, vocab=5, dtype=torch.float64, positions="none")
+    twin = Transformer("rezero", depth=1, d_model=4, heads=1, vocab=5, dtype=torch.float64, positions="none")
     matrices = [[p for p in m.parameters() if p.ndim > 1] for m in (model, twin)]
     for p, q in zip(*matrices, strict=True):
         p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
-    config = TrainConfig(optimiser=name, weight_decay=decay, momentum=0.0, lr=0.1)
+    config = TrainConfig(optimizer=name, weight_decay=decay, momentum=0.0, lr=0.1)
     assert config.weight_decay == (decay or {"adamw": 0.1}.get(name, 0.0))
-    Optimiser(model, config).step(0.1)
+    Optimizer(model, config).step(0.1)
     torchs(matrices[1], lr=0.1, weight_decay={"adamw": 0.1}.get(name, 0.0) if decay is None else decay).step()
     for p, q in zip(*matrices, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-14, atol=0)
@@ -123,22 +126,22 @@ def test_optimisers_are_torchs(name, torchs, decay):
 
 def test_weight_decay_is_told():
     """The words of an update say whether weights decay, and that adam's decay is a penalty in its gradient."""
-    assert TrainConfig(optimiser="adam").update == "adam at 0.001, no weight decay"
+    assert TrainConfig(optimizer="adam").update == "adam at 0.001, no weight decay"
     assert TrainConfig().update == "adamw at 0.001, weight decay 0.1"
-    coupled = TrainConfig(optimiser="adam", weight_decay=0.2, lr=0.5).update
+    coupled = TrainConfig(optimizer="adam", weight_decay=0.2, lr=0.5).update
     assert coupled == "adam at 0.5, weight decay 0.2 as an L2 penalty in the gradient"
 
 
 def test_every_parameter_is_trained_once():
-    """The groups of an optimiser hold each parameter that requires a gradient exactly once; frozen ones not at all."""
-    model = Transformer("sas", depth=2, dim=8, heads=2, vocab=7)
+    """The groups of an optimizer hold each parameter that requires a gradient exactly once; frozen ones not at all."""
+    model = Transformer("sas", depth=2, d_model=8, heads=2, vocab=7)
     model.embed.W_E.requires_grad_(False)
     for name in ("adamw", "adam", "sgd"):
         held = [
-            p for o in Optimiser(model, TrainConfig(optimiser=name)).parts for g in o.param_groups for p in g["params"]
+            p for o in Optimizer(model, TrainConfig(optimizer=name)).parts for g in o.param_groups for p in g["params"]
         ]
         assert sorted(map(id, held)) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     with pytest.raises(InputError, match="bfloat16"):
-        Optimiser(model, TrainConfig(optimiser="muon"))
+        Optimizer(model, TrainConfig(optimizer="muon"))
     with pytest.raises(InputError, match="requires_grad"):
-        Optimiser(model.requires_grad_(False), TrainConfig())
+        Optimizer(model.requires_grad_(False), TrainConfig())

@@ -9,16 +9,16 @@ from quadform.corpora import dataset
 from quadform.nn import PieceTokenizer, Transformer
 from quadform.train import TrainConfig, train
 from quadform.train import size as sizes
-from quadform.train.optimiser import Optimiser
+from quadform.train.optimizer import Optimizer
 from quadform.train.size import check_size
 
 
-@pytest.mark.parametrize(("optimiser", "copies"), [("sgd", 3), ("adam", 4), ("adamw", 4)])
+@pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 3), ("adam", 4), ("adamw", 4)])
 @pytest.mark.parametrize("made", [False, True])
-def test_least_memory_is_counted(optimiser, copies, made, monkeypatch):
+def test_least_memory_is_counted(optimizer, copies, made, monkeypatch):
     """copies x parameters + batch x blocks x d, 8 bytes each, + 8 bytes a token: one byte less is refused."""
-    config = design("pre-ln", depth=3, dim=8, heads=2, vocab=11)
-    training = TrainConfig(optimiser=optimiser, batch_size=5, accumulate=2)
+    config = design("pre-ln", depth=3, d_model=8, heads=2, vocab=11)
+    training = TrainConfig(optimizer=optimizer, batch_size=5, accumulate=2)
     need = 8 * (count_parameters(config) * (copies - made) + 5 * 3 * 8 + 5 * 2)
     monkeypatch.setattr(sizes, "free_bytes", lambda device: need)
     check_size(config, training, torch.float64, "cpu", made=made)
@@ -27,24 +27,24 @@ def test_least_memory_is_counted(optimiser, copies, made, monkeypatch):
         check_size(config, training, torch.float64, "cpu", made=made)
 
 
-def test_optimisers_keep_so_many_copies():
-    """The state of an optimiser and the gradient are as many numbers as the bound says."""
+def test_optimizers_keep_so_many_copies():
+    """The state of an optimizer and the gradient are as many numbers as the bound says."""
     data = dataset("add", digits=1)
     for name in ("sgd", "adam", "adamw"):
-        model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
-        optimiser = Optimiser(model, TrainConfig(optimiser=name))
+        model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
+        optimizer = Optimizer(model, TrainConfig(optimizer=name))
         model.loss(next(data.batches("train", 2))).backward()
         gradients = sum(p.grad.numel() for p in model.parameters())
-        optimiser.step(0.1)
-        kept = sum(t.numel() for full, t in optimiser.tensors().items() if not full.startswith("step/"))
+        optimizer.step(0.1)
+        kept = sum(t.numel() for full, t in optimizer.tensors().items() if not full.startswith("step/"))
         weights = sum(p.numel() for p in model.parameters())
-        assert weights + gradients + kept == sizes.optimiser_copies(name) * weights
+        assert weights + gradients + kept == sizes.optimizer_copies(name) * weights
 
 
 def test_a_model_of_ones_own_is_looked_at_too():
     """`train` of a model that exists refuses a batch that cannot be."""
     data = dataset("add", digits=1)
-    model = Transformer("pre-ln", depth=1, dim=8, heads=2, **data.settings)
+    model = Transformer("pre-ln", depth=1, d_model=8, heads=2, **data.settings)
     with pytest.raises(TooLarge, match="this training needs at least"):
         train(model, data, TrainConfig(batch_size=10**12), progress=False)
 

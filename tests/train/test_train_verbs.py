@@ -59,7 +59,7 @@ def test_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--data", WORDS, *SMALL, "--steps", "50", "--dry-run"]) == 0
     said = capsys.readouterr().out
-    model = Transformer("pre-ln", depth=1, dim=16, heads=2, **dataset("reverse", letters=4, longest=3).settings)
+    model = Transformer("pre-ln", depth=1, d_model=16, heads=2, **dataset("reverse", letters=4, longest=3).settings)
     assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in said
     assert all(word in said for word in ("GFLOP", "MiB", "50 steps of 1 x 8", "nothing was trained"))
     assert list(tmp_path.iterdir()) == []
@@ -68,7 +68,7 @@ def test_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
 def test_counted_work():
     """Matrix products of a step: 6 x parameters x tokens of a decoder without attention scores and embedding lookup."""
     data = dataset("add", digits=2)
-    plan = prepare(data, depth=1, dim=64, heads=1, batch_size=16)
+    plan = prepare(data, depth=1, d_model=64, heads=1, batch_size=16)
     cost = plan.cost(1)
     T = data.settings["seq_len"]
     matrices = sum(p.numel() for n, p in plan.model.named_parameters() if p.ndim == 2 and "W_pos" not in n)
@@ -213,7 +213,7 @@ def test_one_function_trains():
     """qf.fit(...) trains by the recipe as quadform.train.fit does, and what it gives decodes."""
     data = dataset("add", digits=1)
     a = qf.fit(data, steps=3, depth=1, d_model=16, heads=2, test=10, progress=False)
-    b = fit(data, steps=3, depth=1, dim=16, heads=2, progress=False)
+    b = fit(data, steps=3, depth=1, d_model=16, heads=2, progress=False)
     for p, q in zip(a.model.parameters(), b.model.parameters(), strict=True):
         assert torch.equal(p, q)
     (found,) = a.decode(["3+4="])
@@ -227,13 +227,13 @@ def test_one_function_trains():
 def test_said_settings_replace_the_recipe():
     """What is given wins; what is not comes from the recipe; `warmup` and `decay` go to the schedule."""
     data = dataset("reverse", letters=3, longest=3)
-    plan = prepare(data, dim=64, lr=0.5, warmup=7, decay="cosine", seed=3)
+    plan = prepare(data, d_model=64, lr=0.5, warmup=7, decay="cosine", seed=3)
     assert (plan.config.lr, plan.config.seed, plan.config.steps) == (0.5, 3, recipe_for(data).train["steps"])
     assert (plan.config.schedule.decay, plan.config.schedule.warmup) == ("cosine", 7)
     assert (plan.model.config.d_model, plan.model.config.depth) == (64, 2)
     assert prepare(data).config.weight_decay == recipe_for(data).train["weight_decay"]
-    assert prepare(data, optimiser="adam").config.weight_decay == 0  # the recipe's decay is AdamW's
-    assert prepare(data, optimiser="adam", weight_decay=0.3).config.weight_decay == 0.3
+    assert prepare(data, optimizer="adam").config.weight_decay == 0  # the recipe's decay is AdamW's
+    assert prepare(data, optimizer="adam", weight_decay=0.3).config.weight_decay == 0.3
     with pytest.raises(UnknownName, match="Did you mean `steps`"):
         prepare(data, step=3)
     with pytest.raises(UnknownName, match="Did you mean `depth`"):
@@ -245,7 +245,7 @@ def test_objectives_by_name(tmp_path):
     text = dataset("pystdlib", seq_len=32, limit=10_000)
     assert with_objective(text, "masked") == Masked(data=text)
     assert with_objective(text) is text
-    small = {"depth": 1, "dim": 16, "heads": 2, "batch_size": 4, "steps": 2, "progress": False}
+    small = {"depth": 1, "d_model": 16, "heads": 2, "batch_size": 4, "steps": 2, "progress": False}
     first = fit(text, objective="masked", out=tmp_path / "a", **small)
     assert set(score_test(first, 8)) == {"accuracy"}
     told = {"start_from": tmp_path / "a", "steps": 2, "batch_size": 4}

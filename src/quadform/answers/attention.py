@@ -25,6 +25,7 @@ from .numbers import number, percent, times
 from .verdict import Limits, Said, Status, Verdict, judged, say
 
 PARTS = ("total", "outer", "functional")
+MOMENTS = ("M1", "M2", "M3")
 #: Attention whose mean row entropy is below this share of its maximum is called saturated (one-hot).
 SATURATED = 0.1
 #: Entropy below which the end of a sweep is called one-hot on the terminal.
@@ -372,7 +373,7 @@ class LiveAnswer(AttentionAnswer):
 
     @property
     def moments(self) -> dict[str, Estimate]:
-        return {m: self.scalar(f"moment/{m}") for m in ("M1", "M2", "M3")}
+        return {m: self.scalar(f"moment/{m}") for m in MOMENTS}
 
     @property
     def symbols(self) -> Mapping[str, Estimate]:

@@ -190,7 +190,8 @@ class Compare(Answer):
 
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
-        models = f"{len(self.cells)} models of width {given['dim']}, {given['heads']} heads, {given['dtype']}"
+        width = given.get("d_model", given.get("dim"))  # older records
+        models = f"{len(self.cells)} models of width {width}, {given['heads']} heads, {given['dtype']}"
         tags = "parameters, FLOPs and memory exact; speed and loss depend on this machine; the rest estimates"
         lines = [f"{models}; {self.about}", *str(self.table()).splitlines(), f"[{tags}]", *self.notes]
         return [*lines, *self.verdict_lines()]

@@ -56,6 +56,11 @@ class Curve:
         return int(self.about["depth"])
 
     @property
+    def d_model(self) -> int:
+        about = self.about
+        return int(about["d_model"] if "d_model" in about else about["dim"])  # older records
+
+    @property
     def judged(self) -> bool:
         """Whether its prediction is held against the measurement."""
         return bool(self.about["judged"])
@@ -227,7 +232,7 @@ class Signal(Answer):
             about = c.about
             e = c.scalar("cosine")
             word = "undefined" if e is None or math.isnan(e.value) else _WORDS[COSINE.of(e.value)]
-            size = f"{c.depth} blocks of width {about['dim']}, {about['tokens'] or 'varying'} tokens"
+            size = f"{c.depth} blocks of width {c.d_model}, {about['tokens'] or 'varying'} tokens"
             yield f"{c.name}: {word} ({size}, {about['over']}, {self.record.made.dtype}; {'; '.join(about['notes'])})"
             for name, (_, (low, high, square)) in c.jacobians.items():
                 least = f"{'<= ' if low.kind == 'bound' else ''}{low.value:.3g}"

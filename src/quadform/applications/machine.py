@@ -102,7 +102,7 @@ def guard_design(name: str, depth: int, device: torch.device, dtype: torch.dtype
         size = count_of_design(name, depth, **settings)
     except InputError:  # told where it is built
         return
-    what = f"`{name}` with {depth:,} blocks of width {settings['dim']:,}, {size:,} parameters,"
+    what = f"`{name}` with {depth:,} blocks of width {settings['d_model']:,}, {size:,} parameters,"
     require(size * dtype.itemsize, device, what, "Ask for fewer or narrower blocks.")
 
 

@@ -80,7 +80,7 @@ class Opening(Probe):
     """A model and the batches it is measured on."""
 
     model: str = required(
-        "A run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,dim=64`.",
+        "A run folder, a Hugging Face folder, a fetched model (`sceptr:tiny`), or `new:pre-ln,depth=6,d_model=64`.",
         metavar="MODEL",
     )
 

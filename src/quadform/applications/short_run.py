@@ -19,7 +19,7 @@ from ..corpora.datasets import Batch, Dataset
 from ..nn.transformer import Transformer
 from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
-from ..train.optimiser import Optimiser
+from ..train.optimizer import Optimizer
 from ..train.score import to_device
 from ..train.steps import Loop
 from ..train.watch import Diverged
@@ -32,14 +32,14 @@ class ShortRun(Loop[Batch]):
 
     def __init__(self, model: Transformer, data: Dataset | None, config: TrainConfig, folder: Path | None) -> None:
         guard_kept(config.steps, f"the course of {config.steps:,} training steps")
-        super().__init__(model, config, Optimiser(model, config))
+        super().__init__(model, config, Optimizer(model, config))
         self.data, self.folder, self.broken = data, folder, ""
         self.speeds: list[float] = []  # tokens a second of work, step by step of this process
         self.losses: list[float] = []
         found = load_checkpoint(folder) if folder is not None else None
         if found is not None:
             state, tensors = found
-            restore(model, self.optimiser, tensors)
+            restore(model, self.optimizer, tensors)
             self.step, self.broken, self.losses = int(state["step"]), str(state["broken"]), list(state["losses"])
 
     def to(self, step: int, check: Callable[[], None] = lambda: None) -> None:
@@ -88,11 +88,11 @@ class ShortRun(Loop[Batch]):
         if self.folder is not None:
             state = {"step": self.step, "broken": self.broken, "losses": self.losses}
             made = Provenance.collect(seed=self.config.seed, dtype=self.model.embed.W_E.dtype)
-            save_checkpoint(self.folder, self.model, self.optimiser, state, made)
+            save_checkpoint(self.folder, self.model, self.optimizer, state, made)
 
     def stepper(self) -> Stepper:
-        """Its optimiser as the ceiling sees it: the state it has, or that of the first step; decay left out."""
+        """Its optimizer as the ceiling sees it: the state it has, or that of the first step; decay left out."""
         names = tuple(n for n, p in self.model.named_parameters() if p.requires_grad)
         if not self.step:
             return Stepper(adam(self.config.betas[0], "AdamW"), names, beta2=self.config.betas[1], eps=self.config.eps)
-        return read_optimizer(self.optimiser.parts[0], self.model)
+        return read_optimizer(self.optimizer.parts[0], self.model)

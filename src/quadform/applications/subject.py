@@ -1,7 +1,7 @@
 """The subject of a question: a model, a probe of data, and how they make a loss.
 
-MODEL is a run folder, a saved quadform model, a local Hugging Face folder, or `new:pre-ln,depth=6,dim=64`. Nothing here
-reaches for a network unless `allow_download` says so.
+MODEL is a run folder, a saved quadform model, a local Hugging Face folder, or `new:pre-ln,depth=6,d_model=64`. Nothing
+here reaches for a network unless `allow_download` says so.
 """
 
 from __future__ import annotations
@@ -275,11 +275,11 @@ def _try(model: nn.Module, batch: dict[str, Tensor], where: str, positions: int 
 
 # --- our own models -------------------------------------------------------------------------------------------------
 def parse_new(text: str) -> tuple[str, dict[str, Any]]:
-    """`pre-ln,depth=6,dim=64` as (design, settings)."""
+    """`pre-ln,depth=6,d_model=64` as (design, settings)."""
     name, *pairs = [part.strip() for part in text.removeprefix("new:").split(",")]
     if not name:
-        raise InputError("`new:` needs a block design (`quadform ls designs`). Write `new:pre-ln,depth=6,dim=64`.")
-    return name, _settings(pairs, f"new:{name},depth=6,dim=64")
+        raise InputError("`new:` needs a block design (`quadform ls designs`). Write `new:pre-ln,depth=6,d_model=64`.")
+    return name, _settings(pairs, f"new:{name},depth=6,d_model=64")
 
 
 def parse_data(text: str) -> tuple[str, dict[str, Any]]:
@@ -302,7 +302,7 @@ def _settings(pairs: list[str], example: str) -> dict[str, Any]:
 
 
 def new_subject(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
-    """`new:pre-ln,depth=6,dim=64`: drawn with the seed; on the meta device without numbers."""
+    """`new:pre-ln,depth=6,d_model=64`: drawn with the seed; on the meta device without numbers."""
     name, settings = parse_new(question.model)
     data = _data(question, DEFAULT_DATA)
     known = [n for n in inspect.signature(design).parameters if n not in ("name", "settings")]

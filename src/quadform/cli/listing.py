@@ -56,7 +56,7 @@ def designs(asked: LsTask) -> Listing:
 
     rows = []
     for name, chosen in DESIGNS.items():
-        shape = design(name, depth=asked.depth, dim=asked.d_model, heads=asked.heads, vocab=asked.vocab)
+        shape = design(name, depth=asked.depth, d_model=asked.d_model, heads=asked.heads, vocab=asked.vocab)
         rows.append((name, chosen.title, formula(shape.blocks[-1]), f"{count_parameters(shape):,}"))
     below = (
         f"parameters of a decoder with {asked.depth} blocks of width {asked.d_model}, {asked.heads} heads and"

@@ -189,7 +189,7 @@ DESIGNS: Mapping[str, Design] = MappingProxyType(
 CODEPARROT: Mapping[str, Any] = MappingProxyType(
     {
         "depth": 18,
-        "dim": 768,
+        "d_model": 768,
         "heads": 12,
         "vocab": 50_000,
         "norm": "rms",
@@ -204,7 +204,7 @@ CRAMMED_BERT: Mapping[str, Any] = MappingProxyType(
     {
         "kind": "encoder",
         "depth": 16,
-        "dim": 768,
+        "d_model": 768,
         "heads": 12,
         "vocab": 32_768,
         "seq_len": 128,
@@ -227,9 +227,19 @@ MOST_BLOCKS = 100_000
 _SET_BY_DESIGN = ("kind", "blocks", "encoder_blocks", "d_model", "heads", "d_ff", "vocab", "design")
 
 
-def _embed_scale(init: str, dim: int, settings: Mapping[str, Any]) -> float:
+#: What other libraries call a setting.
+ELSEWHERE = {
+    **dict.fromkeys(("dim", "width", "hidden_size", "n_embd"), "d_model"),
+    **dict.fromkeys(("layers", "n_layer", "n_layers", "num_layers", "num_hidden_layers"), "depth"),
+    **dict.fromkeys(("n_head", "n_heads", "nhead", "num_heads", "num_attention_heads"), "heads"),
+    **dict.fromkeys(("intermediate_size", "dim_feedforward"), "d_ff"),
+    "vocab_size": "vocab",
+}
+
+
+def _embed_scale(init: str, d_model: int, settings: Mapping[str, Any]) -> float:
     if init != "normal":
-        return math.sqrt(dim)
+        return math.sqrt(d_model)
     std = settings.get("init_std", ModelConfig.init_std)
     return 1 / std if settings.get("positions") == "sinusoidal" and std else 1.0
 
@@ -252,7 +262,7 @@ def design(
     name: str | BlockSpec = "pre-ln",
     *,
     depth: int = 6,
-    dim: int = 64,
+    d_model: int = 64,
     heads: int = 4,
     vocab: int = 256,
     kind: str = "decoder",
@@ -270,15 +280,15 @@ def design(
 ) -> ModelConfig:
     """The model description of a named design, or of a stack of your own block (a `BlockSpec` in place of the name).
 
-    `d_ff` is 4 dim unless given. `norm` replaces the kind of norm where the design has one ("none" takes the norms away
-    and changes nothing else; the designs named `...-no-norm` are made to run without). `mlp=False` gives
+    `d_ff` is 4 d_model unless given. `norm` replaces the kind of norm where the design has one ("none" takes the norms
+    away and changes nothing else; the designs named `...-no-norm` are made to run without). `mlp=False` gives
     attention-only blocks. `mlp_branch` is the initial weight b_FF of the designs that learn it; `alpha_comb` makes the
     skip of a parallel block a learned scalar with this start. `linear` and `merged` leave out the softmax and merge
     W_Q W_K^T. `strength` is rho_L or gamma_L of the SPA designs. `settings` are further fields of `ModelConfig`.
     `embed_scale` makes embeddings of size 1 unless given; with init "normal" they stay at init_std, as in the papers,
     whose positions start as small, but not beside sinusoids, which would drown them.
 
-    >>> design("sas", depth=18, dim=768, heads=12, vocab=50_000).blocks[0].value.init
+    >>> design("sas", depth=18, d_model=768, heads=12, vocab=50_000).blocks[0].value.init
     'identity'
     """
     chosen = _chosen(name)
@@ -288,10 +298,11 @@ def design(
         if key not in open_fields:
             known = [*inspect.signature(design).parameters, *open_fields]
             known.remove("settings")
-            raise UnknownName(f"a model has no setting {key!r}.{did_you_mean(key, known)} Known: {', '.join(known)}.")
-    d_ff = 4 * dim if d_ff is None else d_ff
+            meant = did_you_mean(ELSEWHERE.get(key, key), known)
+            raise UnknownName(f"a model has no setting {key!r}.{meant} Known: {', '.join(known)}.")
+    d_ff = 4 * d_model if d_ff is None else d_ff
     encoder_depth = depth if encoder_depth is None else encoder_depth
-    for what, number in (("depth", depth), ("encoder_depth", encoder_depth), ("dim", dim), ("d_ff", d_ff)):
+    for what, number in (("depth", depth), ("encoder_depth", encoder_depth), ("d_model", d_model), ("d_ff", d_ff)):
         if not isinstance(number, int) or number < 1:
             raise InputError(f"{what} is a whole number of at least 1; got {number!r}.")
         if "depth" in what and number > MOST_BLOCKS:
@@ -328,7 +339,7 @@ def design(
         return made
 
     def stack(depth: int, cross: bool) -> tuple[BlockSpec, ...]:
-        block = chosen.block if chosen.rule is None else chosen.rule(chosen.block, depth, d_ff / dim)
+        block = chosen.block if chosen.rule is None else chosen.rule(chosen.block, depth, d_ff / d_model)
         block = replace(block, **changes(block, cross))
         return (replace(block, **chosen.first), *[block] * (depth - 1))
 
@@ -339,13 +350,13 @@ def design(
         kind=kind,  # type: ignore[arg-type]  # a checked word
         blocks=blocks,
         encoder_blocks=stack(encoder_depth, False) if both else (),
-        d_model=dim,
+        d_model=d_model,
         heads=heads,
         d_ff=d_ff,
         vocab=vocab,
         init=init,
         final_norm=settings.pop("final_norm", final),
-        embed_scale=settings.pop("embed_scale", _embed_scale(init, dim, settings)),
+        embed_scale=settings.pop("embed_scale", _embed_scale(init, d_model, settings)),
         design=name,
         **settings,
     )

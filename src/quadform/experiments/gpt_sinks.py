@@ -63,7 +63,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 
 def _sweep(config: Config, norm: str) -> dict[str, Tensor]:
     data = Addition(digits=config.digits)
-    spec = design("pre-ln", depth=2, dim=config.dim, heads=2, norm=norm, **data.settings)
+    spec = design("pre-ln", depth=2, d_model=config.dim, heads=2, norm=norm, **data.settings)
     model = Transformer(spec, seed=config.seed)
     train(
         model,

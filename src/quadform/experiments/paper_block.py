@@ -53,7 +53,7 @@ def paper_model(
     config = design(
         name,
         depth=depth,
-        dim=d,
+        d_model=d,
         heads=1,
         vocab=12,
         seq_len=18,

@@ -111,9 +111,9 @@ def _duality(seed: int) -> dict[str, Estimate]:
         steps = []
         for parameter, rate, value in ((dW, lr, lambda d: U + beta * d), (W, lr * beta**power, lambda w: w)):
             exact: dict[str, Any] = {"eps": 1e-30} if name == "adam" else {}
-            optimiser = kind([parameter], lr=rate, **exact)
+            optimizer = kind([parameter], lr=rate, **exact)
             (value(parameter) * G).sum().backward()  # a loss whose gradient in W is G
-            optimiser.step()
+            optimizer.step()
             steps.append(value(parameter).detach() - U)
         gaps[name] = float((steps[0] - steps[1]).abs().max() / steps[1].abs().max())
     return {

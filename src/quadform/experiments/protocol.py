@@ -27,7 +27,7 @@ from ..corpora.datasets import Batch, Dataset
 from ..nn.transformer import Transformer
 from ..train.config import TrainConfig
 from ..train.feed import ahead
-from ..train.optimiser import Optimiser
+from ..train.optimizer import Optimizer
 from ..train.schedule import Schedule
 from ..train.steps import Loop
 from ..train.watch import token_cosines
@@ -70,8 +70,8 @@ class Recipe:
     def model_config(self, data: Dataset) -> ModelConfig:
         """The model of this recipe for some data. Embeddings of init "normal" enter unscaled, also beside sinusoids."""
         scale: dict[str, Any] = {"embed_scale": 1.0} if self.init == "normal" else {}
-        config = design(self.design, depth=self.depth, dim=self.dim, heads=self.heads, d_ff=self.d_ff, norm=self.norm,
-                        init=self.init, mlp_branch=self.branch, positions=self.positions, **scale,
+        config = design(self.design, depth=self.depth, d_model=self.dim, heads=self.heads, d_ff=self.d_ff,
+                        norm=self.norm, init=self.init, mlp_branch=self.branch, positions=self.positions, **scale,
                         **data.settings)  # fmt: skip
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
         if self.projections is not None:
@@ -158,7 +158,7 @@ class _Run(Loop[Batch]):
         schedule = Schedule(warmup=recipe.warmup)
         config = TrainConfig(steps=recipe.steps, lr=recipe.lr, weight_decay=0.1, schedule=schedule)
         gpu = model.embed.W_E.device.type != "cpu"
-        super().__init__(model, config, Optimiser(model, config, fused=gpu))
+        super().__init__(model, config, Optimizer(model, config, fused=gpu))
         self.at, self.look, self.held = at, look, held
         self.recorded = _Recorded(self) if gpu else None
         self.clock = time.monotonic if gpu else time.process_time
@@ -215,8 +215,8 @@ class _Recorded:
     """Steps recorded as one CUDA graph after a few plain ones, blocks compiled; without either where it fails."""
 
     def __init__(self, run: _Run) -> None:
-        self.run, self.optimiser = run, run.optimiser
-        self.optimiser.capturable()
+        self.run, self.optimizer = run, run.optimizer
+        self.optimizer.capturable()
         self.taken, self.works, self.compiled = 0, True, True
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream()
@@ -258,7 +258,7 @@ class _Recorded:
         if self.graph is None:
             try:
                 self.batch = {k: t.clone() for k, t in batch.items()}
-                self.optimiser.set_rate(lr)
+                self.optimizer.set_rate(lr)
                 self.graph, self.loss = record(lambda: self.plain(self.batch, None))
             except RuntimeError as error:
                 say(f"steps are not recorded as a graph ({str(error).splitlines()[0][:120]}); plain steps instead")
@@ -267,7 +267,7 @@ class _Recorded:
                 return self.plain(batch, lr)
         for k, t in batch.items():
             self.batch[k].copy_(t)
-        self.optimiser.set_rate(lr)
+        self.optimizer.set_rate(lr)
         self.graph.replay()
         return self.loss.clone()
 

@@ -112,7 +112,7 @@ def _profiles(config: Config) -> dict[str, Tensor]:
 
     out = {}
     for name in ("pre-ln", "u-spa", "e-spa", "sas-p"):
-        spec = design(name, depth=config.depth, dim=512, heads=8)
+        spec = design(name, depth=config.depth, d_model=512, heads=8)
         Sigmas = list(layer_kernels(spec, min(config.tokens, 32)))
         out[f"profile_{name}"] = torch.stack([kernel_cosine(S) for S in Sigmas])
     return out

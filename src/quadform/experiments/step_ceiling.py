@@ -1,4 +1,4 @@
-"""Is the learning-rate ceiling right where theory speaks? Paired full-batch runs against the optimiser's recurrence.
+"""Is the learning-rate ceiling right where theory speaks? Paired full-batch runs against the optimizer's recurrence.
 
 Two runs begin at theta and at theta + size v1 (v1 the top direction of S H S, S = P^-1/2, as a unit vector of weights).
 Their distance along v1 after k steps, over the first, is held against the recurrence (|1 - eta lambda|^k for gradient
@@ -115,7 +115,7 @@ def _one_seed(seed: int, trained: int) -> dict[str, Tensor]:
 
 def _trained(seed: int, steps: int) -> tuple[Transformer, torch.optim.AdamW, dict[str, Tensor]]:
     data = dataset("add", digits=2)
-    options: dict[str, Any] = {"depth": 2, "dim": 32, "heads": 2, "activation": "gelu", "dtype": torch.float64}
+    options: dict[str, Any] = {"depth": 2, "d_model": 32, "heads": 2, "activation": "gelu", "dtype": torch.float64}
     model = Transformer("pre-ln", seed=seed, **options, **data.settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.99))
     for _, batch in zip(range(steps), data.batches("train", 32, seed), strict=False):

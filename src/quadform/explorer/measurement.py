@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..applications.attention.growth import PARTS, Sweep, block_norms, entropy, paper_scalars
-from ..applications.attention.measure import autodiff_error, problem_of, spectrum_scalars
+from ..answers.attention_draft import ExploredDraft
+from ..applications.attention.growth import PARTS, Sweep, block_norms, entropy, paper_exponents
+from ..applications.attention.measure import autodiff_error, problem_of, spectrum_numbers
 from ..applications.attention.question import BLOCKS, MERGED_BLOCKS, AttentionQuestion
 from ..applications.problem import Problem
 from ..core.errors import InputError
@@ -82,49 +83,43 @@ def _record(subject: Any, state: State) -> Record:
     if not bool(torch.isfinite(H).all()):
         raise ControlError("scale", "finite")
     blocks = subject.blocks
-    spectra = {name: torch.linalg.eigvalsh(M) for name, M in _named(H, H_o, H_f)}
+    found, (A, keys) = ExploredDraft(), subject.pattern()
+    found.layer(subject.loss(), H_o, H_f, A)
+    for part, M in (("functional", H_f), ("outer", H_o), ("total", H)):
+        eigenvalues = torch.linalg.eigvalsh(M)
+        found.eigenvalues(part, eigenvalues)
+    found.numbers(spectrum_numbers(eigenvalues, H))
+    found.numbers({subject.check_name: subject.check(H), "seconds": Estimate(seconds, note="one run, wall clock")})
     grid = _grid(subject, state)
     norms = [subject.norms(scale, (H_o, H_f) if scale == state.scale else None) for scale in grid]
     sweep = Sweep.of("scale", blocks, grid, norms)
-    A, keys = subject.pattern()
-    scalars = {"loss": Estimate(subject.loss())}
-    scalars |= spectrum_scalars(spectra["eigenvalues"], H)
-    scalars |= {f"norm/{block}": Estimate(norm) for block, norm in norms[1].items()}
-    scalars |= {f"slope/{p}/{b}": e for p in PARTS for b, e in sweep.fits(p, (grid[0], grid[-1])).items()}
-    scalars |= subject.paper()
-    scalars[subject.check_name] = subject.check(H)
-    scalars["seconds"] = Estimate(seconds, note="one run, wall clock")
-    tensors = {"H_o": H_o, "H_f": H_f, **spectra, "A": A}
+    found.norms(norms[1])
+    for part in PARTS:
+        found.slopes(part, sweep.fits(part, (grid[0], grid[-1])))
+    found.exponents(subject.paper())
     if state.attention == "softmax":
-        scalars["entropy"] = Estimate(entropy(A))
-        scalars["first_key"] = Estimate(float(A[:, 0].mean()), note="mean attention on the first token")
-        for name, norm in zip(("M1", "M2", "M3"), moment_norms(A, keys).tolist(), strict=True):
-            scalars[f"moment/{name}"] = Estimate(norm, note="Frobenius norm, mean over tokens")
+        found.numbers({"entropy": Estimate(entropy(A))})
+        found.pattern(float(A[:, 0].mean()), moment_norms(A, keys).tolist())
         if len(A) > 1:
             low, high = RANGES["scale"]
             scales = torch.logspace(math.log10(low), math.log10(high), LOOKED_AT, dtype=torch.float64)
-            tensors["scales"] = scales
-            tensors["growth_entropy"] = torch.tensor(
-                [subject.entropy_at(s) for s in scales.tolist()], dtype=torch.float64
-            )
-    scalars |= {f"ingredient/{name}": Estimate(value) for name, value in subject.ingredients().items()}
+            found.growth(scales, {})
+            found.softened({"entropy": [subject.entropy_at(s) for s in scales.tolist()]})
+    found.ingredients(subject.ingredients())
     if len(A) > 1:
         streams = subject.streams()
-        tensors["cosine"] = torch.stack([token_cosine(X) for X in streams])
-        tensors["effective_rank"] = torch.stack([effective_rank(X) for X in streams])
+        found.depth(
+            cosine=torch.stack([token_cosine(X) for X in streams]),
+            effective_rank=torch.stack([effective_rank(X) for X in streams]),
+        )
     made = replace(_here(), seed=state.seed, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
-    tensors = {name: t.detach() for name, t in tensors.items()}
-    return Record(kind="attention", inputs={}, scalars=scalars, tensors=tensors, made=made)
+    return found.unread({}, made)
 
 
 @cache
 def _here() -> Provenance:
     """Versions and machine, looked up once: it takes as long as the Hessian."""
     return Provenance.collect(dtype=torch.float64, device=torch.device("cpu"))
-
-
-def _named(H: Tensor, H_o: Tensor, H_f: Tensor) -> tuple[tuple[str, Tensor], ...]:
-    return ("eigenvalues", H), ("eigenvalues_outer", H_o), ("eigenvalues_functional", H_f)
 
 
 class _Closed:
@@ -155,7 +150,7 @@ class _Closed:
         return entropy(at.pattern(at.weights))
 
     def paper(self) -> dict[str, Estimate]:
-        return paper_scalars("single" if self.problem.factor == "single" else self.problem.attention)
+        return paper_exponents("single" if self.problem.factor == "single" else self.problem.attention)
 
     def check(self, H: Tensor) -> Estimate:
         return autodiff_error(self.problem, H)

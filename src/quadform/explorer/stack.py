@@ -55,7 +55,7 @@ def config_of(state: State, dim: int) -> ModelConfig:
         return design(
             state.design,
             depth=state.depth,
-            dim=dim,
+            d_model=dim,
             heads=1,
             vocab=1,
             kind="encoder",

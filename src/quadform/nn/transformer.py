@@ -112,7 +112,7 @@ def _described(config: ModelConfig | BlockSpec | str | None, description: dict[s
 class Transformer(nn.Module):
     """A model of one `ModelConfig`.
 
-    `Transformer(design="pre-ln", depth=6, dim=64, heads=4, vocab=256, seed=0)` builds the description from a design
+    `Transformer(design="pre-ln", depth=6, d_model=64, heads=4, vocab=256, seed=0)` builds the description from a design
     first; `Transformer("pre-ln", depth=6)` means the same, and a `BlockSpec` may stand for the name.
     `layers` is the main stack, `encoder_layers` the encoder of an encoder-decoder.
     Parameter names: `layers.3.attn.W_Q`, `layers.3.mlp.W_1`, `embed.W_E`, ...

@@ -90,8 +90,8 @@ def design(
 ) -> Designed:
     """The named design at this depth, its constants chosen so that `health` holds on sequences of `seq_len` tokens.
 
-    `settings` go to `quadform.core.designs.design` (dim, heads, vocab, activation, mlp=False, ...). Sigma_0 (T, T) is
-    the kernel of the embedded tokens, None: uncorrelated. `lr` is the peak learning rate the warm-up is meant for.
+    `settings` go to `quadform.core.designs.design` (d_model, heads, vocab, activation, mlp=False, ...). Sigma_0 (T, T)
+    is the kernel of the embedded tokens, None: uncorrelated. `lr` is the peak learning rate the warm-up is meant for.
     """
     health = Health() if health is None else health
     config = designs.design(name, depth=depth, **settings)

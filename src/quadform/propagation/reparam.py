@@ -18,12 +18,12 @@ from torch import Tensor
 
 from quadform.core.errors import InputError, UnknownName, did_you_mean
 
-OPTIMISERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "adam")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimiser setting: lr, eps (Adam) and decoupled weight decay towards the anchor."""
+    """One optimizer setting: lr, eps (Adam) and decoupled weight decay towards the anchor."""
 
     lr: float
     eps: float = 0.0
@@ -42,17 +42,17 @@ def split(W: Tensor, W_init: Tensor, skip: float, branch: float) -> Tensor:
     return (W - skip * W_init) / branch
 
 
-def dual_step(optimiser: str, step: Step, branch: float) -> Step:
+def dual_step(optimizer: str, step: Step, branch: float) -> Step:
     """The setting on W (decay towards skip W_init) whose every step equals `step` taken on dW.
 
     Weight decay is decoupled: dW <- (1 - lr wd) dW before the gradient step, as in AdamW.
     """
-    if optimiser not in OPTIMISERS:
+    if optimizer not in OPTIMIZERS:
         raise UnknownName(
-            f"no optimiser {optimiser!r}; there are {', '.join(OPTIMISERS)}.{did_you_mean(optimiser, OPTIMISERS)}"
+            f"no optimizer {optimizer!r}; there are {', '.join(OPTIMIZERS)}.{did_you_mean(optimizer, OPTIMIZERS)}"
         )
     if not branch > 0:
         raise InputError(f"the step duality needs branch > 0; got {branch}.")
-    if optimiser == "sgd":
+    if optimizer == "sgd":
         return Step(lr=step.lr * branch**2, weight_decay=step.weight_decay / branch**2)
     return Step(lr=step.lr * branch, eps=step.eps / branch, weight_decay=step.weight_decay / branch)

@@ -24,7 +24,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     out = []
     for c in found:
         about = c.about
-        said = texts("signal_of", depth=c.depth, dim=about["dim"], tokens=about["tokens"] or "–", over=about["over"])
+        said = texts("signal_of", depth=c.depth, dim=c.d_model, tokens=about["tokens"] or "–", over=about["over"])
         out.append(
             Row(texts("group_setting"), c.label, said, note="; ".join(about["notes"]) if texts.lang == "en" else "")
         )

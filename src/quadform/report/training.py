@@ -30,10 +30,11 @@ def title(record: Record, texts: Texts) -> str:
 def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     answer, group = Training(record), texts("group_setting")
     settings = answer.about["train"]
+    used = settings.get("optimizer") or settings["optimiser"]  # as version 0.1 called it
     told = [
         Row(group, texts("training_model"), title(record, texts)),
         Row(group, texts("training_steps"), f"{answer.step:,}"),
-        Row(group, texts("training_optimiser"), f"{settings['optimiser']}, {number(settings['lr'])}"),
+        Row(group, texts("training_optimizer"), f"{used}, {number(settings['lr'])}"),
         Row(group, texts("training_warmup"), f"{answer.warmup_steps:,}"),
     ]
     for name, e in answer.numbers.items():

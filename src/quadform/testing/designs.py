@@ -40,7 +40,7 @@ def check_design(what: str | ModelConfig, *, seed: int = 0, depth: int = 72, rto
         _Check(room, findings, seed, rtol).run(depth)
     else:
         for kind in KINDS[: 2 if what == "deepnorm" else 3]:
-            config = design(what, kind=kind, depth=3, dim=16, heads=4, vocab=13, seq_len=64)
+            config = design(what, kind=kind, depth=3, d_model=16, heads=4, vocab=13, seq_len=64)
             _Check(config, findings, seed, rtol, f"{kind}: ").run(depth)
     if not all(f.ok for f in findings):
         name = what if isinstance(what, str) else what.design or "this model"
@@ -211,7 +211,7 @@ class _Check:
         c = self.config
 
         def named(depth: int) -> tuple[BlockSpec, ...]:
-            return design(c.design, kind=c.kind, depth=depth, dim=c.d_model, heads=c.heads, d_ff=c.d_ff).blocks
+            return design(c.design, kind=c.kind, depth=depth, d_model=c.d_model, heads=c.heads, d_ff=c.d_ff).blocks
 
         if c.design in DESIGNS and c.blocks == named(c.depth):  # as it is published: its constants follow the depth
             blocks = named(depth)

@@ -1,4 +1,4 @@
-"""Checkpoints: weights, optimiser state and the loop's own state, as one `Record` (JSON + safetensors, atomic).
+"""Checkpoints: weights, optimizer state and the loop's own state, as one `Record` (JSON + safetensors, atomic).
 
 A process killed at any moment, also while it writes, leaves the last whole checkpoint. Random numbers need no place in
 it: batch i and the dropout of step t are functions of the seed and of i and t.
@@ -17,17 +17,17 @@ from quadform.core.files import is_file
 from quadform.core.record import JSON_NAME, Provenance, Record
 from quadform.nn.transformer import Transformer
 
-from .optimiser import Optimiser
+from .optimizer import Optimizer
 
 KIND = "checkpoint"
 
 
 def save_checkpoint(
-    folder: str | Path, model: Transformer, optimiser: Optimiser, state: Mapping[str, Any], made: Provenance
+    folder: str | Path, model: Transformer, optimizer: Optimizer, state: Mapping[str, Any], made: Provenance
 ) -> Path:
     """Write a checkpoint to `folder` in place of the one before."""
     tensors = {f"model/{name}": t for name, t in model.state_dict().items()}
-    tensors |= {f"optimiser/{name}": t for name, t in optimiser.tensors().items()}
+    tensors |= {f"optimizer/{name}": t for name, t in optimizer.tensors().items()}
     return Record(kind=KIND, inputs=state, scalars={}, tensors=tensors, made=made).save(folder)
 
 
@@ -38,14 +38,17 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tenso
     record = Record.load(folder)
     if record.kind != KIND:
         raise FileError(f"{folder} holds a record of kind {record.kind!r}, no checkpoint. Choose another folder.")
-    return dict(record.inputs), dict(record.tensors)
+    tensors = {
+        n.replace("optimiser/", "optimizer/", 1): t for n, t in record.tensors.items()
+    }  # as version 0.1 wrote it
+    return dict(record.inputs), tensors
 
 
-def restore(model: Transformer, optimiser: Optimiser, tensors: Mapping[str, Tensor]) -> None:
-    """Put the weights and the optimiser state of a checkpoint in their places."""
+def restore(model: Transformer, optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put the weights and the optimizer state of a checkpoint in their places."""
     own = {name.removeprefix("model/"): t for name, t in tensors.items() if name.startswith("model/")}
     try:
         model.load_state_dict(own)
     except RuntimeError as error:
         raise FileError(f"the checkpoint does not fit this model: {error}.") from error
-    optimiser.load({n.removeprefix("optimiser/"): t for n, t in tensors.items() if n.startswith("optimiser/")})
+    optimizer.load({n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")})

@@ -14,9 +14,12 @@ from quadform.core.spec import choose
 
 from .schedule import Schedule
 
-OPTIMISERS = ("adamw", "adam", "sgd", "muon")
+OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
 DECOUPLED = ("adamw", "muon")
-"""Optimisers whose weight decay is no part of the gradient."""
+"""Optimizers whose weight decay is no part of the gradient."""
+
+EARLIER_NAMES = {"optimiser": "optimizer"}
+"""What run folders of version 0.1 call a setting."""
 MOST = 10**9
 """Steps of a run, or questions of a validation: more would take years."""
 PRECISIONS = ("full", "bf16")
@@ -44,7 +47,7 @@ class TrainConfig:
     steps: int = 1000
     batch_size: int = 64
     accumulate: int = 1
-    optimiser: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -72,9 +75,9 @@ class TrainConfig:
     __repr__ = changed
 
     def __post_init__(self) -> None:
-        choose("optimiser", self.optimiser, OPTIMISERS)
+        choose("optimizer", self.optimizer, OPTIMIZERS)
         if self.weight_decay is None:
-            object.__setattr__(self, "weight_decay", 0.1 if self.optimiser in DECOUPLED else 0.0)
+            object.__setattr__(self, "weight_decay", 0.1 if self.optimizer in DECOUPLED else 0.0)
         choose("precision", self.precision, PRECISIONS)
         for name in WHOLE:
             self._whole(name, 1)
@@ -98,10 +101,10 @@ class TrainConfig:
 
     @property
     def update(self) -> str:
-        """The optimiser in words: `adamw at 0.001, weight decay 0.1`."""
-        way = "" if self.optimiser in DECOUPLED else " as an L2 penalty in the gradient"
+        """The optimizer in words: `adamw at 0.001, weight decay 0.1`."""
+        way = "" if self.optimizer in DECOUPLED else " as an L2 penalty in the gradient"
         decay = f"weight decay {self.weight_decay:g}{way}" if self.weight_decay else "no weight decay"
-        return f"{self.optimiser} at {self.lr:g}, {decay}"
+        return f"{self.optimizer} at {self.lr:g}, {decay}"
 
     def _whole(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -117,7 +120,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> TrainConfig:
         """The inverse of `to_dict`; an unknown setting is an error that names the nearest known one."""
-        return decode(cls, body, "training")
+        return decode(cls, {EARLIER_NAMES.get(k, k): v for k, v in body.items()}, "training")
 
     def differs(self, other: TrainConfig) -> list[str]:
         """The names of the settings in which two configs differ."""

@@ -31,9 +31,9 @@ from .ddp import hold, parallel
 from .feed import Meal, meals
 from .folder import RunFolder
 from .machinery import compiled, differences, plain
-from .optimiser import Optimiser
+from .optimizer import Optimizer
 from .score import accuracy, evaluate, exact_match
-from .size import check_size, optimiser_copies
+from .size import check_size, optimizer_copies
 from .snapshots import average
 from .steps import Loop
 from .watch import Diverged, broken_layer, keeps_apart, steepest_layer, token_cosines
@@ -100,7 +100,7 @@ def train(
 
 @dataclass
 class _State:
-    """What a run carries from step to step, besides weights and optimiser state."""
+    """What a run carries from step to step, besides weights and optimizer state."""
 
     first_loss: float | None = None
     loss: float = math.nan
@@ -127,18 +127,18 @@ class _Run(Loop[Meal]):
     def __init__(
         self, model: Transformer, data: Dataset, config: TrainConfig, out: RunFolder | None, group: Group
     ) -> None:
-        super().__init__(model, config, Optimiser(model, config))
+        super().__init__(model, config, Optimizer(model, config))
         self.data, self.out, self.group = data, out, group
         self.state = _State()
         loss_of = compiled(model.loss, dynamic=config.bucket > 1) if config.compile else model.loss
         self.loss_of = parallel(loss_of, model, group)
         self.made = Provenance.collect(seed=config.seed, dtype=model.embed.W_E.dtype, device=self.device)
         self.started = time.monotonic()
-        self.late = self.device.type in LATE_ON and self.optimiser.skips
+        self.late = self.device.type in LATE_ON and self.optimizer.skips
         self.pending: _Seen | None = None
         self.norm, self.interrupted, self.out_of_time = math.nan, False, False
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        self.marks = marks(config, (optimiser_copies(config.optimiser) - 1) * weights)
+        self.marks = marks(config, (optimizer_copies(config.optimizer) - 1) * weights)
 
     # ------------------------------------------------------------------------------------------------------- files
     def identity(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class _Run(Loop[Meal]):
             self.step, self.state = int(state["state"].pop("step")), _State(**state["state"])
         except (KeyError, TypeError, AttributeError) as error:
             raise FileError(f"{out.checkpoint} is not complete ({error}). Use resume=False to begin anew.") from error
-        restore(self.model, self.optimiser, tensors)
+        restore(self.model, self.optimizer, tensors)
         self.group.together("checkpoint")  # all have read what process 0 will write
         if self.group.first:
             out.cut_log(self.step)
@@ -184,7 +184,7 @@ class _Run(Loop[Meal]):
     def write(self, folder: Path) -> None:
         """A checkpoint of this step."""
         state = {"identity": self.identity(), "state": {"step": self.step, **vars(self.state)}}
-        save_checkpoint(folder, self.model, self.optimiser, state, self.made)
+        save_checkpoint(folder, self.model, self.optimizer, state, self.made)
 
     def log(self, **numbers: Any) -> None:
         if self.out is None or not self.group.first:

@@ -32,11 +32,11 @@ from .config import DECOUPLED, TrainConfig
 from .loop import Trained, train
 from .runs import BEAM, Run, open_run
 from .schedule import Schedule
-from .size import check_size, optimiser_copies
+from .size import check_size, optimizer_copies
 from .start import started_from
 
 OBJECTIVES = ("auto", "causal", "masked", "seq2seq", "classify")
-_SMALL = {"depth": 2, "dim": 128, "heads": 4}
+_SMALL = {"depth": 2, "d_model": 128, "heads": 4}
 _BRISK = {"lr": 2e-3, "betas": (0.9, 0.98), "weight_decay": 0.01, "batch_size": 64}
 
 
@@ -63,27 +63,27 @@ def recipe_for(data: Dataset) -> Recipe:
         if small:
             model = _SMALL | {"dropout": 0.2, "positions": "sinusoidal"}
             return Recipe(model, _BRISK | {"steps": 850, "lr": 3e-3, "smoothing": 0.1, "batch_size": 32})
-        model = {"depth": 6, "dim": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "positions": "sinusoidal"}
+        model = {"depth": 6, "d_model": 512, "heads": 8, "d_ff": 1024, "dropout": 0.25, "positions": "sinusoidal"}
         large = {"lr": 1e-3, "batch_size": 640, "steps": 9000, "smoothing": 0.1, "weight_decay": 0.05}
         return Recipe(model, _BRISK | large | {"valid_every": 1000, "log_every": 100})
     if isinstance(data, Packages):
-        return Recipe({"depth": 2, "dim": 64, "heads": 4}, _BRISK | {"steps": 600, "batch_size": 32})
+        return Recipe({"depth": 2, "d_model": 64, "heads": 4}, _BRISK | {"steps": 600, "batch_size": 32})
     if isinstance(data, Masked | RunningText):
         return Recipe(_SMALL, _BRISK | {"steps": 2000, "batch_size": 32, "weight_decay": 0.1})
     return Recipe(_SMALL, {"steps": 1000})
 
 
-def original(dim: int = 512, warmup: float = 4000, steps: int = 100_000) -> Recipe:
+def original(d_model: int = 512, warmup: float = 4000, steps: int = 100_000) -> Recipe:
     """The base model of the original Transformer and its training. Source: [VSP17, Sec. 3, 5, 6.1].
 
     The peak rate is d^-0.5 warmup^-0.5. Snapshots of the paper are ten minutes apart, which was 1,500 steps. It has its
     own batches of 25,000 source and 25,000 target tokens; here `batch_size` counts sentences, and is left to you.
     """
-    model = {"design": "post-ln", "depth": 6, "dim": dim, "heads": 8, "d_ff": 4 * dim, "dropout": 0.1}
+    model = {"design": "post-ln", "depth": 6, "d_model": d_model, "heads": 8, "d_ff": 4 * d_model, "dropout": 0.1}
     model |= {"positions": "sinusoidal", "biases": ("mlp",), "init": "xavier"}
-    training = {"optimiser": "adam", "betas": (0.9, 0.98), "eps": 1e-9, "clip": 0.0, "smoothing": 0.1}
+    training = {"optimizer": "adam", "betas": (0.9, 0.98), "eps": 1e-9, "clip": 0.0, "smoothing": 0.1}
     schedule = Schedule(decay="inverse-sqrt", warmup=warmup)
-    training |= {"schedule": schedule, "lr": (dim * max(schedule.warmup_steps(steps), 1)) ** -0.5}
+    training |= {"schedule": schedule, "lr": (d_model * max(schedule.warmup_steps(steps), 1)) ** -0.5}
     training |= {"steps": steps, "save_every": 1500, "average": 5, "valid_every": 1500}
     return Recipe(model, training, Search(beam=4, penalty="gnmt", alpha=0.6, beyond=50))
 
@@ -129,7 +129,7 @@ class Plan:
 
     def cost(self, steps: int = 2) -> dict[str, float]:
         """What it takes: parameters, floating point operations of the matrix products and seconds of a step (the mean
-        of a few on a copy, the first left out), bytes of weights with optimiser state and of kept activations.
+        of a few on a copy, the first left out), bytes of weights with optimizer state and of kept activations.
         """
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -156,7 +156,7 @@ class Plan:
         return {
             "parameters": parameters,
             "flops_per_step": float(flops.get_total_flops() * c.accumulate),
-            "weight_bytes": float(weights * optimiser_copies(c.optimiser)),
+            "weight_bytes": float(weights * optimizer_copies(c.optimizer)),
             "activation_bytes": float(sum(n for p, n in kept.items() if p not in own)),
             "seconds_per_step": took,
             "seconds": took * c.steps,
@@ -186,18 +186,18 @@ def prepare(
     `design` is the recipe's, or pre-ln, unless given.
 
     `settings` are fields of `TrainConfig` (steps, lr, ...), `warmup` and `decay` of its schedule, or settings of the
-    model (depth, dim, heads, dropout, ...). With `start_from`, a run folder, its model goes on with this data.
+    model (depth, d_model, heads, dropout, ...). With `start_from`, a run folder, its model goes on with this data.
     """
     data = with_objective(dataset(data) if isinstance(data, str) else data, objective)
     choose("recipe", recipe, RECIPES)
     names = {f.name for f in dataclasses.fields(TrainConfig)}
     told = {k: v for k, v in settings.items() if v is not None}
-    sizes = {k: told[k] for k in ("dim", "warmup", "steps") if k in told}
+    sizes = {k: told[k] for k in ("d_model", "warmup", "steps") if k in told}
     found = original(**sizes) if recipe == "vaswani" else recipe_for(data)
     schedule = {k: told.pop(k) for k in ("warmup", "decay") if k in told}
     said = {k: told.pop(k) for k in list(told) if k in names}
     training = dict(found.train) | said | {"seed": seed}
-    if training.get("optimiser", "adamw") not in DECOUPLED and "weight_decay" not in said:
+    if training.get("optimizer", "adamw") not in DECOUPLED and "weight_decay" not in said:
         training.pop("weight_decay", None)  # that of the recipe is AdamW's
     if schedule:
         usual = found.train.get("schedule", Schedule())

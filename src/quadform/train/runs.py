@@ -1,4 +1,4 @@
-"""A run folder opened again: the model, the data, the settings and the optimiser state of the last checkpoint."""
+"""A run folder opened again: the model, the data, the settings and the optimizer state of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from quadform.nn.transformer import Transformer
 from .checkpoint import load_checkpoint, restore
 from .config import TrainConfig
 from .folder import RunFolder
-from .optimiser import Optimiser
+from .optimizer import Optimizer
 from .snapshots import average_run
 
 if TYPE_CHECKING:
@@ -104,11 +104,11 @@ class Run:
         where = "" if self.folder is None else f"; {self.folder}"
         return f"Run({self.model.summary}; {self.data}; step {self.step:,} of {self.config.steps:,}{where})"
 
-    def optimiser(self) -> Optimiser:
-        """The optimiser over `model` with the state of the checkpoint."""
-        optimiser = Optimiser(self.model, self.config)
-        restore(self.model, optimiser, self.tensors)
-        return optimiser
+    def optimizer(self) -> Optimizer:
+        """The optimizer over `model` with the state of the checkpoint."""
+        optimizer = Optimizer(self.model, self.config)
+        restore(self.model, optimizer, self.tensors)
+        return optimizer
 
     def along(self) -> Iterator[Run]:
         """This run as it was at each checkpoint that was kept on the way, oldest first."""

@@ -14,9 +14,9 @@ from .config import TrainConfig
 _TOKEN = 8  # bytes of a token id
 
 
-def optimiser_copies(optimiser: str) -> int:
+def optimizer_copies(optimizer: str) -> int:
     """Numbers kept for each weight: itself, its gradient, and one moment (sgd) or two."""
-    return 3 if optimiser == "sgd" else 4
+    return 3 if optimizer == "sgd" else 4
 
 
 def check_size(
@@ -24,10 +24,10 @@ def check_size(
 ) -> None:
     """Refuse a training whose least memory is not there.
 
-    The least: weights (unless the model is `made` already) with what the optimiser keeps, one input of every block for
+    The least: weights (unless the model is `made` already) with what the optimizer keeps, one input of every block for
     every sequence of a batch (each has a token), and the token ids of all batches of a step.
     """
-    weights = count_parameters(model) * (optimiser_copies(training.optimiser) - made) * dtype.itemsize
+    weights = count_parameters(model) * (optimizer_copies(training.optimizer) - made) * dtype.itemsize
     blocks = len(model.blocks) + len(model.encoder_blocks)
     streams = training.batch_size * blocks * model.d_model * dtype.itemsize
     tokens = training.batch_size * training.accumulate * _TOKEN

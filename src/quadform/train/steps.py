@@ -18,7 +18,7 @@ from torch import Tensor
 from quadform.nn.transformer import Transformer
 
 from .config import TrainConfig
-from .optimiser import Optimiser
+from .optimizer import Optimizer
 from .watch import Diverged
 
 Food = TypeVar("Food")
@@ -27,8 +27,8 @@ Food = TypeVar("Food")
 class Loop(ABC, Generic[Food]):
     """Steps of a model. Hooks: `backward` (must be given), `judge`, `before`, `after`."""
 
-    def __init__(self, model: Transformer, config: TrainConfig, optimiser: Optimiser) -> None:
-        self.model, self.config, self.optimiser = model, config, optimiser
+    def __init__(self, model: Transformer, config: TrainConfig, optimizer: Optimizer) -> None:
+        self.model, self.config, self.optimizer = model, config, optimizer
         self.device = next(model.parameters()).device
         self.step = 0
 
@@ -71,19 +71,19 @@ class Loop(ABC, Generic[Food]):
             self.model.zero_grad(set_to_none=True)
 
     def update(self, food: Food) -> float:
-        """One step of the optimiser; returns its learning rate."""
+        """One step of the optimizer; returns its learning rate."""
         lr = self.config.lr * self.config.schedule.factor(self.step, self.config.steps)
         self.descend(food, lr)
         self.step += 1
         return lr
 
     def descend(self, food: Food, lr: float | None) -> Tensor:
-        """The loss before the step that is made here; without a rate, at the one the optimiser has."""
+        """The loss before the step that is made here; without a rate, at the one the optimizer has."""
         loss = self.backward(food)
         trained = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
         skip = self.judge(loss, norm, food)
         if self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(trained, self.config.clip, norm)
-        self.optimiser.step(lr, skip=skip)
+        self.optimizer.step(lr, skip=skip)
         return loss

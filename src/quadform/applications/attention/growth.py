@@ -161,11 +161,11 @@ def entropy(A: Tensor) -> float:
     return float(torch.special.entr(A).sum(-1).mean()) / math.log(A.shape[-1]) if A.shape[-1] > 1 else 0.0
 
 
-def paper_scalars(kind: str) -> dict[str, Estimate]:
-    """The exponents of `PAPER` as numbers of a record: kind is softmax, linear or single."""
+def paper_exponents(kind: str) -> dict[str, Estimate]:
+    """`"outer/W_Q,W_K"` -> the exponent of `PAPER`: kind is softmax, linear or single."""
     notes = {("functional", "W_Q,W_K"): _MIX} if kind == "softmax" else {}
     return {
-        f"paper/{part}/{block}": Estimate(power, note=notes.get((part, block), "" if power else _ZERO))
+        f"{part}/{block}": Estimate(power, note=notes.get((part, block), "" if power else _ZERO))
         for part, table in PAPER[kind].items()
         for block, power in table.items()
     }

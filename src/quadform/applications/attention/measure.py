@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from ...answers.attention import AttentionAnswer
+from ...answers.attention_draft import AttentionDraft
 from ...core.errors import InputError
 from ...core.memory import in_words
 from ...core.progress import clock
 from ...core.question import Plan
-from ...core.record import Estimate, Provenance, Record
+from ...core.record import Estimate, Provenance
 from ...core.work import Work
 from ...theory.kronecker import kronecker_errors
 from ...theory.moments import moment_norms
 from ..machine import DTYPES, MATRICES, device_of, guard, guard_tokens
 from ..problem import Problem, toy_problem
 from ..threads import threads_for
-from .growth import PARTS, Sweep, block_norms, entropy, paper_scalars
+from .growth import PARTS, Sweep, block_norms, entropy, paper_exponents
 from .question import AttentionQuestion
 
 #: Above this many parameters the closed form is compared with autodiff on some columns only.
@@ -85,39 +86,32 @@ class AttentionMeasurement:
         with threads_for(asked.parameters), work.bar(5 + points, "attention", each=1):
             with work.counting("Hessian", 1):
                 layer, H_o, H_f = _finite(problem)
-            scalars = {"loss": Estimate(float(problem.loss(problem.weights)))}
-            tensors = {"H_o": H_o, "H_f": H_f, "A": problem.pattern(problem.weights)}
-            for name, matrix in (("", H_o + H_f), ("_outer", H_o), ("_functional", H_f)):
+            found, A = AttentionDraft(), problem.pattern(problem.weights)
+            found.layer(float(problem.loss(problem.weights)), H_o, H_f, A)
+            for part, matrix in (("functional", H_f), ("outer", H_o), ("total", H_o + H_f)):
                 with work.counting("eigenvalues", 1):
-                    tensors[f"eigenvalues{name}"] = torch.linalg.eigvalsh(matrix)
-            scalars |= spectrum_scalars(tensors["eigenvalues"], H_o + H_f)
+                    eigenvalues = torch.linalg.eigvalsh(matrix)
+                found.eigenvalues(part, eigenvalues)
+            found.numbers(spectrum_numbers(eigenvalues, H_o + H_f))
             with work.counting("checked against autodiff", 1):
-                scalars["autodiff_error"] = autodiff_error(problem, H_o + H_f)
-                scalars["seconds"] = _seconds(problem)
-            scalars |= {f"norm/{block}": Estimate(v) for block, v in block_norms(layer, problem.blocks).items()}
+                found.numbers({"autodiff_error": autodiff_error(problem, H_o + H_f), "seconds": _seconds(problem)})
+            found.norms(block_norms(layer, problem.blocks))
             if asked.precond != "none":
-                scalars |= kronecker_scalars(layer, asked.precond)
+                found.kronecker(kronecker_family(layer, asked.precond))
             if asked.attention == "softmax":
-                scalars["entropy"] = Estimate(entropy(tensors["A"]))
+                found.numbers({"entropy": Estimate(entropy(A))})
             inputs = asked.inputs()
-            found = self._grown(work)
-            if len(found) >= 2:
-                grown = Sweep.of("scale", problem.blocks, list(found), [at["norms"] for at in found.values()])
+            points_of = self._grown(work)
+            if len(points_of) >= 2:
+                at = list(points_of.values())
+                grown = Sweep.of("scale", problem.blocks, list(points_of), [each["norms"] for each in at])
                 inputs["fit_range"] = list(grown.fit_range)
-                scalars |= {f"slope/{part}/{b}": e for part in PARTS[:2] for b, e in grown.fits(part).items()}
-                scalars |= paper_scalars("single" if asked.factor == "single" else asked.attention)
-                tensors |= {"scales": grown.values} | {f"growth_{part}": grown.norms[part] for part in PARTS}
-                for name in next(iter(found.values())).get("attention", ()):
-                    of_all = [torch.as_tensor(at["attention"][name], dtype=torch.float64) for at in found.values()]
-                    tensors[name] = torch.stack(of_all)
-        record = Record(
-            kind="attention",
-            inputs=inputs,
-            scalars=scalars,
-            tensors={name: t.detach().to("cpu", torch.float64) for name, t in tensors.items()},
-            made=Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device),
-        )
-        return AttentionAnswer(record)
+                for part in PARTS[:2]:
+                    found.slopes(part, grown.fits(part))
+                found.exponents(paper_exponents("single" if asked.factor == "single" else asked.attention))
+                found.growth(grown.values, grown.norms)
+                found.softened({n: [each["attention"][n] for each in at] for n in at[0].get("attention", ())})
+        return found.answer(inputs, Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device))
 
     def _grown(self, work: Work) -> dict[float, dict[str, Any]]:
         """What is found at every scale of the sweep, as far as the time allows."""
@@ -140,9 +134,9 @@ class AttentionMeasurement:
         if at.attention != "softmax":
             return {"norms": norms}
         undecided = A.sort(-1).values[:, :-1].sum(-1).max()
-        found: dict[str, Any] = {"growth_entropy": entropy(A), "growth_undecided": float(undecided)}
+        found: dict[str, Any] = {"entropy": entropy(A), "undecided": float(undecided)}
         if len(A) > 1:  # one token has one key: nothing spreads
-            found["growth_moments"] = moment_norms(A, at.scale * at.X)
+            found["moments"] = moment_norms(A, at.scale * at.X)
         return {"norms": norms, "attention": found}
 
 
@@ -161,18 +155,16 @@ def _finite(problem: Problem) -> tuple[Any, Tensor, Tensor]:
     )
 
 
-def kronecker_scalars(layer: Any, precond: str) -> dict[str, Estimate]:
-    """`kronecker/W_Q/K-FAC expand`, ...: |K - H_o(W, W)| / |H_o(W, W)| of one family, and of the nearest of all."""
+def kronecker_family(layer: Any, precond: str) -> dict[str, dict[str, float]]:
+    """W -> kind -> |K - H_o(W, W)| / |H_o(W, W)| of one family, and of the nearest of all."""
     family = {"kfac": "K-FAC", "shampoo": "Shampoo"}[precond]
     return {
-        f"kronecker/{name}/{kind}": Estimate(error)
+        name: {kind: error for kind, error in errors.items() if kind.startswith(family) or kind == "nearest"}
         for name, errors in kronecker_errors(layer).items()
-        for kind, error in errors.items()
-        if kind.startswith(family) or kind == "nearest"
     }
 
 
-def spectrum_scalars(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:
+def spectrum_numbers(eigenvalues: Tensor, H: Tensor) -> dict[str, Estimate]:
     """Extreme eigenvalues, share of negative ones, trace and step ceiling, from the eigenvalues in ascending order."""
     low, high = float(eigenvalues[0]), float(eigenvalues[-1])
     sure = eigenvalues.dtype == torch.float64  # in float32 small eigenvalues are rounding: a share of the others

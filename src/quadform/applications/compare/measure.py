@@ -71,7 +71,7 @@ class CompareMeasurement:
         self.device, self.dtype = device_of(asked.device), DTYPES[asked.dtype]
         for name, depth in self.cells:
             guard_design(
-                name, depth, self.device, self.dtype, dim=asked.d_model, heads=asked.heads, **self.data.settings
+                name, depth, self.device, self.dtype, d_model=asked.d_model, heads=asked.heads, **self.data.settings
             )
         guard_probe(1, asked.batch_size, next(self.data.batches("valid", 1, asked.seed)))
         self.probe = self._on(next(self.data.batches("valid", asked.batch_size, asked.seed)))
@@ -83,7 +83,7 @@ class CompareMeasurement:
 
     def model(self, design: str, depth: int) -> Transformer:
         asked = self.asked
-        sizes = {"depth": depth, "dim": asked.d_model, "heads": asked.heads, "seed": asked.seed}
+        sizes = {"depth": depth, "d_model": asked.d_model, "heads": asked.heads, "seed": asked.seed}
         return Transformer(design, dtype=self.dtype, device=self.device, **sizes, **self.data.settings)
 
     # --- the cost ---------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class CompareMeasurement:
         return found.answer(
             Provenance.collect(seed=asked.seed, dtype=self.dtype, device=self.device),
             cells=[list(cell) for cell in self.cells],
-            dim=asked.d_model,
+            d_model=asked.d_model,
             heads=asked.heads,
             batch=asked.batch_size,
             lr=asked.lr,

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 #: Questions or sentences of a test: more say nothing new, and are drawn at once.
 MOST_TESTED = 1_000_000
-#: Flags whose name in Python is another.
-_OTHER_NAMES = {"d_model": "dim", "optimizer": "optimiser"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +143,7 @@ class TrainTask(Numerics, Task):
         """What was said of the model and its training, by the names of `train.prepare`."""
         beside = {f.name for f in dataclasses.fields(Numerics)} | {"data", "test"}
         said = {n: getattr(self, n) for n in options(type(self)) if n not in beside}
-        return {_OTHER_NAMES.get(k, k): v for k, v in said.items() if v is not None}
+        return {k: v for k, v in said.items() if v is not None}
 
     def folder(self, out: str | None) -> str:
         """`runs/DATA-DESIGN` beside where the command runs, unless another was named."""

@@ -1,17 +1,15 @@
-"""Curves: what was measured of each stack of blocks, and the record of them that `answers.signal` reads."""
+"""Curves: what was measured of each stack of blocks."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...answers.signal import ENDS, Signal
-from ...core.record import Estimate, Provenance, Record
+from ...answers.signal import ENDS
+from ...answers.signal_draft import SignalDraft
+from ...core.record import Estimate
 from .jacobian import LEVELS, Isometry
 from .observe import Stack
 
@@ -19,7 +17,6 @@ from .observe import Stack
 WITHIN = (0.02, 0.05)
 #: Kernels of longer sequences are left out of the record.
 KERNELS_UP_TO = 256
-_NAN = math.nan
 
 
 @dataclass
@@ -31,7 +28,7 @@ class Curve:
     unit: str  # what the error bars are over: sequences, networks
     measured: dict[str, list[Estimate]]
     heads: dict[str, list[list[Estimate]]]
-    dim: int
+    d_model: int
     tokens: int | None
     fresh: bool  # whether the weights are as drawn, so that the prediction is meant for them
     sequences: int = 0  # how many the kernels are means of
@@ -46,57 +43,37 @@ class Curve:
         return self.fresh and self.unit == "networks" and bool(self.predicted)
 
 
-def record_of(curves: Sequence[Curve], inputs: dict[str, Any], made: Provenance) -> Record:
-    """The record of measured curves."""
-    scalars: dict[str, Estimate] = {}
-    tensors: dict[str, Tensor] = {}
-    for i, curve in enumerate(curves):
-        _put(curve, f"{i}/", scalars, tensors)
-    return Record(Signal.kind, inputs | {"curves": [_describe(c) for c in curves]}, scalars, tensors, made)
-
-
-def _describe(curve: Curve) -> dict[str, Any]:
+def write(curve: Curve, draft: SignalDraft) -> None:
+    """The curve as the next one of an answer."""
     heads = max((len(row) for row in curve.heads["sink"]), default=0)
-    note = curve.measured["cosine"][-1].note
-    return {
-        "label": curve.label,
-        "stack": curve.stack.name,
-        "blocks": list(curve.stack.calls),
-        "depth": curve.stack.depth,
-        "dim": curve.dim,
-        "heads": heads,
-        "tokens": curve.tokens,
-        "unit": curve.unit,
-        "over": note,
-        "fresh": curve.fresh,
-        "judged": curve.judged,
-        "notes": curve.notes,
-        "jacobians": list(curve.isometry),
-    }
-
-
-def _put(curve: Curve, at: str, scalars: dict[str, Estimate], tensors: dict[str, Tensor]) -> None:
-    f64 = torch.float64
+    found = draft.curve(
+        curve.label,
+        stack=curve.stack.name,
+        blocks=list(curve.stack.calls),
+        depth=curve.stack.depth,
+        d_model=curve.d_model,
+        heads=heads,
+        tokens=curve.tokens,
+        unit=curve.unit,
+        over=curve.measured["cosine"][-1].note,
+        fresh=curve.fresh,
+        judged=curve.judged,
+        notes=curve.notes,
+        jacobians=list(curve.isometry),
+    )
     for measure, layers in curve.measured.items():
-        tensors[f"{at}{measure}"] = torch.tensor([e.value for e in layers], dtype=f64)
-        tensors[f"{at}{measure}/stderr"] = torch.tensor([e.stderr for e in layers], dtype=f64)
-        scalars[f"{curve.label}/{measure}"] = layers[0] if measure == "gradient" else layers[-1]
-    heads = max((len(row) for row in curve.heads["sink"]), default=0)
+        found.measured(measure, layers)
     for measure, rows in curve.heads.items():
-        filled = [[e.value for e in row] + [_NAN] * (heads - len(row)) for row in rows]
-        tensors[f"{at}heads/{measure}"] = torch.tensor(filled, dtype=f64).reshape(len(rows), heads)
+        found.heads(measure, rows, heads)
     for measure, profile in curve.predicted.items():
-        tensors[f"{at}predicted/{measure}"] = profile.to(f64)
+        found.predicted(measure, profile)
     for layer, Sigma in curve.Sigma.items():
         if len(Sigma) <= KERNELS_UP_TO:
-            tensors[f"{at}kernel/{layer}"] = Sigma
-    for name, found in curve.isometry.items():
-        tensors[f"{at}jacobian/{name}"] = torch.tensor(found.quantiles, dtype=f64)
-        scalars |= {f"{curve.label}/jacobian/{name}/{end}": getattr(found, end) for end in ENDS}
-    if curve.isometry:
-        tensors["levels"] = torch.tensor(LEVELS, dtype=f64)
+            found.kernel(layer, Sigma)
+    for name, seen in curve.isometry.items():
+        found.jacobian(name, seen.quantiles, LEVELS, [getattr(seen, end) for end in ENDS])
     if curve.predicted:
-        scalars[f"{curve.label}/difference"] = difference(curve)
+        found.difference(difference(curve))
 
 
 def difference(curve: Curve) -> Estimate:

@@ -10,12 +10,13 @@ error bars over networks. The model is left as it was. Definitions of the measur
 from __future__ import annotations
 
 from ...answers.signal import Signal
+from ...answers.signal_draft import SignalDraft
 from ...core.errors import InputError
 from ...core.question import Plan
 from ...core.record import Provenance
 from ...core.work import Work
 from ..subject import Subject
-from .curve import record_of
+from .curve import write
 from .question import SignalQuestion
 from .subjects import Drawing, Subjects
 from .units import Design, Model, Unit
@@ -49,4 +50,7 @@ class SignalMeasurement:
         curves = [curve for unit in self.units for curve in unit.curves(work)]
         first = self.units[0]
         made = Provenance.collect(seed=self.asked.seed, dtype=first.dtype, device=first.device)
-        return Signal(record_of(curves, {"subjects": list(self.names), "partial": work.partial}, made))
+        draft = SignalDraft()
+        for curve in curves:
+            write(curve, draft)
+        return draft.answer({"subjects": list(self.names), "partial": work.partial}, made)

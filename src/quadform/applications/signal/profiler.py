@@ -46,7 +46,7 @@ class Profile:
         self.gradient = [NormRatio("gradient") for _ in layers]
         self.heads = [AttentionCollapse() for _ in range(stack.depth)]
         self.kernels = {l: MeanKernel() for l in sorted(set(kernels)) if 0 <= l <= stack.depth}
-        self.dim = 0
+        self.d_model = 0
 
     def layers(self, measure: str) -> list[Estimate]:
         """depth + 1 estimates of a token measure, `growth` or `gradient`; a gradient not measured gives none."""
@@ -78,7 +78,7 @@ class Profile:
         tensors = {}
         for l, kernel in self.kernels.items():
             tensors[f"{l}/total"], tensors[f"{l}/count"] = kernel.state()
-        return {"dim": self.dim, "moments": {name: m.state() for name, m in self._moments().items()}}, tensors
+        return {"d_model": self.d_model, "moments": {name: m.state() for name, m in self._moments().items()}}, tensors
 
     def load(self, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Take over what another profile of the same stack saw. Kernels of another length end those kept."""
@@ -87,7 +87,7 @@ class Profile:
             raise InputError("this profile belongs to a stack of another depth.")
         for name, state in numbers["moments"].items():
             mine[name].load(state)
-        self.dim = int(numbers["dim"])
+        self.d_model = int(numbers["d_model"])
         try:
             for l, kernel in self.kernels.items():
                 kernel.load(tensors[f"{l}/total"], tensors[f"{l}/count"])
@@ -110,7 +110,11 @@ class Profiler:
     def tokens(self, stack: int, layer: int, X: Tensor) -> None:
         profile = self.profiles[stack]
         if layer == 0:
-            self._first[stack], self._real[stack], profile.dim = X.detach().clone(), self._mask(stack, X), X.shape[-1]
+            self._first[stack], self._real[stack], profile.d_model = (
+                X.detach().clone(),
+                self._mask(stack, X),
+                X.shape[-1],
+            )
         mask = self._real[stack]
         profile.tokens[layer].update(X, mask)
         profile.growth[layer].update(X, self._first[stack], mask)

@@ -69,7 +69,7 @@ class SignalOpening(Probe):
 
     subjects: tuple[str, ...] = option(
         (),
-        "Block designs, run folders, Hugging Face folders, or `new:pre-ln,depth=6,dim=64`.",
+        "Block designs, run folders, Hugging Face folders, or `new:pre-ln,depth=6,d_model=64`.",
         positional=True,
         metavar="[MODEL|DESIGN ...]",
     )

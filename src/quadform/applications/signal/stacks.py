@@ -70,7 +70,7 @@ def curve_of(profiler: Profiler, i: int, label: str, *, fresh: bool) -> Curve:
         unit="sequences",
         measured={m: found for m in MEASURES if (found := profile.layers(m))},
         heads=heads,
-        dim=profile.dim,
+        d_model=profile.d_model,
         tokens=len(Sigma[0]) if 0 in Sigma else None,
         fresh=fresh,
         Sigma=Sigma,
@@ -136,4 +136,4 @@ def _not_predicted(curve: Curve, config: ModelConfig | None) -> str:
 def _width(curve: Curve) -> int | None:
     """The width for the finite-width correction: a kernel that is the mean of N sequences has 1 / N of it already."""
     N = curve.sequences
-    return round(curve.dim * N / (N - 1)) if N > 1 else None
+    return round(curve.d_model * N / (N - 1)) if N > 1 else None

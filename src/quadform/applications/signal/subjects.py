@@ -77,7 +77,7 @@ def _known(word: str) -> None:
 
 
 def _settings(asked: SignalOpening) -> dict[str, Any]:
-    return {"dim": asked.d_model, "heads": asked.heads, "vocab": VOCAB} | dict(asked.settings or {})
+    return {"d_model": asked.d_model, "heads": asked.heads, "vocab": VOCAB} | dict(asked.settings or {})
 
 
 def _guard(asked: SignalOpening, name: str) -> None:

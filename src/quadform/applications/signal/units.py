@@ -205,8 +205,8 @@ class Model(Unit):
             work.piece(name, partial(self._profiled, i))
         whole = joined([work[name] for name in self.names])
         for i, stack in enumerate(self.stacks):
-            kernel, dim = whole.profiles[i].kernels.get(0), whole.profiles[i].dim
-            size = 0 if kernel is None else len(kernel.result()) * dim
+            kernel, d_model = whole.profiles[i].kernels.get(0), whole.profiles[i].d_model
+            size = 0 if kernel is None else len(kernel.result()) * d_model
             for where in _places(stack.depth, self.asked):
                 compute = partial(
                     _jacobian, self.model, self.call, self.batches[0], stack, where, size, self.asked.seed

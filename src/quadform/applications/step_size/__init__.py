@@ -1,4 +1,4 @@
-"""The largest stable learning rate: rules of the optimisers, measured ceilings, trials on a copy of the model."""
+"""The largest stable learning rate: rules of the optimizers, measured ceilings, trials on a copy of the model."""
 
 from ...core.lazy import attach
 

@@ -42,7 +42,7 @@ SEEN = 8
 
 
 def seen_first(stepper: Stepper, model: Transformer, batches: Iterable[dict[str, Tensor]]) -> Stepper:
-    """An optimiser that has not stepped, as it is after the first batches of training, the weights held.
+    """An optimizer that has not stepped, as it is after the first batches of training, the weights held.
 
     One gradient a batch and nothing else: a `Risk` for each, which evaluates its loss four times before, takes longer.
     """

@@ -1,4 +1,4 @@
-"""Whose ceiling: the optimiser a question means, and where the state comes from that P is made of."""
+"""Whose ceiling: the optimizer a question means, and where the state comes from that P is made of."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .state import rates_of_run, stepper_of_file
 
 
 def opened(asked: StepSizeQuestion, subject: Subject) -> tuple[Risk, Stepper]:
-    """The loss over the parameters that were asked for and are trained, and the optimiser that trains them."""
+    """The loss over the parameters that were asked for and are trained, and the optimizer that trains them."""
     risk = subject.risk(asked)
     stepper, note = choose(asked, subject, risk.model, risk.params)
     names = [n for n in stepper.names if n in risk.params]
@@ -44,7 +44,7 @@ def at_step_0(subject: Subject, risk: Risk) -> tuple[Risk | None, str]:
 
 
 def identity_of(asked: StepSizeQuestion, subject: Subject) -> dict[str, Any]:
-    """The optimiser in plain values: its rule, where P comes from, of which step, and a hash of all it holds."""
+    """The optimizer in plain values: its rule, where P comes from, of which step, and a hash of all it holds."""
     model = subject.model
     params = dict(model.named_parameters()) if isinstance(model, nn.Module) else subject.params or {}
     stepper, _ = choose(asked, subject, model, params)
@@ -58,7 +58,7 @@ def identity_of(asked: StepSizeQuestion, subject: Subject) -> dict[str, Any]:
 
 
 def choose(asked: StepSizeQuestion, subject: Subject, model: Any, params: Mapping[str, Tensor]) -> tuple[Stepper, str]:
-    """The optimiser of a question: an object, of the run, of a state file or one beside the weights, or by its name;
+    """The optimizer of a question: an object, of the run, of a state file or one beside the weights, or by its name;
     and a note."""
     own, names = subject.run, tuple(params)
     if subject.optimizer is not None and asked.state is not None:
@@ -71,8 +71,8 @@ def choose(asked: StepSizeQuestion, subject: Subject, model: Any, params: Mappin
         return read_optimizer(subject.optimizer, model), ""
     if asked.state is not None:
         return stepper_of_file(asked.state, model, names), ""
-    if own is not None and asked.optimizer in ("auto", own.config.optimiser):
-        parts = own.optimiser().parts
+    if own is not None and asked.optimizer in ("auto", own.config.optimizer):
+        parts = own.optimizer().parts
         if len(parts) > 1:
             raise InputError("no ceiling is known for Muon; choose the optimizer 'adamw' or 'sgd'.")
         stepper = read_optimizer(parts[0], own.model)
@@ -85,7 +85,7 @@ def choose(asked: StepSizeQuestion, subject: Subject, model: Any, params: Mappin
 def beside_weights(
     asked: StepSizeQuestion, found: TrainerFiles, model: nn.Module, params: Mapping[str, Tensor]
 ) -> tuple[Stepper, str]:
-    """The optimiser whose state a trainer left beside the weights; else the one by name, and why."""
+    """The optimizer whose state a trainer left beside the weights; else the one by name, and why."""
     rates: dict[str, Any] = {"lr": found.lr, "peak": found.peak} if asked.optimizer == "auto" else {}
     plain = dataclasses.replace(named(asked, params), **rates)
     if found.optimizer is None:
@@ -100,7 +100,7 @@ def beside_weights(
 
 
 def named(asked: StepSizeQuestion, params: Mapping[str, Tensor]) -> Stepper:
-    """The optimiser by its name and the constants of the question."""
+    """The optimizer by its name and the constants of the question."""
     name = "adamw" if asked.optimizer == "auto" else asked.optimizer
     stepper = stepper_by_name(name, tuple(params), momentum=asked.momentum, beta1=asked.beta1, beta2=asked.beta2)
     decay = {n: asked.weight_decay for n, p in params.items() if asked.weight_decay and p.ndim >= 2}

@@ -59,7 +59,7 @@ def path_of(asked: StepSizeQuestion, subject: Subject) -> Path | None:
 
 # --- the checkpoints of a run -----------------------------------------------------------------------------------------
 def _of_run(asked: StepSizeQuestion, run: Run) -> Path | None:
-    if asked.optimizer not in ("auto", run.config.optimiser) or len(run.optimiser().parts) > 1:
+    if asked.optimizer not in ("auto", run.config.optimizer) or len(run.optimizer().parts) > 1:
         return None
     kept = [*run.along(), run][-asked.checkpoints :]
     if len(kept) < 2:
@@ -69,7 +69,7 @@ def _of_run(asked: StepSizeQuestion, run: Run) -> Path | None:
 
 
 def _waypoint(run: Run) -> Waypoint:
-    stepper = read_optimizer(run.optimiser().parts[0], run.model)
+    stepper = read_optimizer(run.optimizer().parts[0], run.model)
     return Waypoint(run.step, rates_of_run(run)["lr"], stepper, _risk(run.model, run.data, run.config, run.step))
 
 
@@ -107,7 +107,7 @@ def _config(asked: StepSizeQuestion, data: Dataset) -> TrainConfig | None:
     if asked.warmup is not None:
         found["schedule"] = dataclasses.replace(found.get("schedule", Schedule()), warmup=asked.warmup)
     momentum = asked.momentum if asked.optimizer == "momentum" else 0.0
-    return TrainConfig(**found | {"optimiser": name, "momentum": momentum, "seed": asked.seed})
+    return TrainConfig(**found | {"optimizer": name, "momentum": momentum, "seed": asked.seed})
 
 
 def _stops(warmup: int, steps: int, count: int) -> list[int]:
@@ -125,4 +125,4 @@ def _trained(model: Any, data: Dataset, config: TrainConfig, stops: list[int]) -
         if run.broken:
             return
         rate = config.lr * config.schedule.factor(min(step, config.steps - 1), config.steps)
-        yield Waypoint(step, rate, read_optimizer(run.optimiser.parts[0], model), _risk(model, data, config, step))
+        yield Waypoint(step, rate, read_optimizer(run.optimizer.parts[0], model), _risk(model, data, config, step))

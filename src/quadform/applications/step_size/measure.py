@@ -41,7 +41,7 @@ from .question import StepSizeQuestion
 from .rules import Rule, Stepper, floor_share, sgd
 from .trial import Pair, double_copy, trial_gradients, try_out
 
-#: The momentum of the row for SGD with momentum, where the optimiser has none of its own.
+#: The momentum of the row for SGD with momentum, where the optimizer has none of its own.
 MOMENTUM = 0.9
 #: Products one eigenvalue takes, as a rule; the plan counts with it.
 TYPICAL = 25
@@ -52,7 +52,7 @@ SEARCH = 8
 
 
 class StepSizeMeasurement:
-    """One optimiser at one point of one loss, ready to be measured."""
+    """One optimizer at one point of one loss, ready to be measured."""
 
     def __init__(self, asked: StepSizeQuestion, subject: Subject) -> None:
         guard_kept(asked.verify, f"the course of {asked.verify:,} steps on a copy")
@@ -101,7 +101,7 @@ class StepSizeMeasurement:
 
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> StepSize:
-        """The ceilings under SGD, SGD with momentum and the optimiser; with too little time bounds, marked partial."""
+        """The ceilings under SGD, SGD with momentum and the optimizer; with too little time bounds, marked partial."""
         asked, risk, stepper = self.asked, self.risk, self.stepper
         if not stepper.second and risk.batch_count > 1:
             stepper = stepper.after(each_gradient(risk))
@@ -153,7 +153,7 @@ def _rates(stepper: Stepper, given: float | None) -> dict[str, Any]:
 
 
 def _rows(stepper: Stepper) -> list[tuple[str, Rule]]:
-    """The optimisers of the table; yours replaces one that is the same."""
+    """The optimizers of the table; yours replaces one that is the same."""
     rows = [("sgd", sgd()), ("momentum", sgd(MOMENTUM))]
     if not is_plain(stepper):
         return [*rows, ("yours", stepper.rule)]
@@ -237,14 +237,14 @@ class _Pieces:
 
     @functools.cached_property
     def top(self) -> Vector:
-        """The top direction of the optimiser's operator."""
+        """The top direction of the optimizer's operator."""
         name, A = self.yours, self.H if is_plain(self.stepper) else self.A
         if name not in self.pairs:  # found in an earlier run: its state has the vector, no product is needed
             self.pairs[name] = eigenpairs(A, max_products=self.asked.products, **self._options(name))
         return _first_row(self.pairs[name].vectors)
 
     def ceilings(self) -> tuple[Estimate, StepSizeDraft]:
-        """lambda_max of the optimiser's operator, and what the answer has however short the time is."""
+        """lambda_max of the optimizer's operator, and what the answer has however short the time is."""
         stepper, adaptive = self.stepper, self.stepper.rule.adaptive
         plain = self.largest(self.H, "H", "H")
         lam = plain if is_plain(stepper) else self.largest(self.A, "yours", "P^-1 H" if adaptive else "H + D")
@@ -326,7 +326,7 @@ class _Pieces:
         return ceiling_of(self.stepper.rule.factor, pairs.top[0]).value
 
     def at_first(self, risk: Risk) -> Estimate | None:
-        """The ceiling of the same optimiser at step 0; None where Adam has seen no gradient along its direction yet."""
+        """The ceiling of the same optimizer at step 0; None where Adam has seen no gradient along its direction yet."""
         name, work = "step 0", self.work
         if name in work:
             work.skip(TYPICAL)

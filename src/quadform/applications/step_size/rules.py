@@ -1,4 +1,4 @@
-"""Optimisers as theory sees them: a linear recurrence in the gradient, with the preconditioner frozen.
+"""Optimizers as theory sees them: a linear recurrence in the gradient, with the preconditioner frozen.
 
     m' = b m + a g,      x' = (1 - eta w) x - eta P^-1 (c g + e m')
 
@@ -102,7 +102,7 @@ def _share(name: str, value: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Stepper:
-    """An optimiser at one moment: its rule, and for each tensor it trains what the recurrence needs.
+    """An optimizer at one moment: its rule, and for each tensor it trains what the recurrence needs.
 
     `rates` are learning rates over the largest one, `lr` that one: what the next step takes. `peak` is the largest of
     its schedule, where that is known. `coupled` is decay inside the gradient, `decoupled`
@@ -128,7 +128,7 @@ class Stepper:
         return max([0.0, *self.coupled.values(), *self.decoupled.values()])
 
     def after(self, gradients: Iterable[Vector]) -> Stepper:
-        """This optimiser once it has seen these gradients while the weights stood still; without Adam it is the same.
+        """This optimizer once it has seen these gradients while the weights stood still; without Adam it is the same.
 
         P of one gradient alone is |g|: of a hundred thousand entries some are near 0 by accident, and the largest
         eigenvalue of P^-1 H is then the curvature along one of those. Two gradients or more have no such entries.
@@ -199,8 +199,8 @@ class Preconditioned(Operator):
         return {n: self.S[n] * image[n] + self.shift[n] * t for n, t in V.items()}
 
 
-# --- reading optimisers ---------------------------------------------------------------------------------------------
-#: Optimisers the ceiling is known for, by the name the command line uses.
+# --- reading optimizers ---------------------------------------------------------------------------------------------
+#: Optimizers the ceiling is known for, by the name the command line uses.
 KNOWN = ("sgd", "momentum", "adam", "adamw")
 
 
@@ -213,7 +213,7 @@ def stepper_by_name(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> Stepper:
-    """An optimiser that has not stepped yet; on one batch P of Adam is then that of the first step, |g| + eps."""
+    """An optimizer that has not stepped yet; on one batch P of Adam is then that of the first step, |g| + eps."""
     source = "no optimizer state, so P is that of the first step, |gradient| + eps"
     if name in ("sgd", "momentum"):
         return Stepper(sgd(momentum if name == "momentum" else 0.0), names)
@@ -233,7 +233,7 @@ def unwrapped(optimizer: Any) -> Any:
 
 
 def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Stepper:
-    """A torch optimiser as it stands: SGD, Adam or AdamW, its groups and its state."""
+    """A torch optimizer as it stands: SGD, Adam or AdamW, its groups and its state."""
     optimizer = unwrapped(optimizer)
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):

@@ -16,11 +16,11 @@ from .rules import Stepper, adam, read_optimizer
 
 
 def stepper_of_file(where: str | Path, model: nn.Module, names: tuple[str, ...]) -> Stepper:
-    """The optimiser whose state lies at `where`, for the parameters `names` of `model`."""
+    """The optimizer whose state lies at `where`, for the parameters `names` of `model`."""
     path = Path(where)
     if is_run(path):
         run = open_run(path)
-        part = run.optimiser().parts[0]
+        part = run.optimizer().parts[0]
         stepper = dataclasses.replace(read_optimizer(part, run.model), **rates_of_run(run))
         shapes = {n: p.shape for n, p in model.named_parameters()}
         fits = [n for n, p in run.model.named_parameters() if shapes.get(n) == p.shape]

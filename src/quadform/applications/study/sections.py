@@ -30,7 +30,7 @@ from .targets import EXACT, Once, Targets
 
 #: The built-in default: learns its task in seconds on one core.
 DEFAULT_DATA: dict[str, Any] = {"name": "add", "digits": 2}
-DEFAULT_MODEL: dict[str, Any] = {"design": "pre-ln", "depth": 2, "dim": 64, "heads": 4}
+DEFAULT_MODEL: dict[str, Any] = {"design": "pre-ln", "depth": 2, "d_model": 64, "heads": 4}
 DEFAULT_STEPS, DEFAULT_BATCH, DEFAULT_LR = 500, 64, 5e-3
 #: Training steps that are timed for the plan.
 TIMED = 3

@@ -1,4 +1,4 @@
-"""Optimisers by name, no decay on scalars, norms and biases, and their state as named tensors."""
+"""Optimizers by name, no decay on scalars, norms and biases, and their state as named tensors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def decays(p: Tensor) -> bool:
     return p.ndim >= 2
 
 
-class Optimiser:
-    """One or two torch optimisers that share the parameters of a model, stepped together.
+class Optimizer:
+    """One or two torch optimizers that share the parameters of a model, stepped together.
 
     Muon orthogonalises the update of the blocks' matrices; AdamW takes the embeddings, the output and all the rest.
     `fused` updates take one kernel (None: where there is one).
@@ -34,7 +34,7 @@ class Optimiser:
         everything = list(self.names)
         self.fused = all(p.device.type in ("cpu", "cuda") for p in everything) if fused is None else fused
         adam["fused"] = self.fused
-        if config.optimiser == "muon":
+        if config.optimizer == "muon":
             if any(p.device.type == "cpu" for p in everything):
                 raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; use adamw, or a GPU.")
             inner = [p for p, name in self.names.items() if "layers." in name and p.ndim == 2]
@@ -44,17 +44,17 @@ class Optimiser:
             if inner:
                 muon = torch.optim.Muon(inner, lr=config.lr, weight_decay=wd, adjust_lr_fn="match_rms_adamw")
                 self.parts.append(muon)
-        elif config.optimiser == "sgd":
+        elif config.optimizer == "sgd":
             self.parts = [
                 torch.optim.SGD(_groups(everything, wd), lr=config.lr, momentum=config.momentum, fused=self.fused)
             ]
         else:
-            kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimiser]
+            kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
             self.parts = [kind(_groups(everything, wd), **adam)]
 
     def __repr__(self) -> str:
         count = sum(p.numel() for p in self.names)
-        return f"Optimiser({', '.join(type(part).__name__ for part in self.parts)} over {count:,} parameters)"
+        return f"Optimizer({', '.join(type(part).__name__ for part in self.parts)} over {count:,} parameters)"
 
     @property
     def skips(self) -> bool:
@@ -81,7 +81,7 @@ class Optimiser:
         if lr is not None:
             self.set_rate(lr)
         for part in self.parts:
-            part.found_inf = skip  # type: ignore[attr-defined]  # how torch's fused optimisers are told
+            part.found_inf = skip  # type: ignore[attr-defined]  # how torch's fused optimizers are told
             part.step()
             part.zero_grad(set_to_none=True)
 
@@ -102,7 +102,7 @@ class Optimiser:
         for full, value in tensors.items():
             key, _, name = full.partition("/")
             if name not in owner:
-                raise FileError(f"the checkpoint has optimiser state of {name!r}, which this model does not train.")
+                raise FileError(f"the checkpoint has optimizer state of {name!r}, which this model does not train.")
             found.setdefault(name, {})[key] = value
         for name, state in found.items():
             p, part = owner[name]
