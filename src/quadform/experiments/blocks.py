@@ -323,6 +323,11 @@ CLAIMS = (
 )  # fmt: skip
 
 
+def _bar(e: Estimate) -> dict[str, float]:
+    """A bar with two standard errors to each side."""
+    return {"value": e.value, "low": e.value - 2 * e.error, "high": e.value + 2 * e.error}
+
+
 def figure(record: Record) -> Figure:
     over, s = Rows(), record.scalars
     steps = record.inputs["config"]["steps"]
@@ -342,7 +347,7 @@ def figure(record: Record) -> Figure:
                         order=shown, title="at equal steps", legend=None)  # fmt: skip
     clocks = line_panel(over, timed, x="seconds", y="training loss (nats)", log=(False, False), points=False,
                         domain=domain, order=shown, title="against time")  # fmt: skip
-    finals = bar_panel(over, [{"name": n, "value": s[f"loss/{n}"].value} for n in names], x="validation loss (nats)",
+    finals = bar_panel(over, [{"name": n, **_bar(s[f"loss/{n}"])} for n in names], x="validation loss (nats)",
                        width=260, label=".3f", order=names)  # fmt: skip
     cosine = bar_panel(over, [{"name": n, "value": s[f"cosine/{n}"].value} for n in names], order=names, width=260,
                        x="token cosine after the last block", label=".2f", domain=[0, 1.1])  # fmt: skip

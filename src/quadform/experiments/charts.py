@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..report.figure import Figure, Rows, Table, decades
+from ..report.figure import Figure, Rows, Table
 from ..report.style import LIGHT
 from ..report.texts import EN
+from .extent import BELOW, Extent, end_labels, guide_lines, peak_labels
 
 Row = dict[str, Any]
 #: Colours and dashes for series without a colour of their own, in order; told apart without colour by their dashes.
@@ -28,43 +29,64 @@ def line_panel(
     log: tuple[bool, bool] = (True, True),
     domain: tuple[list[float] | None, list[float] | None] = (None, None),
     rules: Sequence[float] = (),
+    guides: Mapping[str, float] | None = None,
     size: tuple[int, int] = (300, 230),
     points: bool = True,
     legend: str | None = "",
+    peaks: bool = False,
 ) -> Any:
-    """Lines of `rows` with entries x, y, series: one line a series, with its own colour and dash.
+    """Lines of `rows` with entries x, y, series: one line a series, with its own colour and dash, named at its end.
 
-    On a log axis values that are not positive are left out. `rules` are horizontal lines; `domain` fixes the axes;
-    `order` names all series, also those that only another panel shows, so that each has one colour everywhere.
+    Rows with entries `low` and `high` have a band. On a log axis values that are not positive are left out. `rules` are
+    horizontal lines; `guides` are grey lines of a given slope beside the start of a series; `domain` fixes the axes;
+    `order` names all series, also those that only another panel shows, so that each has one colour everywhere. With
+    `legend=None` series are not named here; with `peaks` they are named at their highest points, as histograms are.
     """
     from ..report.packages import alt
 
     kept = [r for r in rows if _shown(r["x"], log[0]) and _shown(r["y"], log[1])]
     names = list(order) if order else list(dict.fromkeys(r["series"] for r in kept))
     chosen = colours or dict(zip(names, COLOURS * 4, strict=False))
+    scales = [
+        Extent.of([v for r in kept for v in _seen(r, letter, is_log)], is_log, wanted, pixels)
+        for letter, is_log, wanted, pixels in zip("xy", log, domain, size, strict=True)
+    ]
+    if guides:
+        scales[1] = scales[1].lowered(2 * BELOW)
+    ends = [] if legend is None else peak_labels(kept, scales[0]) if peaks else end_labels(kept, *scales)
+    crowded = legend is not None and len(names) > 1 and not ends
     key: dict[str, Any] = {
         "sort": names,
-        "title": legend or None,
-        "legend": None if legend is None else alt.Legend(symbolType="stroke", symbolSize=300, labelLimit=260),
+        "title": None,
+        "legend": alt.Legend(symbolType="stroke", symbolSize=300, labelLimit=260) if crowded else None,
     }
     colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=[chosen[n] for n in names]), **key)
     dash = alt.StrokeDash(
         "series:N", scale=alt.Scale(domain=names, range=[DASHES[i % len(DASHES)] for i in range(len(names))]), **key
     )
-    axes = [
-        _axis(name, [r[letter] for r in kept], is_log, wanted)
-        for letter, name, is_log, wanted in (("x", x, log[0], domain[0]), ("y", y, log[1], domain[1]))
-    ]
-    X, Y = alt.X("x:Q", **axes[0]), alt.Y("y:Q", **axes[1])
+    X, Y = alt.X("x:Q", **scales[0].settings(x)), alt.Y("y:Q", **scales[1].settings(y))
     tip = [alt.Tooltip("series:N", title=" "), alt.Tooltip("x:Q", format=".3g"), alt.Tooltip("y:Q", format=".3g")]
-    layers = (
-        [over([{"y": r} for r in rules]).mark_rule(color=LIGHT.muted, strokeDash=[2, 3]).encode(y=Y)] if rules else []
-    )
+    layers = []
+    if rules:
+        layers.append(over([{"y": r} for r in rules]).mark_rule(color=LIGHT.muted, strokeDash=[2, 3]).encode(y=Y))
+    banded = [r for r in kept if _shown(r.get("low"), log[1])]
+    if banded:
+        area = over(banded).mark_area(opacity=0.2, clip=True)
+        layers.append(area.encode(x=X, y=alt.Y("low:Q", **scales[1].settings(y)), y2="high:Q", color=colour))
+    for guide in guide_lines(kept, guides or {}, *scales):
+        line = over(guide["line"]).mark_line(color=LIGHT.muted, strokeWidth=1, clip=True)
+        words = over(guide["label"]).mark_text(color=LIGHT.muted, align="left", dx=2, dy=7)
+        layers += [line.encode(x=X, y=Y), words.encode(x=X, y=Y, text="text:N")]
     layers.append(over(kept).mark_line(strokeWidth=1.8, clip=True).encode(x=X, y=Y, color=colour, strokeDash=dash))
     if points:
-        layers.append(
-            over(kept).mark_point(filled=True, size=22, clip=True).encode(x=X, y=Y, color=colour, tooltip=tip)
-        )
+        seen = [r for r in kept if scales[0].holds(r["x"]) and scales[1].holds(r["y"])]
+        layers.append(over(seen).mark_point(filled=True, size=22).encode(x=X, y=Y, color=colour, tooltip=tip))
+    if ends:
+        leaders = over([{**e, **at} for e in ends for at in e["leader"]])
+        layers.append(leaders.mark_line(strokeWidth=0.7, opacity=0.7).encode(x=X, y=Y, color=colour))
+        for align, dx in (("left", 2), ("right", -2)):
+            words = over([e for e in ends if e["align"] == align]).mark_text(align=align, dx=dx)
+            layers.append(words.encode(x=X, y=Y, color=colour, text="series:N"))
     return alt.layer(*layers).properties(title=title, width=size[0], height=size[1])
 
 
@@ -81,14 +103,18 @@ def bar_panel(
     width: int = 300,
     label: str = ".3g",
 ) -> Any:
-    """Horizontal bars of `rows` with entries name, value and optionally group, each with its number written beside."""
+    """Horizontal bars of `rows` with entries name, value and optionally group, each with its number.
+
+    Rows with entries `low` and `high` have an error bar.
+    """
     from ..report.packages import alt
 
     rows = [{"group": "", **r} for r in rows if _shown(r["value"], log)]
     names = list(order) if order else list(dict.fromkeys(r["name"] for r in rows))
     kinds = list(groups) if groups else list(dict.fromkeys(r["group"] for r in rows))
-    axis = _axis(x, [r["value"] for r in rows], log, domain, room=0.25)
-    floor = axis["scale"].domain[0] if log else 0
+    ends = [v for r in rows for v in (r["value"], r.get("low"), r.get("high")) if v is not None and _shown(v, log)]
+    extent = Extent.of(ends if log else [0.0, *ends], log, domain, width, room=0.25)
+    axis, floor = extent.settings(x), extent.low if log else 0
     rows = [{**r, "floor": floor} for r in rows]
     Y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=260))
     offset = {"yOffset": alt.YOffset("group:N", sort=kinds)} if len(kinds) > 1 else {}
@@ -99,10 +125,13 @@ def bar_panel(
     )
     base = over(rows)
     bars = base.mark_bar().encode(x=alt.X("value:Q", **axis), x2="floor:Q", y=Y, color=colour, **offset)
-    words = base.mark_text(align="left", dx=4, fontSize=11).encode(
-        x=alt.X("value:Q", **axis), y=Y, text=alt.Text("value:Q", format=label), **offset
-    )
-    return alt.layer(bars, words).properties(title=title, width=width, height=alt.Step(16 if len(kinds) > 1 else 22))
+    layers = [bars]
+    if any("low" in r for r in rows):
+        spread = over([r for r in rows if "low" in r]).mark_rule(color=LIGHT.ink)
+        layers.append(spread.encode(x=alt.X("low:Q", **axis), x2="high:Q", y=Y, **offset))
+    words = over([{**r, "end": max(r.get("high", r["value"]), floor)} for r in rows]).mark_text(align="left", dx=4)
+    layers.append(words.encode(x=alt.X("end:Q", **axis), y=Y, text=alt.Text("value:Q", format=label), **offset))
+    return alt.layer(*layers).properties(title=title, width=width, height=alt.Step(16 if len(kinds) > 1 else 22))
 
 
 def cell_panel(
@@ -114,26 +143,42 @@ def cell_panel(
     size: int = 230,
     scheme: str = "viridis",
     domain: list[float] | None = None,
+    blocks: Sequence[tuple[str, float]] = (),
 ) -> Any:
-    """A matrix as coloured cells; entries that are not finite stay blank."""
+    """A matrix as coloured cells; entries that are not finite stay blank.
+
+    `blocks` are names and widths in cells, from the first row and column on: lines part them, names stand beside.
+    """
     from ..report.packages import alt
 
-    rows = [{"i": i, "j": j, "v": v} for i, row in enumerate(matrix) for j, v in enumerate(row) if math.isfinite(v)]
-    blank = alt.Axis(labels=False, ticks=False, domain=False, title=None)
-    return (
-        over(rows)
-        .mark_rect()
-        .encode(
-            x=alt.X("j:O", axis=blank, scale=alt.Scale(paddingInner=0, paddingOuter=0)),
-            y=alt.Y("i:O", axis=blank, scale=alt.Scale(paddingInner=0, paddingOuter=0)),
-            color=alt.Color(
-                "v:Q",
-                scale=alt.Scale(scheme=scheme, **({"domain": domain} if domain else {})),  # type: ignore[arg-type]  # settings by name
-                legend=alt.Legend(title=legend, gradientLength=120),
-            ),
-        )
-        .properties(title=title, width=size, height=size)
-    )
+    n, m = len(matrix), max(map(len, matrix))
+    rows = [
+        {"x": j, "x2": j + 1, "y": i, "y2": i + 1, "v": v}
+        for i, row in enumerate(matrix)
+        for j, v in enumerate(row)
+        if math.isfinite(v)
+    ]
+    ends = [sum(width for _, width in blocks[:k]) for k in range(len(blocks) + 1)]
+    named = {(a + b) / 2: name for a, b, (name, _) in zip(ends, ends[1:], blocks, strict=False)}
+    words = "".join(f"abs(datum.value - {at}) < 1e-6 ? '{name}' : " for at, name in named.items()) + "''"
+    how = {"values": list(named), "labelExpr": words, "labels": bool(named)}
+    bare: Any = {"ticks": False, "domain": False, "grid": False, "title": None, "labelPadding": 3, **how}
+    short = bare | {"labels": bool(named) and all(len(name) <= 4 for name, _ in blocks)}
+    axis, beside = alt.Axis(orient="top", **short), alt.Axis(**bare)
+    X = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, m], nice=False))
+    Y = alt.Y("y:Q", axis=beside, scale=alt.Scale(domain=[n, 0], nice=False))
+    shade: Any = {"scheme": scheme, **({"domain": domain} if domain else {})}
+    colour = alt.Color("v:Q", scale=alt.Scale(**shade), legend=alt.Legend(title=legend, gradientLength=120))
+    cells = over(rows).mark_rect(strokeWidth=0.8).encode(
+        x=X, x2="x2:Q", y=Y, y2="y2:Q", color=colour, stroke=alt.Stroke("v:Q", scale=alt.Scale(**shade), legend=None)
+    )  # fmt: skip
+    layers = [cells]
+    if blocks:
+        parts = [{"x": e, "x2": e, "y": 0, "y2": n} for e in ends[1:-1]]
+        parts += [{"x": 0, "x2": m, "y": e, "y2": e} for e in ends[1:-1]]
+        lines = over(parts).mark_rule(color=LIGHT.paper, strokeWidth=1.6)
+        layers.append(lines.encode(x=X, x2="x2:Q", y=Y, y2="y2:Q"))
+    return alt.layer(*layers).properties(title=title, width=size, height=size)
 
 
 def number_panel(
@@ -194,26 +239,11 @@ def figure_of(
     return Figure(name, title, chart, headline, reading, not_meaning, table, python, EN, tags, caption)
 
 
+def _seen(row: Row, letter: str, log: bool) -> list[float]:
+    """What an axis must hold of a row: its value, and of y the ends of its band."""
+    keys = ("y", "low", "high") if letter == "y" else ("x",)
+    return [row[k] for k in keys if k in row and _shown(row[k], log)]
+
+
 def _shown(value: Any, log: bool) -> bool:
     return value is not None and math.isfinite(value) and (value > 0 or not log)
-
-
-def _axis(
-    title: str, values: Sequence[float], log: bool, domain: list[float] | None, room: float = 0.03
-) -> dict[str, Any]:
-    from ..report.packages import alt
-
-    if not log:
-        scale = alt.Scale(domain=domain, nice=False) if domain else alt.Scale(zero=False, nice=False, padding=8)
-        return {"scale": scale, "axis": alt.Axis(title=title, labelOverlap="parity", labelSeparation=6)}
-    low, high = domain or (min(values, default=0.1), max(values, default=1.0))
-    if domain is None:
-        stretch = math.log10(high / low) if high > low else 1.0
-        low, high = low / 10 ** (0.03 * stretch + 0.05), high * 10 ** (room * stretch + 0.05)
-    marks = decades(low, high)
-    if len(marks["values"]) < 2:  # less than a decade: plain numbers
-        marks = {"tickCount": 4, "format": ".2g"}
-    return {
-        "scale": alt.Scale(type="log", domain=[low, high], nice=False),
-        "axis": alt.Axis(title=title, labelOverlap="greedy", labelSeparation=6, **marks),
-    }

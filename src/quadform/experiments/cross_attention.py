@@ -234,7 +234,14 @@ def figure(record: Record) -> Figure:
     labels = [k.removeprefix("share/") for k in s if k.startswith("share/")]
     N = record.tensors["norms/total"]
     panels = [
-        cell_panel(over, N.log10().tolist(), title="|H(a, b)| of all attention weights", legend="log10", size=300)
+        cell_panel(
+            over,
+            N.log10().tolist(),
+            title="|H(a, b)| of all attention weights",
+            legend="log10 |H|",
+            size=300,
+            blocks=[(label, 3) for label in labels],
+        )
     ]
     rows = [
         {"name": label, "value": float(N[3 * i + j, 3 * i + j]), "group": w}

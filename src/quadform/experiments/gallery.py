@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..core.record import Record, write_atomically
-from ..report.figure import Figure
+from ..report.figure import Figure, png
 from .catalog import CATALOG, committed, experiment
 from .claims import BASES, STATUSES, Status, Verdict
 from .experiment import Experiment
@@ -56,14 +56,15 @@ class Entry:
         return self.experiment.figure(self.record)
 
     @cached_property
+    def drawn(self) -> str:
+        """The figure as SVG."""
+        return numbered(self.figure.svg())
+
+    @cached_property
     def picture(self) -> tuple[str, bytes]:
         """("svg" or "png", the bytes): a figure of many cells is smaller as pixels."""
-        svg = numbered(self.figure.svg()).encode()
-        if len(svg) <= SVG_MOST:
-            return "svg", svg
-        from ..report.packages import vl_convert
-
-        return "png", vl_convert.vegalite_to_png(self.figure.spec, scale=1, allowed_base_urls=[])
+        svg = self.drawn.encode()
+        return ("svg", svg) if len(svg) <= SVG_MOST else ("png", png(self.drawn, 1.5))
 
     def count(self, status: str) -> int:
         return sum(v.status == status for v in self.verdicts)
@@ -254,12 +255,9 @@ def _grid(columns: Sequence[str], rows: Sequence[tuple[str, list[int]]]) -> str:
 
 def _card(e: Entry) -> str:
     """An experiment of the index: its picture in small, its title, its score."""
-    from ..report.packages import vl_convert
-
-    small = vl_convert.vegalite_to_png(e.figure.spec, scale=THUMBNAIL, allowed_base_urls=[])
     told = ", ".join(f"{e.count(s)} {s}" for s in STATUSES if e.count(s))
     return (
-        f'<li><a href="#{e.experiment.id}"><img alt="" src="{_data("png", small)}">'
+        f'<li><a href="#{e.experiment.id}"><img alt="" src="{_data("png", png(e.drawn, THUMBNAIL))}">'
         f"<b>{html.escape(e.experiment.title)}</b><br>{told}</a></li>"
     )
 

@@ -135,28 +135,40 @@ CLAIMS = (
 )
 
 
+#: Published powers for small inputs of the blocks that are guided by a line.
+_POWERS = {
+    ("outer", "W_V,W_V"): 2,
+    ("outer", "W_V,W_Q"): 4,
+    ("outer", "W_Q,W_Q"): 6,
+    ("functional", "W_K,W_Q"): 3,
+    ("functional", "W_Q,W_Q"): 5,
+}
+
+
 def figure(record: Record) -> Figure:
     scales, norms = record.tensors["scales"].tolist(), record.tensors["norms"].tolist()
+    spread = record.tensors["spread"].tolist()
     over = Rows()
     names = {"W_V,W_V": "value", "W_V,W_Q": "value-query", "W_K,W_Q": "query-key", "W_Q,W_Q": "query"}
     colours = {"value": LIGHT.value, "value-query": LIGHT.muted, "query-key": LIGHT.key, "query": LIGHT.query}
     panels = []
     for part, title in (("outer", "H_o, the Gauss-Newton part"), ("functional", "H_f, the functional part")):
         rows = [
-            {"x": s, "y": norms[i][j], "series": names[block]}
+            {"x": s, "y": y, "series": names[block], "low": y - spread[i][j], "high": y + spread[i][j]}
             for i, (p, block) in enumerate(MEASURED)
             if p == part
-            for j, s in enumerate(scales)
+            for j, (s, y) in enumerate(zip(scales, norms[i], strict=True))
         ]
         panels.append(
             line_panel(
                 over,
                 rows,
-                x="size of the embeddings",
-                y="norm of the block",
+                x="size of the embeddings, sigma",
+                y="|H_o(a, b)|" if part == "outer" else "|H_f(a, b)|",
                 title=title,
                 colours=colours,
                 order=list(names.values()),
+                guides={names[b]: power for (p, b), power in _POWERS.items() if p == part},
             )
         )
     s = record.scalars
@@ -168,7 +180,8 @@ def figure(record: Record) -> Figure:
         headline=f"Below scale 0.1 the query block of H_o grows as X^{query:.2f} and the value block as X^{value:.2f}; "
         f"the T-functional term of the query-key block, which the paper does not measure, is "
         f"{s['t_functional_to_query'].value:.0f} times H_f of the query block at the usual initialisation.",
-        reading="Steeper is more sensitive to the size of the inputs. Lines bend near scale 1, where the softmax "
+        reading="Steeper is more sensitive to the size of the inputs; grey lines have the published slopes, "
+        "bands are one standard error. Lines bend near scale 1, where the softmax "
         "saturates. A block that is exactly zero (value, in H_f) has no line.",
         not_meaning="The powers hold for small inputs; they say nothing about inputs behind a normalisation.",
         columns=("part", "block", *(f"scale {x:.3g}" for x in scales)),

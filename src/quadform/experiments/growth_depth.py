@@ -131,10 +131,11 @@ def figure(record: Record) -> Figure:
             line_panel(
                 over,
                 rows,
-                x="size of the embeddings",
-                y="norm of the block",
+                x="size of the embeddings, sigma",
+                y=f"|{'H_o' if part == 'outer' else 'H_f'}({w}, {w})|",
+                guides={"layer 1": POWERS[part, w]},
                 size=(280, 190),
-                title=f"{name}, depth {deepest}: X^{POWERS[part, w]} for small inputs",
+                title=f"{name}, depth {deepest}",
             )
         )
     s = record.scalars

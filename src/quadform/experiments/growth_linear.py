@@ -153,17 +153,26 @@ def figure(record: Record) -> Figure:
     scales, norms, mlp = record.tensors["scales"].tolist(), record.tensors["norms"], record.tensors["mlp"]
     over = Rows()
     rows = [
-        {"x": s, "y": float(norms[d, 0, 1, i]), "series": f"depth {d + 1}, X^{2 * 3 ** (d + 1)}"}
+        {"x": s, "y": float(norms[d, 0, 1, i]), "series": f"depth {d + 1}"}
         for d in range(norms.shape[0])
         for i, s in enumerate(scales)
     ]
-    left = line_panel(over, rows, x="size of the embeddings", y="norm of H_o, query", title="linear attention, layer 1")
+    left = line_panel(
+        over,
+        rows,
+        x="size of the embeddings, sigma",
+        y="|H_o(W_Q, W_Q)|",
+        title="linear attention, layer 1",
+        guides={f"depth {d + 1}": 2 * 3 ** (d + 1) for d in range(norms.shape[0])},
+    )
     rows = [
         {"x": s, "y": float(mlp[d, 0, i]), "series": f"depth {d + 1}"}
         for d in range(mlp.shape[0])
         for i, s in enumerate(scales)
     ]
-    right = line_panel(over, rows, x="size of the inputs", y="norm of H, layer 1", title="linear MLP")
+    right = line_panel(
+        over, rows, x="size of the inputs", y="|H(W_1, W_1)|", title="linear MLP", guides={f"depth {mlp.shape[0]}": 2}
+    )
     s = record.scalars
     deepest = norms.shape[0]
     slope = s[f"slope/outer/W_Q/depth {deepest}/layer 1"].value

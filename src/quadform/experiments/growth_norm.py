@@ -117,7 +117,13 @@ def figure(record: Record) -> Figure:
         ]
         panels.append(
             line_panel(
-                over, rows, x="size of the embeddings", y="norm of the block", title=title, order=list(names.values())
+                over,
+                rows,
+                x="size of the embeddings, sigma",
+                y="|H(a, a)|",
+                title=title,
+                order=list(names.values()),
+                guides={"H_o value": 2, "H_o query": 6} if k else {},
             )
         )
     s = record.scalars

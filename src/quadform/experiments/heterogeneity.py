@@ -185,9 +185,23 @@ def figure(record: Record) -> Figure:
     panels = []
     if "map_attention" in t:
         panels.append(
-            cell_panel(over, t["map_whole"].tolist(), title="whole block: Q K V O, then the MLP", legend="log10 |H|")
+            cell_panel(
+                over,
+                t["map_whole"].tolist(),
+                title="H of the whole block",
+                legend="log10 |H|",
+                blocks=[*((n[2:], 5) for n in ATTENTION), ("W_1", 20), ("W_2", 20)],
+            )
         )
-        panels.append(cell_panel(over, t["map_attention"].tolist(), title="Q, K, V, O", legend="log10 |H|"))
+        panels.append(
+            cell_panel(
+                over,
+                t["map_attention"].tolist(),
+                title="H of the attention weights",
+                legend="log10 |H|",
+                blocks=[(n, CELLS) for n in ATTENTION],
+            )
+        )
     for kind in ("softmax", "linear"):
         rows = [
             {"x": x, "y": float(v), "series": name}
@@ -198,12 +212,13 @@ def figure(record: Record) -> Figure:
             line_panel(
                 over,
                 rows,
-                x="|entry|",
+                x="|entry of H|",
                 y="share of entries",
                 title=f"{kind} attention",
                 log=(True, False),
                 colours={"query": LIGHT.query, "value": LIGHT.value},
                 points=False,
+                peaks=True,
                 order=["query", "value"],
             )
         )

@@ -138,9 +138,15 @@ def figure(record: Record) -> Figure:
     over, t, s = Rows(), record.tensors, record.scalars
     betas = t["betas"].tolist()
     rows = [
-        {"x": b, "y": float(t["loss"][i, j]), "series": init}
-        for i, init in enumerate(INITS)
-        for j, b in enumerate(betas)
+        {
+            "x": b,
+            "y": (e := s[f"loss/{init}/{b:g}"]).value,
+            "series": init,
+            "low": e.value - e.error,
+            "high": e.value + e.error,
+        }
+        for init in INITS
+        for b in betas
     ]
     chart = line_panel(
         over, rows, x="beta, fixed", y="validation loss (nats)", log=(False, False), order=INITS, size=(420, 240)
@@ -151,7 +157,8 @@ def figure(record: Record) -> Figure:
         side_by_side(over, chart),
         headline=f"At beta = {betas[0]:g} orthogonal W_V, W_P end {_gap(s['identity_gain'])} identity ones; from the "
         f"identity, beta = {betas[-1]:g} ends {_gap(s['small_beta_gain'])} beta = {betas[0]:g}.",
-        reading="Left: W_V and W_O stay what they were at the start. Right: they are trained freely.",
+        reading="Bands are one standard error over seeds. Left: W_V and W_O stay what they were at the start. "
+        "Right: they are trained freely.",
         not_meaning="Small models and few steps; the published curves are of 18 blocks and 43,000 steps.",
         columns=("init", *(f"beta {b:g}" for b in betas)),
         rows=[(init, *(float(v) for v in t["loss"][i])) for i, init in enumerate(INITS)],

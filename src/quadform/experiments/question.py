@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..core.errors import InputError
 from ..core.question import Plan, Task, option, words_of
+from ..core.spec import choose
+from ..report.lengths import FORMATS, inches
 from . import catalog
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ class ReproduceTask(Task):
         None, "Seed of everything that is drawn.", metavar="INT", shown="(default: the experiment's own)"
     )
     again: bool = option(False, "Compute again what is finished in the folder.")
+    figures: tuple[str, ...] = option(
+        (), "Also the figure of each experiment for a paper, in these formats.", metavar="pdf,svg,png"
+    )
+    width: str = option("3.25in", "Width of the figures for a paper, in in, cm, mm or pt.", metavar="LENGTH")
+    font_size: float = option(8.0, "Size of the letters in the figures for a paper, in points.", metavar="POINTS")
 
     def check(self) -> None:
         names = words_of(self.names) if isinstance(self.names, str) else tuple(dict.fromkeys(self.names))
@@ -46,6 +53,11 @@ class ReproduceTask(Task):
             raise InputError("which experiment? `quadform ls experiments` lists them; `all` runs all.")
         for name in self.chosen:
             catalog.module_of(name)
+        formats = words_of(self.figures if isinstance(self.figures, str) else ",".join(self.figures))
+        object.__setattr__(self, "figures", tuple(choose("figure format", f, FORMATS) for f in formats))
+        inches(self.width)
+        if not 4 <= self.font_size <= 24:
+            raise InputError(f"letters of a figure are 4 to 24 points; got {self.font_size:g}.")
 
     @property
     def chosen(self) -> tuple[str, ...]:

@@ -15,6 +15,10 @@ from ..core.progress import Report, say
 from ..core.question import Done, Plan
 from ..core.record import JSON_NAME, Record, strict_json, write_atomically
 from ..core.work import WORK, Work, begun
+from ..report.export import writers
+from ..report.figure import png
+from ..report.fitted import fitted
+from ..report.lengths import inches
 from .catalog import experiment, recorded
 from .claims import Verdict
 from .experiment import Experiment
@@ -156,6 +160,9 @@ def _one(e: Experiment, asked: ReproduceTask, work: Work) -> Outcome:
     outcome = Outcome(e, record, e.verdicts(record), folder, kept)
     if folder is not None:
         draw(outcome, folder)
+        for name in asked.figures:
+            column = fitted(e.figure(record).spec, inches(asked.width), asked.font_size)
+            write(folder / f"{e.id}.{name}", writers()[name](column))
     return outcome
 
 
@@ -175,12 +182,9 @@ def _there(e: Experiment, asked: ReproduceTask, folder: Path) -> Record | None:
 
 def draw(outcome: Outcome, folder: Path) -> None:
     """`figure.svg`, `figure.png` and `index.html` of one experiment."""
-    from ..report.packages import vl_convert
-
-    figure = outcome.experiment.figure(outcome.record)
-    png = vl_convert.vegalite_to_png(figure.spec, scale=PNG_SCALE, allowed_base_urls=[])
-    write(folder / "figure.svg", figure.svg().encode())
-    write(folder / "figure.png", png)
+    picture = outcome.experiment.figure(outcome.record).svg()
+    write(folder / "figure.svg", picture.encode())
+    write(folder / "figure.png", png(picture, PNG_SCALE))
     entry = Entry(outcome.experiment, outcome.record, outcome.verdicts)
     write(folder / "index.html", page([entry], entry.command).encode())
 

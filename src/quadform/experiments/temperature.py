@@ -114,14 +114,14 @@ def figure(record: Record) -> Figure:
         for i, x in enumerate(temperatures)
         if float(t[part][j, i]) > 1e-14
     ]
-    left = line_panel(over, rows, x="temperature", y="norm of the block", order=[n for *_, n in lines])
+    left = line_panel(over, rows, x="temperature t", y="|H(a, b)|", order=[n for *_, n in lines])
     rows = [
         {"x": x, "y": float(t[k][i]), "series": name}
         for k, name in (("share", "share of H_f in the query-key part"), ("entropy", "entropy of attention"))
         for i, x in enumerate(temperatures)
     ]
     right = line_panel(
-        over, rows, x="temperature", y="share of its maximum", log=(True, False), domain=(None, [0, 1.02])
+        over, rows, x="temperature t", y="share of its maximum", log=(True, False), domain=(None, [0, 1.02])
     )
     s = record.scalars
     return figure_of(

@@ -10,6 +10,7 @@ import csv
 import html
 import io
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from ..answers.numbers import power
 from .style import Style
 from .texts import Texts
+from .typeset import typeset
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,23 @@ def bundle(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def svg(spec: dict[str, Any]) -> str:
-    """A specification as SVG text, drawn without a browser and without a network."""
+    """A specification as SVG text with its formulas set, drawn without a browser and without a network."""
     from .packages import vl_convert
 
-    return vl_convert.vegalite_to_svg(spec, allowed_base_urls=[])
+    return typeset(vl_convert.vegalite_to_svg(spec, allowed_base_urls=[]))
+
+
+def png(picture: str, scale: float) -> bytes:
+    """An SVG picture as PNG, `scale` pixels for each of its own."""
+    from .packages import vl_convert
+
+    return vl_convert.svg_to_png(picture, scale=scale)
+
+
+def pdf(picture: str) -> bytes:
+    """An SVG picture as PDF. Pixels are those of a screen, 96 to the inch; the drawer takes them for points."""
+    from .packages import vl_convert
+
+    head, end, rest = picture.partition(">")
+    head = re.sub(r' (width|height)="([\d.]+)"', lambda m: f' {m[1]}="{0.75 * float(m[2]):g}"', head)
+    return vl_convert.svg_to_pdf(head + end + rest)
