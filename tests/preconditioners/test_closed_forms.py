@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quadform import Space
+from quadform import preconditioners as pre
 from quadform.core.errors import InputError
 from quadform.core.matrix import kron
 from quadform.core.operator import Dense
 from quadform.core.structured import Diagonal, KroneckerDiagonal
+from quadform.estimate import eigenpairs
 from quadform.preconditioners.operators import Blocks, Kronecker, Packed, Piece
 from quadform.testing import check_operator
 
@@ -113,3 +115,20 @@ def test_what_has_no_inverse_is_refused() -> None:
     with pytest.raises(InputError, match="not positive: its eigenvalues reach -1"):
         R.sqrt_inverse()
     assert close(R.sqrt_inverse(damping=2.0).dense(), torch.diag(torch.tensor([0.5, 1.0])))
+
+
+@pytest.mark.parametrize("k", [2, 7])
+def test_a_few_eigenpairs_have_functions_in_closed_form(k: int) -> None:
+    """P = V |L| V^T + rest (I - V V^T); its inverse and root are those of the matrix, and all pairs give |A|."""
+    A = Dense(spd(7, 3) - 2 * torch.eye(7, dtype=torch.float64), Space((("w", (7,)),)), symmetric=True)
+    P = pre.of_eigenpairs(A, eigenpairs(A, top=k - 1, bottom=1, tol=1e-12))
+    check_operator(P)
+    matrix, eye = P.dense(), torch.eye(7, dtype=torch.float64)
+    assert close(P.inverse(damping=0.3).dense(), torch.linalg.inv(matrix + 0.3 * eye))
+    assert close(P.sqrt_inverse(damping=0.3).dense(), power_of(matrix + 0.3 * eye, -0.5))
+    values, U = torch.linalg.eigh(A.matrix)
+    kept = [0, *range(7 - (k - 1), 7)]
+    s = torch.full((7,), float(values[kept].abs().min()), dtype=torch.float64)
+    s[kept] = values[kept].abs()
+    assert close(matrix, (U * s) @ U.mT, 1e-6)
+    assert pre.mean_eigenvalue(P) == pytest.approx(float(s.mean()))

@@ -1,9 +1,12 @@
 """The answer of `quadform precond`: the Hessian as each preconditioner sees it, and one step with it.
 
-Record "precond": scalar `loss`, and for each preconditioner NAME `NAME/lambda_max`, `NAME/lambda_min` (the ends of
-P^-1/2 H P^-1/2), `NAME/participation`, `NAME/slope`, `NAME/curvature` (along P^-1 g), `NAME/decrease` (of the quadratic
-model by the best step; absent where nothing stops it), `NAME/measured` (of the loss, by the same step). Inputs: what
-each is `made_of` and its damping; `refused`, with the reason.
+Record "precond": scalar `loss`, and for each preconditioner NAME at its best damping (`NAME/damping`, a share of its
+mean eigenvalue) `NAME/lambda_max`, `NAME/lambda_min` (the ends of P^-1/2 H P^-1/2), `NAME/participation`,
+`NAME/downwards` (share of negative eigenvalues in the sum of |lambda|), `NAME/slope`, `NAME/curvature` (along P^-1 g),
+`NAME/decrease` (of the quadratic model by the best step; absent where nothing stops it), `NAME/measured` (of the loss,
+by the same step). Tensors `NAME/grid`: share, predicted and measured fall of every damping, -inf where there is none;
+`NAME/shares`: x, the share of eigenvalues of at least x |lambda_max|, its error. Inputs: what each is `made_of`;
+`refused`, with the reason.
 """
 
 from __future__ import annotations
@@ -36,6 +39,15 @@ NAMES = {
 WORDS = {"none": "precond_none", "diagonal": "precond_diagonal", "blocks": "precond_blocks"}
 
 
+#: Share of the predicted fall that the loss itself must fall by, for the quadratic model to hold at a step.
+HOLDS = 0.5
+
+
+def holds(fall: float | None, measured: float | None) -> bool:
+    """Whether the loss falls at a step as its quadratic model says, by at least half."""
+    return fall is not None and measured is not None and measured >= HOLDS * fall
+
+
 def called(*names: str) -> Callable[[Texts], str]:
     """Preconditioners as people write them, in the language that is asked for."""
     return lambda texts: ", ".join(NAMES.get(name) or texts(WORDS[name]) for name in names)
@@ -43,7 +55,10 @@ def called(*names: str) -> Callable[[Texts], str]:
 
 @dataclass(frozen=True)
 class Seen:
-    """The Hessian as one preconditioner sees it. `decrease` is None where the model falls for ever along its step."""
+    """The Hessian as one preconditioner sees it, at its best damping of `grid` (share, predicted and measured fall).
+
+    `decrease` is None where the model falls for ever along its step, at every damping.
+    """
 
     name: str
     top: Estimate
@@ -53,6 +68,24 @@ class Seen:
     curvature: float
     decrease: Estimate | None
     measured: float | None
+    damping: float
+    downwards: Estimate
+    grid: tuple[tuple[float, float | None, float | None], ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the loss falls at the best step as the quadratic model says."""
+        return holds(self.decrease and self.decrease.value, self.measured)
+
+    @property
+    def falls(self) -> list[float]:
+        """Predicted falls over the dampings, smallest first."""
+        return sorted(fall for _, fall, _ in self.grid if fall is not None)
+
+    @property
+    def indefinite(self) -> bool:
+        """Whether an eigenvalue below 0 was found, beyond rounding: a Ritz value is never below the lowest one."""
+        return self.bottom.value < -1e-6 * abs(self.top.value)
 
     @property
     def ratio(self) -> Estimate | None:
@@ -103,9 +136,20 @@ class Precond(Answer):
                 s[f"{n}/curvature"].value,
                 s.get(f"{n}/decrease"),
                 s[f"{n}/measured"].value if f"{n}/measured" in s else None,
+                s[f"{n}/damping"].value,
+                s[f"{n}/downwards"],
+                tuple((x, *(v if math.isfinite(v) else None for v in more)) for x, *more in self._rows(f"{n}/grid")),
             )
             for n in names
         )
+
+    def _rows(self, key: str) -> list[list[float]]:
+        rows: list[list[float]] = self.record.tensors[key].tolist()
+        return rows
+
+    def shares(self, name: str) -> list[list[float]]:
+        """Rows (x, share of eigenvalues that are at least x |lambda_max| by size, standard error)."""
+        return self._rows(f"{name}/shares")
 
     def by(self, name: str) -> Seen | None:
         """One preconditioner by its name; None where it was not measured."""
@@ -127,9 +171,9 @@ class Precond(Answer):
 
     @property
     def ranked(self) -> list[tuple[Seen, Estimate]]:
-        """Those with a predicted fall, the largest first."""
+        """Those with a predicted fall, the largest first; those whose step the loss does not follow come last."""
         found = [(x, x.decrease) for x in self.seen if x.decrease is not None]
-        return sorted(found, key=lambda pair: -pair[1].value)
+        return sorted(found, key=lambda pair: (not pair[0].holds, -pair[1].value))
 
     @property
     def roundest(self) -> Seen | None:
@@ -141,8 +185,8 @@ class Precond(Answer):
 
     # --- verdicts ---------------------------------------------------------------------------------------------------
     def verdicts(self) -> tuple[Verdict, ...]:
-        """How far the best step goes beside that of Adam, or of none."""
-        ranked = self.ranked
+        """How far the best step goes beside that of Adam, or of none, where the loss follows both."""
+        ranked = [pair for pair in self.ranked if pair[0].holds]
         base = next((pair for name in ("adam", "none") for pair in ranked if pair[0].name == name), None)
         if base is None or len(ranked) < 2 or not base[1].value:
             return ()
@@ -159,45 +203,74 @@ class Precond(Answer):
         return sum((v.both for v in self.verdicts()), NOTHING) + self._rest() + self.cut_short
 
     def _rest(self) -> Said:
-        """Which are level with the best, whether the step leaves the model's reach, which is roundest."""
-        told, ranked = NOTHING, self.ranked
+        """Which are level with the best, dampings, steps that the loss does not follow, which is roundest."""
+        told, ranked = NOTHING, [pair for pair in self.ranked if pair[0].holds]
         if len(ranked) > 1:
             low = span(ranked[0][1])[0]
             level = [x.name for x, e in ranked[1:] if span(e)[1] >= low]
             told += say("precond_level", names=called(*level)) if level else NOTHING
-            told += self._reach(*ranked[0])
+        told += self._dampings() + self._below()
+        return told + self.roundest_said
+
+    @property
+    def roundest_said(self) -> Said:
+        """Which preconditioner makes the Hessian roundest."""
         round_ = self.roundest if len(self.seen) > 1 else None
         if round_ is None:
-            return told
+            return NOTHING
         if round_.ratio is not None and all(x.ratio is not None for x in self.seen):
-            return told + say("precond_round", name=called(round_.name), ratio=times(round_.ratio.value))
+            return say("precond_round", name=called(round_.name), ratio=times(round_.ratio.value))
         values = {"name": called(round_.name), "count": number(round_.participation.value)}
-        return told + say("precond_spread", **values, all=f"{self.record.inputs['parameters']:,}")
+        return say("precond_spread", **values, all=f"{self.record.inputs['parameters']:,}")
 
-    def _reach(self, best: Seen, fall: Estimate) -> Said:
-        if best.measured is None or best.measured < 0.5 * fall.value:
-            shown = "-" if best.measured is None else number(best.measured)
-            return say("precond_far", name=called(best.name), measured=shown, fall=number(fall.value))
-        return NOTHING
+    def _dampings(self) -> Said:
+        """What the choice of a damping is worth: the fall over the grid, of the method that it moves most."""
+        wide = [x for x in self.seen if len(x.falls) > 1 and x.falls[0] > 0]
+        if not wide:
+            return NOTHING
+        most = max(wide, key=lambda x: x.falls[-1] / x.falls[0])
+        grid = ", ".join(f"{share:g}" for share in sorted({share for x in self.seen for share, *_ in x.grid}))
+        low, high = (number(x) for x in (most.falls[0], most.falls[-1]))
+        return say("precond_dampings", grid=grid, name=called(most.name), low=low, high=high)
+
+    def _below(self) -> Said:
+        """Negative curvature, steps without an end, and those that the loss does not follow."""
+        told, lowest = NOTHING, [x for x in self.seen if x.indefinite]
+        if lowest:
+            plain = next((x for x in lowest if x.name == "none"), lowest[0])
+            values = {"value": number(plain.bottom.value), "share": percent(plain.downwards.value)}
+            told += say("precond_indefinite", name=called(plain.name), **values)
+        endless = [x.name for x in self.seen if x.decrease is None]
+        told += say("precond_endless", names=called(*endless)) if endless else NOTHING
+        far = [
+            (x.name, f"{number(fall.value)}, {'-' if x.measured is None else number(x.measured)}")
+            for x, fall in self.ranked
+            if not x.holds
+        ]
+        names = lambda texts: "; ".join(f"{called(name)(texts)} ({both})" for name, both in far)  # noqa: E731
+        return told + (say("precond_far", names=names) if far else NOTHING)
 
     # --- showing ----------------------------------------------------------------------------------------------------
     COLUMNS = (
-        "preconditioner", "lambda_max", "lambda_min", "ratio", "directions", "ceiling", "best step", "predicted fall",
-        "measured fall",
+        "preconditioner", "damping", "lambda_max", "lambda_min", "ratio", "directions", "downwards", "ceiling",
+        "best step", "predicted fall", "measured fall", "lowest of the grid", "highest of the grid",
     )  # fmt: skip
 
     def table(self) -> Grid:
         rows = [
             (
                 x.name,
+                x.damping,
                 x.top.value,
                 x.bottom.value,
                 x.ratio and x.ratio.value,
                 x.participation.value,
+                x.downwards.value,
                 x.ceiling and x.ceiling.value,
                 x.step,
                 x.decrease and x.decrease.value,
                 x.measured,
+                *((x.falls[0], x.falls[-1]) if x.falls else (None, None)),
             )
             for x in self.seen
         ]
@@ -207,13 +280,13 @@ class Precond(Answer):
         out = ["; ".join([str(self.record.inputs["coverage"]), *self.notes]), f"{self.probe}; model left untouched"]
         out.append(f"data: {self.data()}")
         out.append(
-            f"{'P':<10}{'lambda_max':>12}{'lambda_min':>13}{'directions':>12}{'2/lambda_max':>14}{'best step':>11}"
-            f"{'predicted':>11}{'measured':>11}"
+            f"{'P':<10}{'damping':>9}{'lambda_max':>12}{'lambda_min':>13}{'directions':>12}{'2/lambda_max':>14}"
+            f"{'best step':>11}{'predicted':>11}{'measured':>11}"
         )
         for x in self.seen:
             fall = "no end" if x.decrease is None else cell(x.decrease.value)
             out.append(
-                f"{x.name:<10}{_shown(x.top):>12}{_shown(x.bottom):>13}{cell(x.participation.value):>12}"
+                f"{x.name:<10}{x.damping:>9g}{_shown(x.top):>12}{_shown(x.bottom):>13}{cell(x.participation.value):>12}"
                 f"{cell(x.ceiling and x.ceiling.value):>14}{cell(x.step):>11}{fall:>11}{cell(x.measured):>11}"
             )
         out += [f"{name:<10}not made: {why}" for name, why in self.refused.items()]
@@ -244,9 +317,8 @@ class PrecondDraft(Draft):
         if "refused" in found:
             self.refused[name] = found["refused"]
             return
-        damped = [f"damping {found['damping']:.3g}"] if found["damping"] else []
-        self.made_of[name] = [*found["notes"], *damped]
-        for key in ("lambda_max", "lambda_min", "participation", "slope", "curvature", "decrease", "measured"):
-            if key in found:
-                value = found[key]
+        self.made_of[name] = list(found["notes"])
+        for key, value in found.items():
+            if key not in ("notes", "tensors"):
                 self.scalars[f"{name}/{key}"] = value if isinstance(value, Estimate) else Estimate(value)
+        self.tensors |= {f"{name}/{key}": t for key, t in found["tensors"].items()}

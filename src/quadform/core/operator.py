@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -231,10 +232,15 @@ class Dense(Operator):
     def dense(self, *, chunk: int = 256) -> Tensor:
         return self.matrix.clone()
 
+    @cached_property
+    def eigen(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues and eigenvectors of a symmetric matrix; several functions of it share them."""
+        return eigh(self.matrix, self.psd)
+
     def spectral(self, f: Callable[[Tensor], Tensor]) -> Operator | None:
         if not self.symmetric:
             return None
-        values, U = eigh(self.matrix, self.psd)
+        values, U = self.eigen
         values = f(values)
         matrix = (U * values) @ U.T
         matrix = ((matrix + matrix.T) / 2).to(self.dtype)

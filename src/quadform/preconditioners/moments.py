@@ -51,7 +51,7 @@ def shampoo(
     blocks = []
     for name, own in L.items():
         power = 1 / (2 * len(own)) if exponent is None else exponent
-        blocks.append(whole_block(name, Kronecker([_powered(M, power) for M in own]), space))
+        blocks.append(whole_block(name, Kronecker([powered(M, power) for M in own]), space))
     kind = "sums" if decay is None else f"decay {decay:g}"
     return Blocks(blocks, space, [f"Shampoo, {kind}"])
 
@@ -122,7 +122,7 @@ class _Soap:
             self.bases[axis] = torch.linalg.qr((L @ U)[:, order])[0]
 
 
-def _powered(M: Tensor, p: float) -> Tensor:
+def powered(M: Tensor, p: float) -> Tensor:
     """M^p of a positive semi-definite matrix, or of a diagonal."""
     if M.dim() == 1:
         return M**p

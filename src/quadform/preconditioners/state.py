@@ -32,7 +32,7 @@ def adam(optimizer: torch.optim.Optimizer, risk: Risk) -> Blocks:
 
 def adafactor(optimizer: torch.optim.Optimizer, risk: Risk) -> Blocks:
     """The root of Adafactor's second moment for the parameters of a risk, rank one for a matrix."""
-    return _read(optimizer, risk, (torch.optim.Adafactor,), "step", _adafactor)
+    return _read(optimizer, risk, (torch.optim.Adafactor,), "step", adafactor_root)
 
 
 def adam_after(gradients: Iterable[Vector]) -> Blocks:
@@ -42,7 +42,7 @@ def adam_after(gradients: Iterable[Vector]) -> Blocks:
 
 def adafactor_after(gradients: Iterable[Vector]) -> Blocks:
     """P of torch's Adafactor with its defaults once it has seen these gradients, the weights held."""
-    return _held(torch.optim.Adafactor, gradients, _adafactor)
+    return _held(torch.optim.Adafactor, gradients, adafactor_root)
 
 
 def _held(kind: Callable[..., torch.optim.Optimizer], gradients: Iterable[Vector], denominator: Denominator) -> Blocks:
@@ -71,7 +71,8 @@ def _adam(group: Mapping[str, Any], state: Mapping[str, Any], p: Tensor) -> Tens
     return (v / (1 - float(group["betas"][1]) ** float(state["step"]))).sqrt() + float(group["eps"])
 
 
-def _adafactor(group: Mapping[str, Any], state: Mapping[str, Any], p: Tensor) -> Tensor:
+def adafactor_root(group: Mapping[str, Any], state: Mapping[str, Any], p: Tensor) -> Tensor:
+    """The root of torch's Adafactor's second moment."""
     eps = group["eps"][0]
     eps = torch.finfo(p.dtype).eps if eps is None else float(eps)
     if "row_var" in state:

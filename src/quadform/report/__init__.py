@@ -26,6 +26,7 @@ __getattr__, __dir__, __all__ = attach(
         "attention_course": ".monitor",
         "monitored": ".monitor",
         "metric_ends": ".precond",
+        "metric_shares": ".precond",
         "moments": ".attention.moments",
         "heads": ".depth",
         "heat_map": ".attention.heat",

@@ -1,4 +1,5 @@
-"""Records of kind `precond`: the ends of P^-1/2 H P^-1/2 on one axis, and the predicted fall as bars."""
+"""Records of kind `precond`: the ends of P^-1/2 H P^-1/2 on one axis, the predicted fall as bars, and how eigenvalues
+fall off from the largest."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def metric_ends(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
         if min(ends) > 0:
             lines.append({"P": name, "from": min(ends), "to": max(ends)})
         if x.decrease is not None:
-            bars.append({"P": name, "fall": x.decrease.value})
+            bars.append({"P": name, "fall": x.decrease.value, "low": x.falls[0], "high": x.falls[-1], "holds": x.holds})
+            bars[-1] |= {} if x.measured is None else {"measured": x.measured}
     sizes = [point["size"] for point in points]
     Y = alt.Y("P:N", sort=order, axis=alt.Axis(title=None))
     scale = alt.Scale(type="log", domain=[min(sizes) / 2, max(sizes) * 2], nice=False)
@@ -47,15 +49,16 @@ def metric_ends(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
         .mark_circle(size=70, opacity=1)
         .encode(y=Y, x=alt.X("size:Q", scale=scale, axis=axis), color=colour),
     ).properties(width=300, height=26 * len(order) + 20)
-    right = (
-        over(bars)
-        .mark_bar(color=style.signed(1))
-        .encode(
-            y=alt.Y("P:N", sort=order, scale=alt.Scale(domain=order), axis=alt.Axis(title=None, labels=False)),
-            x=alt.X("fall:Q", axis=alt.Axis(title=texts("precond_fall"), tickCount=4, format="~g")),
-        )
-        .properties(width=240, height=26 * len(order) + 20)
-    )
+    Y = alt.Y("P:N", sort=order, scale=alt.Scale(domain=order), axis=alt.Axis(title=None, labels=False))
+    axis = alt.Axis(title=texts("precond_fall"), tickCount=4, format="~g")
+    base = over(bars)
+    right = alt.layer(
+        base.mark_bar(color=style.signed(1)).encode(
+            y=Y, x=alt.X("fall:Q", axis=axis), opacity=alt.condition("datum.holds", alt.value(1), alt.value(0.3))
+        ),
+        base.mark_rule(color=style.ink).encode(y=Y, x=alt.X("low:Q", axis=axis), x2="high:Q"),
+        base.mark_point(color=style.ink, filled=True, size=45, opacity=1).encode(y=Y, x=alt.X("measured:Q", axis=axis)),
+    ).properties(width=240, height=26 * len(order) + 20)
     return Figure(
         name="precond",
         title=texts("precond_title"),
@@ -65,6 +68,53 @@ def metric_ends(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
         not_meaning=texts("precond_not"),
         table=Table(answer.table().columns, answer.table().rows),
         python=redraw("metric_ends"),
+        texts=texts,
+        tags=("estimate",),
+    )
+
+
+def metric_shares(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """Which share of the eigenvalues reaches a given part of the largest, for each preconditioner."""
+    from .packages import alt
+
+    answer, over = Precond(record), Rows()
+    names = {x.name: called(x.name)(texts) for x in answer.seen}
+    found = [(name, *row) for name in names for row in answer.shares(name)]
+    rows = [{"P": names[name], "part": x, "share": share} for name, x, share, _ in found if share > 0]
+    low = min(row["share"] for row in rows)
+    shown, dashes = list(names.values()), ([1, 0], [7, 3], [2, 2], [8, 2, 2, 2], [4, 4])
+    key: dict[str, Any] = {"sort": shown, "title": None, "legend": alt.Legend(symbolType="stroke", symbolSize=300)}
+    colour = alt.Color("P:N", scale=alt.Scale(domain=shown, scheme="tableau10"), **key)
+    strokes = [dashes[i % len(dashes)] for i in range(len(shown))]
+    dash = alt.StrokeDash("P:N", scale=alt.Scale(domain=shown, range=strokes), **key)
+    chart = (
+        over(rows)
+        .mark_line(strokeWidth=1.8)
+        .encode(
+            x=alt.X(
+                "part:Q",
+                scale=alt.Scale(type="log", domain=[1e-6, 1], nice=False),
+                axis=alt.Axis(title=texts("precond_part"), **decades(1e-6, 1)),
+            ),
+            y=alt.Y(
+                "share:Q",
+                scale=alt.Scale(type="log", domain=[low / 1.5, 1.2], nice=False),
+                axis=alt.Axis(title=texts("precond_share"), **decades(low / 1.5, 1.2)),
+            ),
+            color=colour,
+            strokeDash=dash,
+        )
+        .properties(width=460, height=260)
+    )
+    return Figure(
+        name="precond-shares",
+        title=texts("precond_shares_title"),
+        chart=over.finish(chart, style),
+        headline=answer.roundest_said(texts.lang),
+        reading=texts("precond_shares_reading"),
+        not_meaning=texts("precond_shares_not"),
+        table=Table(("preconditioner", "part of |lambda_max|", "share of eigenvalues", "standard error"), tuple(found)),
+        python=redraw("metric_shares"),
         texts=texts,
         tags=("estimate",),
     )
@@ -88,7 +138,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
 
 
 def figures(record: Record) -> tuple[Draw, ...]:
-    return (metric_ends,) if Precond(record).seen else ()
+    return (metric_ends, metric_shares) if Precond(record).seen else ()
 
 
 PAGE = Page(Precond, title, rows, figures)

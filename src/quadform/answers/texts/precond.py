@@ -25,11 +25,28 @@ SENTENCES = {
         "Within the error {names} may do as well.",
         "오차 범위 안에서는 {names}도 그만큼 좋을 수 있습니다.",
     ),
+    "precond_dampings": (
+        "Each preconditioner is shown at its best damping of {grid} times its mean eigenvalue: the largest predicted"
+        " fall that the loss follows by at least half. The damping matters most for {name}: its predicted fall is {low}"
+        " to {high}.",
+        "전처리마다 평균 고윳값의 {grid}배 중 가장 좋은 감쇠를 썼습니다. 손실이 절반 이상 따라 준 예측 감소량 가운데"
+        " 가장 큰 것입니다. 감쇠의 영향이 가장 큰 것은 {name}이며, 예측 감소량이 {low}에서 {high}까지 달라집니다.",
+    ),
+    "precond_indefinite": (
+        "H has negative eigenvalues here (down to {value} with {name}; {share} of the curvature bends downwards), so"
+        " its quadratic model has no lowest point. Only steps along which it curves upwards are ranked.",
+        "여기서 H에는 음의 고윳값이 있습니다({name}: {value}, 곡률의 {share}가 아래로 휨). 이차 근사에는 가장 낮은 점이"
+        " 없으므로, 위로 휘는 방향의 걸음만 비교합니다.",
+    ),
+    "precond_endless": (
+        "Along the step of {names} the loss curves downwards at every damping: there is no best step to rank.",
+        "{names}의 걸음에서는 어느 감쇠에서도 손실이 아래로 휩니다. 비교할 최적 걸음이 없습니다.",
+    ),
     "precond_far": (
-        "The loss itself changed by {measured} at that step of {name}, not by {fall}: the quadratic model does not hold"
-        " that far.",
-        "{name}의 그 걸음에서 손실은 {measured}만큼 줄었고, 예측은 {fall}입니다. 이차 근사가 그만큼"
-        " 멀리는 맞지 않습니다.",
+        "The quadratic model does not hold as far as the best step of {names}: in brackets the predicted and the"
+        " measured fall of the loss, which rises where that is below 0.",
+        "다음 최적 걸음까지는 이차 근사가 맞지 않습니다: {names}. 괄호 안은 손실 감소량의 예측값과 측정값이며, 측정값이"
+        " 0보다 작으면 손실이 늘어난 것입니다.",
     ),
     "precond_round": (
         "{name} makes the Hessian roundest: its ends are {ratio} times apart.",

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ... import preconditioners as pre
-from ...core.errors import InputError, QuadformError, TooLarge
+from ...core.errors import InputError, TooLarge
 from ...core.memory import free_bytes, in_words
 from ...core.operator import Operator
 from ...core.space import Vector
 from ...core.structured import Diagonal
 from ...curvature.operators import gauss_newton, hessian
 from ...curvature.risk import Risk
-from ..step_size.chosen import identity_of, opened
 from ..step_size.measure import each_gradient
-from ..step_size.question import StepSizeQuestion
 from ..step_size.rules import Stepper
 from ..subject import Subject
-from .question import PrecondQuestion
+from .question import SAVED, PrecondQuestion
+from .saved import saved_metric, stepper_of
 
-#: P that have an epsilon of their own; the others may be singular and are damped.
-OWN = ("none", "adam", "adafactor")
+#: P that have an epsilon of their own, and are tried without a damping too; the others may be singular.
+OWN = ("adam", "adafactor")
 #: The most products that exact blocks may take, one for each parameter.
 MOST = 4096
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Metric:
-    """S = P^-1/2 of one preconditioner, what it is made of, and the damping that was added to P."""
-
-    S: Operator
-    notes: tuple[str, ...]
-    damping: float = 0.0
 
 
 class Methods:
@@ -70,19 +59,22 @@ class Methods:
         if need > free / 2:
             raise TooLarge(f"its factors need {in_words(need)}; {in_words(free)} are free.")
 
-    def make(self, name: str, gradient: Vector) -> Metric:
-        """P^-1/2 of one preconditioner at this point."""
-        self.require(name)
-        P, notes = self._metric(name, gradient)
-        damping = self.asked.damping * pre.mean_eigenvalue(P) if name not in OWN else 0.0
-        return Metric(P.sqrt_inverse(damping=damping), notes, damping)
+    def grid(self, name: str) -> tuple[float, ...]:
+        """The dampings that are tried, as shares of the mean eigenvalue of P."""
+        if name == "none":
+            return (0.0,)
+        return tuple(dict.fromkeys((0.0, *self.asked.damping))) if name in OWN else self.asked.damping
 
-    def _metric(self, name: str, gradient: Vector) -> tuple[Operator, tuple[str, ...]]:
+    def make(self, name: str, gradient: Vector) -> tuple[Operator, tuple[str, ...]]:
+        """P of one preconditioner at this point, and what it is made of."""
+        self.require(name)
         risk, asked = self.risk, self.asked
         if name == "none":
             return Diagonal({n: torch.ones_like(t) for n, t in risk.params.items()}, risk.space), ()
-        if name == "adam" and (stepper := adam_of(asked, self.subject)) is not None:
+        if name == "adam" and (stepper := stepper_of(asked, self.subject)) is not None:
             return self._adam(stepper, gradient), (stepper.source,)
+        if name in SAVED and (saved := saved_metric(name, asked, self.subject, risk)) is not None:
+            return saved, saved.notes
         made: Mapping[str, Any] = {
             "diagonal": lambda: pre.diagonal(gauss_newton(risk), asked.fit, seed=asked.seed),
             "adam": lambda: pre.adam_after(each_gradient(risk)),
@@ -104,34 +96,3 @@ class Methods:
             raise InputError(f"the optimizer does not train `{missing[0]}`; choose `params` that it trains.")
         P = stepper.preconditioner(gradient, self.risk.params)
         return Diagonal({n: P[n] / stepper.rates.get(n, 1.0) for n in self.risk.space.names}, self.risk.space)
-
-
-def as_lr(asked: PrecondQuestion) -> StepSizeQuestion:
-    """The question about step sizes that finds the same optimizer."""
-    shared: dict[str, Any] = {
-        "params": asked.params,
-        "include_frozen": asked.include_frozen,
-        "train_mode": asked.train_mode,
-    }
-    return StepSizeQuestion(**shared, seed=asked.seed, state=asked.optimizer_state)
-
-
-def adam_of(asked: PrecondQuestion, subject: Subject) -> Stepper | None:
-    """Adam with the state of the file that was named, or of the run; None where there is none."""
-    try:
-        stepper = opened(as_lr(asked), subject)[1]
-    except QuadformError:
-        if asked.optimizer_state is not None:
-            raise
-        return None
-    return stepper if stepper.rule.adaptive and stepper.second else None
-
-
-def adam_identity(asked: PrecondQuestion, subject: Subject) -> dict[str, Any]:
-    """The state that Adam's P is read from, in plain values."""
-    try:
-        return identity_of(as_lr(asked), subject)
-    except QuadformError:
-        if asked.optimizer_state is not None:
-            raise
-        return {}

@@ -15,29 +15,43 @@ from ...train.runs import Run, open_run
 from .rules import Stepper, adam, read_optimizer
 
 
+@dataclasses.dataclass(frozen=True)
+class SavedState:
+    """The state dict of a torch optimizer from a file: its groups, and the state of every parameter by name."""
+
+    path: Path
+    groups: list[dict[str, Any]]
+    labels: dict[int, str]
+    states: dict[str, dict[str, Any]]
+
+
+def read_state(where: str | Path, model: nn.Module) -> SavedState:
+    """The optimizer state at `where`, a file or a folder; nothing in it is executed."""
+    path = state_file(where)
+    try:
+        body = optimizer_state(path)
+        groups, states = body["param_groups"], body["state"]
+        labels = _labels(groups, [i for g in groups for i in g["params"]], states, model)
+        return SavedState(path, list(groups), labels, {labels[i]: dict(s) for i, s in states.items()})
+    except (KeyError, TypeError, IndexError) as error:
+        raise FileError(f"`{path}` is not the state dict of a torch optimizer (no {error}).") from error
+
+
 def stepper_of_file(where: str | Path, model: nn.Module, names: tuple[str, ...]) -> Stepper:
     """The optimizer whose state lies at `where`, for the parameters `names` of `model`."""
-    path = Path(where)
-    if is_run(path):
-        run = open_run(path)
+    if is_run(Path(where)):
+        run = open_run(Path(where))
         part = run.optimizer().parts[0]
         stepper = dataclasses.replace(read_optimizer(part, run.model), **rates_of_run(run))
         shapes = {n: p.shape for n, p in model.named_parameters()}
         fits = [n for n, p in run.model.named_parameters() if shapes.get(n) == p.shape]
         if set(stepper.names) - set(fits):
-            raise InputError(f"the optimizer state at `{path}` belongs to another model.")
+            raise InputError(f"the optimizer state at `{where}` belongs to another model.")
         return stepper
-    path = state_file(path)
-    try:
-        body = optimizer_state(path)
-        groups, states = body["param_groups"], body["state"]
-        order = [i for g in groups for i in g["params"]]
-        labels = _labels(groups, order, states, model)
-    except (KeyError, TypeError, IndexError) as error:
-        raise FileError(f"`{path}` is not the state dict of a torch optimizer (no {error}).") from error
-    if "betas" not in groups[0]:
-        raise InputError(f"`{path}` holds no state of Adam (no betas); name the optimizer instead.")
-    return _adam(groups, states, labels, names, path)
+    found = read_state(where, model)
+    if "betas" not in found.groups[0]:
+        raise InputError(f"`{found.path}` holds no state of Adam (no betas); name the optimizer instead.")
+    return _adam(found, names)
 
 
 def rates_of_run(run: Run) -> dict[str, Any]:
@@ -47,14 +61,15 @@ def rates_of_run(run: Run) -> dict[str, Any]:
     return {"lr": now, "peak": c.lr * max(factor(step, c.steps) for step in range(c.steps))}
 
 
-def _adam(groups: Any, states: Any, labels: dict[int, str], names: tuple[str, ...], path: Path) -> Stepper:
+def _adam(found: SavedState, names: tuple[str, ...]) -> Stepper:
+    groups, labels, states = found.groups, found.labels, found.states
     (beta1, beta2), eps = groups[0]["betas"], float(groups[0]["eps"])
     apart = bool(groups[0].get("decoupled_weight_decay", True))
     decay = {labels[i]: float(g["weight_decay"]) for g in groups for i in g["params"] if g["weight_decay"]}
     rates = {labels[i]: float(g.get("initial_lr", g["lr"])) for g in groups for i in g["params"]}
     most = max(rates.values()) or 1.0
-    second = {labels[i]: s["exp_avg_sq"] for i, s in states.items() if "exp_avg_sq" in s}
-    steps = {labels[i]: int(s["step"]) for i, s in states.items() if "step" in s}
+    second = {n: s["exp_avg_sq"] for n, s in states.items() if "exp_avg_sq" in s}
+    steps = {n: int(s["step"]) for n, s in states.items() if "step" in s}
     kept = tuple(n for n in names if n in rates)
     return Stepper(
         adam(float(beta1), "AdamW" if apart else "Adam"),
@@ -68,7 +83,7 @@ def _adam(groups: Any, states: Any, labels: dict[int, str], names: tuple[str, ..
         steps={n: t for n, t in steps.items() if n in kept},
         beta2=float(beta2),
         eps=eps,
-        source=f"P from {path.name} at step {max(steps.values(), default=0)}",
+        source=f"P from {found.path.name} at step {max(steps.values(), default=0)}",
     )
 
 
@@ -91,4 +106,19 @@ def _labels(groups: Any, order: list[int], states: Any, model: nn.Module) -> dic
 
 
 def _fits(state: Any, p: Tensor) -> bool:
-    return state is None or "exp_avg_sq" not in state or state["exp_avg_sq"].shape == p.shape
+    """Whether the tensors of a state are those of a parameter of this shape: the moment itself, its means over rows and
+    columns (Adafactor), or a factor for each axis (Shampoo)."""
+    if not state:
+        return True
+    if "exp_avg_sq" in state or "variance" in state:
+        return state["exp_avg_sq" if "exp_avg_sq" in state else "variance"].shape == p.shape
+    for row, col in (("row_var", "col_var"), ("exp_avg_sq_row", "exp_avg_sq_col")):
+        if row in state:
+            return (state[row].numel(), state[col].numel()) == (p[..., 0].numel(), p[..., 0, :].numel())
+    sizes = [len(state[key]) for axis in range(p.dim()) for key in factor_names(axis) if key in state]
+    return not sizes or sizes == list(p.shape)
+
+
+def factor_names(axis: int) -> tuple[str, str]:
+    """What packages call the factor of an axis in the state of Shampoo."""
+    return f"precond_{axis}", f"pre_cond_{axis}"
