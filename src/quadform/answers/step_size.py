@@ -70,6 +70,11 @@ class StepSize(Answer):
         return Course.of(self.record)
 
     @property
+    def copies(self) -> int:
+        """Steps on copies that an optimizer without a known rule was tried with; 0 where the ceiling has a rule."""
+        return int(self.record.inputs.get("copies", 0))
+
+    @property
     def rule(self) -> str:
         """`38 / lambda_max(P^-1 H)`."""
         return str(self.record.inputs["formula"])
@@ -192,7 +197,7 @@ class StepSize(Answer):
         found = "green" if share is None else STABLE.grade(share)
         if found == "green" and self.reach is not None and (self.lr or 0.0) > self.reach.value:
             return "yellow"
-        return found if found != "green" else "green" if self.trials and e.converged else "yellow"
+        return found if found != "green" else "green" if (self.trials or self.copies) and e.converged else "yellow"
 
     def _judgement(self) -> Said:
         if not math.isfinite(self.ceiling.value):
@@ -205,6 +210,8 @@ class StepSize(Answer):
         if self.share is not None and self.lr:
             place = {"green": "below", "red": "above"}.get(STABLE.grade(self.share), "near")
             whose = "yours" if self.lr_is_yours else "now"
+            place = "rose" if place == "above" and self.copies else place
+            told |= {"steps": str(self.copies)}
             said += say(f"rate_{whose}_{place}", rate=rate_text(self.lr), share=f"{self.share.value:.2g}", **told)
         return said + self._reached() + (self._peak() if self.course is None else NOTHING)
 

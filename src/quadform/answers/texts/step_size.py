@@ -23,6 +23,18 @@ SENTENCES = {
         "입력한 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 가장 가파른 방향에서 걸음이 커지므로 {ceiling}"
         " 아래로 낮추십시오.",
     ),
+    "rate_yours_rose": (
+        "Your learning rate {rate} is above it ({share} times the ceiling): on copies the loss rises within {steps}"
+        " steps. Lower it below {ceiling}.",
+        "입력한 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 복사본에서 {steps}단계 안에 손실이 커지므로"
+        " {ceiling} 아래로 낮추십시오.",
+    ),
+    "rate_now_rose": (
+        "The learning rate in force, {rate}, is above it ({share} times the ceiling): on copies the loss rises within"
+        " {steps} steps. Lower it below {ceiling}.",
+        "현재 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 복사본에서 {steps}단계 안에 손실이 커지므로"
+        " {ceiling} 아래로 낮추십시오.",
+    ),
     "rate_yours_below": (
         "Your learning rate {rate} is below it ({share} times the ceiling).",
         "입력한 학습률 {rate}: 상한의 {share}배로 상한보다 작습니다.",

@@ -73,8 +73,6 @@ def choose(asked: StepSizeQuestion, subject: Subject, model: Any, params: Mappin
         return stepper_of_file(asked.state, model, names), ""
     if own is not None and asked.optimizer in ("auto", own.config.optimizer):
         parts = own.optimizer().parts
-        if len(parts) > 1:
-            raise InputError("no ceiling is known for Muon; choose the optimizer 'adamw' or 'sgd'.")
         stepper = read_optimizer(parts[0], own.model)
         return dataclasses.replace(stepper, **rates_of_run(own)), ""
     if subject.trainer is not None and asked.optimizer in ("auto", "adam", "adamw"):

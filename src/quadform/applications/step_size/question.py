@@ -23,7 +23,8 @@ class StepSizeQuestion(ModelQuestion):
     """The largest stable learning rate here and now: a ceiling from curvature, not a recommendation.
 
     SGD 2 / lambda_max(H), momentum (2 + 2b) / lambda_max(H), Adam and AdamW (2 + 2 b1) / (1 - b1) / lambda_max(P^-1 H)
-    with P from the optimizer state. Above it, steps along the sharpest direction of the probe's loss grow.
+    with P from the optimizer state. Above it, steps along the sharpest direction of the probe's loss grow. An optimizer
+    object without a known rule (Muon, Lion, Adafactor, ...) takes steps on copies instead.
     """
 
     verb = "lr"
@@ -83,13 +84,17 @@ class StepSizeQuestion(ModelQuestion):
         if subject is None:
             return own
         from .chosen import identity_of
+        from .unruled import identity_of_parts, parts_of
 
-        return own | identity_of(self, subject)
+        parts = parts_of(self, subject)
+        return own | (identity_of_parts(parts) if parts else identity_of(self, subject))
 
     def measurement(self, subject: Any = None) -> Any:
         from .measure import StepSizeMeasurement
+        from .unruled import UnruledMeasurement, parts_of
 
-        return StepSizeMeasurement(self, subject)
+        parts = parts_of(self, subject)
+        return UnruledMeasurement(self, subject, parts) if parts else StepSizeMeasurement(self, subject)
 
     @classmethod
     def answer(cls, record: Any) -> Any:

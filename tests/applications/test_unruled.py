@@ -1,0 +1,106 @@
+"""Optimizers without a rule: their ceiling is measured on copies. And verdicts of `lr` against what the loss does."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from quadform.applications.step_size import lr
+from quadform.applications.step_size.unruled import largest_stable
+from quadform.core.errors import InputError
+from quadform.curvature import Risk
+
+
+class Bowl(nn.Module):
+    """x^T diag(h) x / 2."""
+
+    def __init__(self, h: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.tensor(h, dtype=torch.float64))
+        self.x = nn.Parameter(torch.ones(len(h), dtype=torch.float64))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return (self.h * self.x.square()).sum() / 2
+
+
+class Lion(torch.optim.Optimizer):
+    """x - lr sign(b1 m + (1 - b1) g); m = b2 m + (1 - b2) g. [Chen et al. 2023]"""
+
+    def __init__(self, params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99)) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                p -= group["lr"] * (b1 * m + (1 - b1) * p.grad).sign()
+                m.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+def value(out: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+    return out
+
+
+def test_where_a_rule_is_known_the_copies_find_it():
+    """SGD on a quadratic: 2 / lambda_max, to the width of the bracket."""
+    bowl = Bowl([4.0])
+    risk = Risk(bowl, value, torch.zeros(1), quiet=True)
+    found = largest_stable(bowl, [torch.optim.SGD(bowl.parameters(), lr=1e-3)], risk, 20)
+    assert found.value == pytest.approx(2 / 4, abs=found.error + 1e-3)
+    assert found.kind == "estimate"
+
+
+def test_a_sign_step_is_stable_up_to_where_it_lands_as_high_on_the_other_side():
+    """Lion from x = 1 on x^2 / 2: the first step goes to 1 - rate, which is as high as x = 1 at rate 2."""
+    bowl = Bowl([1.0])
+    found = lr(bowl, torch.zeros(1), value, optimizer=Lion(bowl.parameters(), lr=0.1), verify=1, progress=False)
+    assert found.ceiling.value == pytest.approx(2.0, rel=0.06)
+    assert found.rule == "no rule: measured on a copy, 1 steps"
+    assert found.verdicts()[0].status == "green"
+    assert "in force at this step, 0.1, is below it" in str(found)
+    high = lr(bowl, torch.zeros(1), value, optimizer=Lion(bowl.parameters()), lr=5.0, verify=1, progress=False)
+    assert high.verdicts()[0].status == "red"
+    assert "on copies the loss rises within 1 steps" in high.verdicts()[0].sentence()
+    assert float(bowl.x) == 1.0
+
+
+def test_adafactor_keeps_its_state_on_the_copies():
+    """The state is copied with the model, and neither is touched. Adafactor limits its own steps: a bound."""
+    bowl = Bowl([1.0, 30.0])
+    optimizer = torch.optim.Adafactor(bowl.parameters(), lr=0.01)
+    bowl(None).backward()
+    optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    found = lr(bowl, torch.zeros(1), value, optimizer=optimizer, verify=5, progress=False)
+    assert found.optimizer == "Adafactor"
+    assert (found.ceiling.kind, found.ceiling.side) == ("bound", "lower")
+    after = optimizer.state_dict()["state"][0]
+    assert all(torch.equal(torch.as_tensor(after[k]), torch.as_tensor(v)) for k, v in before["state"][0].items())
+
+
+def test_muon_is_refused_on_a_cpu():
+    """Its products in bfloat16 end the process on some CPUs."""
+    layer = nn.Linear(2, 2, bias=False)
+    with pytest.raises(InputError, match="measure it on a GPU"):
+        lr(layer, torch.zeros(1, 2), lambda out, b: out.sum(), optimizer=torch.optim.Muon(layer.parameters()))
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_verdict_and_outcome_agree(name):
+    """Far below the ceiling the loss does not rise in 30 steps, far above it does."""
+    path = Path(__file__).parents[2] / "benchmarks" / "step_verdicts.py"
+    spec = importlib.util.spec_from_file_location("step_verdicts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    rows = module.grade(name, 2, (0.2, 3.0))
+    assert [row["verdict"] for row in rows] == ["below", "above"]
+    assert [row["rises"] for row in rows] == [False, True]
