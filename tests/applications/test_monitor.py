@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,12 @@ from quadform.answers.monitor import MonitorAnswer
 from quadform.applications.monitor.heads import qk_norms
 from quadform.applications.monitor.pace import Share
 from quadform.applications.monitor.portion import part_of
+from quadform.applications.monitor.reading import Reading
 from quadform.applications.monitor.tracking import follow, ritz, search
+from quadform.applications.monitor.warning import Rules
 from quadform.applications.signal.observe import _scores
 from quadform.core.errors import InputError
+from quadform.core.number import Estimate
 from quadform.core.operator import Dense
 from quadform.curvature.operators import hessian
 from quadform.curvature.risk import Risk
@@ -437,6 +441,30 @@ def test_a_rate_above_the_ceiling_is_said_once_and_again_when_it_comes_back() ->
         "step 2: the learning rate is 1.5 times the ceiling",
         "step 5: the learning rate is 3 times the ceiling",
     ]
+
+
+def test_each_rule_is_said_when_its_score_passes_and_not_while_it_stays() -> None:
+    """Readings made by hand: a logit that rises past 30, then falls; curvature four times the median before."""
+
+    def reading(step: int, logit: float, lam: float) -> Reading:
+        heads = torch.tensor([[1.0, torch.nan], [2.0, logit]])
+        value = Estimate(lam, 0.0, "estimate", error_kind="residual")
+        return Reading(step, 0.0, False, 1.0, 0.1, value, value, 0.2, heads)
+
+    history, said = [], []
+    for step, (logit, lam) in enumerate([(10, 1), (29, 1), (31, 1), (40, 1.1), (35, 9), (60, 9)], 1):
+        history.append(reading(step, float(logit), float(lam)))
+        said.append(list(Rules().warnings(history)))
+    assert said == [
+        [],
+        [],
+        ["step 3: layer 1 head 1: largest logit 31 and rising, learning rate at 0.5 of its ceiling"],
+        [],
+        ["step 5: lambda_max of P^-1 H is 9 times its median of the 5 readings before"],
+        ["step 6: layer 1 head 1: largest logit 60 and rising, learning rate at 0.5 of its ceiling"],
+    ]
+    quiet = Rules(logit=math.inf, growth=math.inf)
+    assert not [line for n in range(1, 7) for line in quiet.warnings(history[:n])]
 
 
 def test_weights_that_are_not_finite_are_a_warning_and_training_goes_on() -> None:

@@ -1,9 +1,7 @@
-"""One measurement of a training run, and what is said of it."""
+"""One measurement of a training run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -64,13 +62,3 @@ def _most(values: Tensor | None) -> float | None:
 
 def _least(values: Tensor | None) -> float | None:
     return None if values is None else float(values[~values.isnan()].min())
-
-
-def warnings_of(now: Reading, before: Reading | None) -> Iterator[str]:
-    """Sentences about a reading: said when a rate passes the ceiling, not again while it stays above."""
-    above = now.ratio is not None and now.ratio > 1
-    was = before is not None and before.ratio is not None and before.ratio > 1
-    if above and not was:
-        yield f"step {now.step}: the learning rate is {now.ratio:.2g} times the ceiling"
-    if not math.isfinite(now.loss):
-        yield f"step {now.step}: the loss on the held batches is {now.loss}"

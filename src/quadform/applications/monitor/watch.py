@@ -18,8 +18,10 @@ from ...core.record import Provenance, Record
 from ...curvature.calling import Loss
 from .measuring import Measuring
 from .pace import Clock, Every, Pace, Share
-from .reading import Reading, warnings_of
+from .reading import Reading
+from .warning import Rules
 
+USUAL = Rules()
 #: Readings from one full search to the next.
 REFRESH = 20
 
@@ -30,7 +32,8 @@ class Monitor:
     `every` is a number of steps, `overhead` a share of the time (default 0.02); give one of them. `loss` and `batches`
     are those of `Risk`. `log(numbers, step)` gets every reading as plain numbers; `csv` names a file that gets them as
     lines. `traces` random products a reading give the share of the trace by layer. `part` is the share of the held
-    batches that readings between full searches take; what they say of all of them has its error.
+    batches that readings between full searches take; what they say of all of them has its error. `rules` say when a
+    reading is a warning.
 
     Dropout is off while measuring. Weights, gradients, optimizer state, training mode and random state are left as they
     are, so training goes on bit for bit as without it. Of several processes the first measures. What cannot be measured
@@ -48,6 +51,7 @@ class Monitor:
         overhead: float | None = None,
         traces: int = 0,
         part: float = 1.0,
+        rules: Rules = USUAL,
         log: Callable[[dict[str, float], int], Any] | None = None,
         csv: str | Path | None = None,
         clock: Clock = time.perf_counter,
@@ -58,7 +62,7 @@ class Monitor:
         self._clock, self._log, self._file = clock, log, _File(csv) if csv is not None else None
         self._measuring = Measuring(model, optimizer, batches, loss, traces, part)
         self._spent, self._start = 0.0, clock()
-        self.steps = 0
+        self.steps, self.rules = 0, rules
         self.history: list[Reading] = []
         self.warnings: list[str] = []
 
@@ -94,8 +98,8 @@ class Monitor:
         return None if found is None else self._keep(dataclasses.replace(found, seconds=seconds))
 
     def _keep(self, reading: Reading) -> Reading:
-        self.warnings += warnings_of(reading, self.last)
         self.history.append(reading)
+        self.warnings += self.rules.warnings(self.history)
         if self._log is not None:
             self._log(reading.numbers(), reading.step)
         if self._file is not None:
