@@ -1,6 +1,7 @@
 """What a monitor costs: training steps with and without `qf.Monitor`, in turns, in one process.
 
     python benchmarks/monitor.py --out monitor.json                  a small GPT on a CPU
+    python benchmarks/monitor.py --out monitor.json --tiny --block 500 --blocks 24      long enough for 2 %
     python benchmarks/monitor.py --out monitor.json --device cuda    GPT-2 124M, 8 x 1,024 tokens, float32
 
 Two models that are copies of each other train on the same batches, one of them with a monitor, by `--overhead` or
@@ -33,10 +34,12 @@ def loss(out: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(out[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
 
 
-def model_of(device: str) -> tuple[torch.nn.Module, int, tuple[int, int]]:
+def model_of(device: str, tiny: bool) -> tuple[torch.nn.Module, int, tuple[int, int]]:
     """Model, vocabulary, (rows, tokens) of a batch."""
     if device == "cpu":
-        return Transformer("pre-ln", depth=4, d_model=128, heads=4, vocab=256, seq_len=128), 256, (8, 128)
+        depth, d_model, rows, tokens = (2, 32, 4, 32) if tiny else (4, 128, 8, 128)
+        model = Transformer("pre-ln", depth=depth, d_model=d_model, heads=4, vocab=256, seq_len=tokens)
+        return model, 256, (rows, tokens)
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).to(device), 50257, (8, 1024)
@@ -74,7 +77,7 @@ class Run:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
-    model, words, shape = model_of(args.device)
+    model, words, shape = model_of(args.device, args.tiny)
     plain, watched = Run(copy.deepcopy(model), args.device), Run(model, args.device)
     draw = torch.Generator().manual_seed(1)
 
@@ -135,6 +138,7 @@ def main() -> None:
     parser.add_argument("--overhead", type=float, default=0.02)
     parser.add_argument("--every", type=int, help="steps between readings, in place of the overhead")
     parser.add_argument("--held", type=int, default=1, help="held batches")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU: a model of which many steps take little time")
     parser.add_argument("--part", type=float, default=1.0, help="share of the held batches between full searches")
     parser.add_argument("--block", type=int, default=50, help="steps of one side before the other takes its turn")
     parser.add_argument("--blocks", type=int, default=20)

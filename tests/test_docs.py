@@ -109,6 +109,26 @@ def test_monitor_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
     assert own["monitor"].last.logits.shape == own["monitor"].last.entropy.shape == (2, 4)
 
 
+@pytest.mark.parametrize(
+    ("page", "package"), [("monitor-hf", "accelerate"), ("monitor-lightning", "pytorch_lightning")]
+)
+def test_pages_of_trainers_run(
+    page: str, package: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The complete script of each: three readings, no failure among the warnings."""
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.chdir(tmp_path)
+    own: dict = {}
+    exec(compile(_scripts(f"{page}.md")[0], page, "exec"), own)
+    assert [r.step for r in own["callback"].monitor.history] == [10, 20, 30]
+    assert not [line for line in own["callback"].monitor.warnings if "nothing was measured" in line]
+    assert "lambda_max" in capsys.readouterr().out
+
+
+def _scripts(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+
+
 def test_compress_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """The example of pruning, as printed: half of the weights are gone from the model."""
     own: dict = {}

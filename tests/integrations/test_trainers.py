@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import types
 from pathlib import Path
@@ -231,3 +232,13 @@ def test_a_trainer_of_torchtitan_is_watched() -> None:
     watched.model_parts *= 2
     with pytest.raises(InputError, match="2 pipeline stages"):
         torchtitan.watch(watched, batches(1))
+
+
+def test_the_page_of_torchtitan() -> None:
+    """Its function, with the trainer that has the parts it names."""
+    page = Path(__file__).parents[2] / "docs" / "monitor-torchtitan.md"
+    own: dict[str, Any] = {}
+    exec(compile(page.read_text().split("```python\n")[1].split("```")[0], page.name, "exec"), own)
+    trainer = Titan()
+    trainer.train = functools.partial(trainer.train, 2)  # type: ignore[method-assign]
+    assert own["watched"](trainer, [({"input": x}, y) for x, y in batches(1)]).steps == 2
