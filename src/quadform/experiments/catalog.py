@@ -35,7 +35,6 @@ CATALOG: dict[str, str] = {
     "encoders": ".encoders",
     "training": ".training",
     "step-ceiling": ".step_ceiling",
-    "spikes": ".spikes",
     "newton": ".newton",
     "gpt-sinks": ".gpt_sinks",
     "real-sinks": ".real_sinks",

@@ -56,7 +56,7 @@ class Config:
     seed: int = 0
 
 
-PRESETS = {"smoke": Config(seeds=2, steps=60), "cpu": Config(seeds=8), "paper": Config()}
+PRESETS = {"smoke": Config(seeds=1, steps=40), "cpu": Config(seeds=8), "paper": Config()}
 
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
