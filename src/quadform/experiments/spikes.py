@@ -88,7 +88,7 @@ def _one_run(kind: str, seed: int, steps: int) -> dict[str, Tensor]:
     """Losses, where spikes begin, and for each reading its step and five scores."""
     draw = torch.Generator().manual_seed(1000 * KINDS.index(kind) + seed)
     begin = int(torch.randint(steps // 3, steps // 2, (), generator=draw))
-    model = Transformer("pre-ln", seed=seed, depth=2, dim=32, heads=4, vocab=WORDS, seq_len=2 * HALF)
+    model = Transformer("pre-ln", seed=seed, depth=2, d_model=32, heads=4, vocab=WORDS, seq_len=2 * HALF)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.999))
     high = 3e-3 * 10 ** (0.6 + float(torch.rand((), generator=draw)))
     monitor = Monitor(model, optimizer, _batch(draw), loss=_loss, every=EVERY)
