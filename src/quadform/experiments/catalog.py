@@ -36,6 +36,8 @@ CATALOG: dict[str, str] = {
     "training": ".training",
     "step-ceiling": ".step_ceiling",
     "newton": ".newton",
+    "adam-diagonal": ".adam_diagonal",
+    "sgd-adam": ".sgd_adam",
     "gpt-sinks": ".gpt_sinks",
     "real-sinks": ".real_sinks",
     "trained-hessian": ".trained_hessian",
