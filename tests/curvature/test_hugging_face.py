@@ -242,3 +242,32 @@ def test_a_shifted_loss_of_ones_own_is_seen() -> None:
         return nn.functional.cross_entropy(out.logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
 
     assert Risk(made("GPT2"), shifted, batches, quiet=True).weights == [14 / 16, 2 / 16]
+
+
+# --- keys for tokens to come ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("cache", [{}, {"use_cache": True}, {"use_cache": False}])
+@pytest.mark.parametrize("inside", [False, True])
+def test_units_keep_what_positions_mean(cache: dict[str, Any], inside: bool) -> None:
+    """transformers tells packed sequences by their positions where no keys are kept, and only there. Units keep none;
+    the function that is measured stays the model's own, also where it is a part of another."""
+    config = transformers.GPT2Config(vocab_size=VOCAB, n_embd=8, n_layer=2, n_head=2, n_positions=16)
+    model: Any = transformers.GPT2LMHeadModel(config).to(F64).eval()
+    if inside:
+        model = _Around(model)
+    ids = torch.randint(4, VOCAB, (1, 6))
+    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    risk = Risk(model, data={"input_ids": ids, "labels": ids, "position_ids": positions, **cache}, quiet=True)
+    v = risk.space.random(dtype=F64)
+    for part in (hessian, gauss_newton):
+        H = part(risk, route="units")
+        assert gap(H @ v, part(risk) @ v) <= 1e-6
+        assert H.route == "units"  # type: ignore[attr-defined]
+
+
+class _Around(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: Any) -> Any:
+        return self.model(**batch)

@@ -17,7 +17,7 @@ from ..core.space import Vector
 from ..kernels.choice import default_precision
 from .kept import Kept
 from .risk import Risk
-from .settings import uncached, without_cache
+from .settings import without_cache
 from .soundness import asymmetry, differ, direction, inner, length
 from .strategies import Prepared, Route, Strategy, Unsuitable
 from .units import Missing, NoUnit, Recomputed
@@ -54,7 +54,7 @@ class ByUnits(Strategy):
         units = {n: m for n, m in risk.units.items() if not split.startswith(f"{n}.")}
         if not units:
             raise Unsuitable(f"{self.cannot(1)} ({_without(risk)})")
-        batch, scalar = uncached(risk.batches[i]), self.kind.scalar
+        batch, scalar = risk.batches[i], self.kind.scalar
         if not self.made:
             whole = Evaluation(risk, units)
             if differ(risk, partial(whole.slopes, batch)):

@@ -33,7 +33,7 @@ from .fsdp import Fsdp, ShardedRunner, fsdp_of
 from .refusals import first_not_finite, precision_notes, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
-from .settings import measured, uncached
+from .settings import measured
 from .wide import whole
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Risk:
             return {n: weight * g for n, g in self.batch_gradient(params, batch).items()}
         from .sharded import Sharded
 
-        return Sharded(self, self.shards, weight=weight).gradient(uncached(batch), params)
+        return Sharded(self, self.shards, weight=weight).gradient(batch, params)
 
     def batch_gradient(self, params: Vector, batch: Any) -> dict[str, Tensor]:
         """The gradient of the loss of one batch, inside a `context`; by units where memory runs out."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -97,16 +98,28 @@ def stock_settings(model: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_cache(model: Any) -> Iterator[None]:
-    """Hugging Face models keep no keys for tokens to come, of which a loss has none."""
+    """Hugging Face models keep no keys for tokens to come, of which a loss has none, and are the same functions: with
+    keys they take positions as they are, without they read from them where packed sequences begin."""
     with contextlib.ExitStack() as stack:
+        for module in model.modules() if isinstance(model, nn.Module) else ():
+            if hasattr(module, "main_input_name") and hasattr(getattr(module, "config", None), "use_cache"):
+                keeps = partial(_asked_for_no_keys, module.config.use_cache)
+                stack.callback(module.register_forward_pre_hook(keeps, with_kwargs=True).remove)
         for config in _configs(model, "use_cache"):
             stack.enter_context(_set(config, "use_cache", False))
         yield
 
 
-def uncached(batch: Any) -> Any:
-    """A batch that asks for no such keys."""
-    return {**batch, "use_cache": False} if isinstance(batch, Mapping) and batch.get("use_cache") else batch
+def _asked_for_no_keys(keeps: bool, module: nn.Module, args: Any, options: dict[str, Any]) -> Any:
+    """The arguments of a model with `use_cache` off and, where it would be on, a mask that says one sequence a row."""
+    asked = options.get("use_cache")
+    if not (keeps if asked is None else asked):
+        return None
+    changed = {**options, "use_cache": False} if asked else dict(options)
+    given = next((t for t in (*args, *map(options.get, ("input_ids", "inputs_embeds"))) if t is not None), None)
+    if options.get("position_ids") is not None and options.get("attention_mask") is None and given is not None:
+        changed["attention_mask"] = torch.ones(given.shape[:2], dtype=torch.long, device=given.device)
+    return args, changed
 
 
 @contextlib.contextmanager

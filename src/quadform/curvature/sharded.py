@@ -23,7 +23,6 @@ from .by_units import ByUnits, Evaluation, Scalar, moving
 from .fsdp import Fsdp
 from .kept import Kept
 from .risk import Risk
-from .settings import uncached
 from .soundness import differ, direction, inner
 from .strategies import Prepared
 from .units import Call, NoUnit, Recomputed
@@ -47,10 +46,10 @@ class BySharded(ByUnits):
         assert risk.shards is not None
         if not self.made:
             first = Sharded(risk, risk.shards, weight=risk.weights[0])
-            if differ(risk, partial(first.slopes, uncached(risk.batches[0]))):
+            if differ(risk, partial(first.slopes, risk.batches[0])):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
             self.made.append(first)
-        batch, run = uncached(risk.batches[i]), Sharded(risk, risk.shards, self.kind.rows, risk.weights[i])
+        batch, run = risk.batches[i], Sharded(risk, risk.shards, self.kind.rows, risk.weights[i])
         if scalar is None:
             return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, split), V))
         return Prepared(lambda V: self._each(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))

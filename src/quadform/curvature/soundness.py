@@ -24,7 +24,6 @@ from ..core.rng import stream
 from ..core.space import Vector
 from .retained import Retained, gradients
 from .risk import Risk
-from .settings import uncached
 from .units import NoUnit
 
 #: How much derivatives by two ways may differ, relative to their size; many models compute their loss in
@@ -60,7 +59,7 @@ def check(risk: Risk) -> Soundness:
             twice = True
         if not twice and risk.units:
             with contextlib.suppress(NoUnit):
-                return _by_units(risk, uncached(batch))
+                return _by_units(risk, batch)
         return Soundness(twice, _forward(risk, batch), _through(risk, batch))
 
 
