@@ -88,6 +88,25 @@ def test_compensation_is_a_choice_of_its_own(trained: tuple[nn.Module, list[Any]
     assert all(torch.equal(m[n], masks[0][n]) for m in masks for n in m)
 
 
+def test_obs_and_woodfisher(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Compensated by the Fisher of rows, or by the whole |H|: at most half of what the smallest weights alone lose."""
+    model, batches = trained
+    asked: dict[str, Any] = {"method": ("magnitude", "woodfisher", "obs"), "sparsity": 0.3, "held_out": 0}
+    found = qf.prune(model, batches, squared, damping=1e-3, progress=False, **asked)
+    rise = {m.name: m.measured for m in found.methods}
+    assert max(rise["obs"], rise["woodfisher"]) < 0.5 * rise["magnitude"]
+    assert {m.name: m.way for m in found.methods} == {"magnitude": "none", "woodfisher": "fisher", "obs": "obs"}
+    assert all(m.size == pytest.approx(0.3, abs=0.01) for m in found.methods)
+
+
+def test_whole_heads_go() -> None:
+    """Half of the heads: one of two in each matrix of attention, the feed-forward part as it was."""
+    found = qf.prune(MODEL, **PROBE, method=("magnitude", "woodfisher"), structure="heads", held_out=0)
+    assert found.best.size == pytest.approx(4 * 32 / (4 * 64 + 2 * 256))
+    zeros = dict(zip(found.matrices, found.zeros("magnitude").tolist(), strict=True))
+    assert {n.split(".")[-1]: z for n, z in zeros.items() if z} == dict.fromkeys(("W_Q", "W_K", "W_V", "W_O"), 0.5)
+
+
 @pytest.mark.parametrize("structure", ["none", "2:4", "rows"])
 def test_the_model_loads_again(structure: str, tmp_path: Path) -> None:
     """The best model lies in `pruned/`, opens as any other, and has the zeros that were stated."""
@@ -153,6 +172,11 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
         qf.prune(model, batches, squared, method=("wando",))
     with pytest.raises(InputError, match="not rows"):
         qf.prune(model, batches, squared, structure="rows")
+    with pytest.raises(InputError, match="obs chooses single weights, not heads"):
+        qf.prune(model, batches, squared, structure="heads", method=("obs",))
+    wide = nn.Sequential(nn.Linear(6, 700), nn.Linear(700, 2)).double()
+    with pytest.raises(InputError, match="the whole Hessian, of 5,600 weights here; at most 5,000"):
+        qf.prune(wide, batches, squared, method=("obs",), progress=False)
     with pytest.raises(InputError, match="one half"):
         qf.prune(model, batches, squared, structure="2:4", sparsity=0.4)
     with pytest.raises(InputError, match="multiple of 4"):

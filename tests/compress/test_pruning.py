@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import quadform as qf
+from quadform.compress.fisher import RowFisher, singles
+from quadform.compress.heads import choose_heads, heads_of
 from quadform.compress.maps import linear_maps, zeros_of
 from quadform.compress.pruning import curvature_of_rows, one_by_one, partly, select
 from quadform.compress.surgeon import Surgeon
@@ -139,3 +141,56 @@ def test_a_part_of_a_mask_drops_the_smallest_first() -> None:
 
 def test_the_names_are_public() -> None:
     assert qf.compress.linear_maps is linear_maps
+
+
+def test_fisher_of_rows() -> None:
+    """Woodbury's inverse is the inverse; the compensation is the surgeon's step of each row."""
+    G, W = gaussian(5, 3, 6), gaussian(3, 6, seed=1)
+    fisher = RowFisher(G, 0.2)
+    keep = gaussian(3, 6, seed=2) > -0.2
+    left = fisher.compensate(W, keep, rows=2)
+    for i in range(3):
+        F = G[:, i].T @ G[:, i] / 5 + 0.2 * torch.eye(6, dtype=torch.float64)
+        assert torch.allclose(fisher.matrices(0, 3)[i], F)
+        assert torch.allclose(fisher.inverse_diagonal()[i], torch.linalg.inv(F).diagonal())
+        assert torch.allclose(left[i], W[i] + Surgeon.of(W[i], F).step(torch.nonzero(~keep[i])[:, 0]))
+
+
+def test_batches_are_cut_into_sequences() -> None:
+    x, mask = gaussian(3, 2), gaussian(2, 2)
+    one, *_ = found = singles({"x": x, "more": (x, mask), "name": "a"})
+    assert len(found) == 3
+    assert torch.equal(one["x"], x[:1])
+    assert torch.equal(one["more"][0], x[:1])
+    assert torch.equal(one["more"][1], mask)  # another length: no part of a sequence
+    assert one["name"] == "a"
+
+
+def test_the_surgeon_of_an_indefinite_hessian() -> None:
+    """|H| + damping has the eigenvectors of H and the sizes of its eigenvalues."""
+    A, w = gaussian(5, 5), gaussian(5, seed=1)
+    H = A + A.T
+    S = Surgeon.of_absolute(w, H, damping=0.1)
+    expected = torch.linalg.matrix_power(H, 2)
+    rest = S.H - 0.1 * torch.linalg.eigvalsh(H).abs().mean() * torch.eye(5, dtype=torch.float64)
+    assert torch.allclose(rest @ rest, expected)
+
+
+def test_heads_go_as_a_whole() -> None:
+    """One of two heads: its columns of W_Q, W_K, W_V and its rows of W_O, and nothing else."""
+    model = Transformer("pre-ln", depth=1, dim=4, heads=2, vocab=7, seq_len=5, dtype=torch.float64)
+    tokens = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(0))
+    risk = Risk(model, None, [{"tokens": tokens}], quiet=True)
+    maps = linear_maps(risk)
+    heads = heads_of(risk.space.views, maps, risk.params)
+    assert sorted(heads) == ["layers.0.attn[0]", "layers.0.attn[1]"]
+    W = {n: m.matrix(risk.params[n]) for n, m in maps.items()}
+    scores = {n: torch.ones_like(w) for n, w in W.items()}
+    scores["layers.0.attn.W_V"][:2] = 0  # (out, in): the first head
+    keep = choose_heads(scores, 0.5, heads)
+    gone = {n: (~m).nonzero().tolist() for n, m in keep.items() if not bool(m.all())}
+    assert sorted(gone) == [f"layers.0.attn.W_{x}" for x in "KOQV"]
+    assert {i for i, _ in gone["layers.0.attn.W_V"]} == {0, 1}
+    assert {j for _, j in gone["layers.0.attn.W_O"]} == {0, 1}
+    with pytest.raises(InputError, match="no attention heads"):
+        heads_of((), maps, risk.params)

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from ..core.errors import InputError
 
-Structure = Literal["none", "2:4", "rows"]
+Structure = Literal["none", "2:4", "rows", "heads"]
 
 
 def choose(scores: Mapping[str, Tensor], sparsity: float, structure: Structure = "none") -> dict[str, Tensor]:
     """Masks that drop the share `sparsity` of the lowest scores, counted over all matrices together.
 
     `rows` drops whole rows (outputs), by their mean score; `2:4` drops two of each four neighbours in a row, and the
-    share is then one half.
+    share is then one half. Heads are chosen by `heads.choose_heads`.
     """
     require_share(sparsity)
-    if structure not in get_args(Structure):
-        raise InputError(f"unknown structure {structure!r}; choose from {', '.join(get_args(Structure))}.")
+    if structure == "heads" or structure not in get_args(Structure):
+        raise InputError(f"unknown structure {structure!r}; choose from {', '.join(get_args(Structure)[:3])}.")
     for name, score in scores.items():
         if score.dim() != 2:
             raise InputError(f"{name} has shape {tuple(score.shape)}; scores are matrices (out, in).")
@@ -84,3 +84,8 @@ def wanda(W: Tensor, S: Tensor) -> Tensor:
 def obd(W: Tensor, diagonal: Tensor) -> Tensor:
     """w^2 H_qq / 2: what the loss rises by if w goes and the Hessian is its diagonal [LeCun et al. 1990]."""
     return W.square() * diagonal / 2
+
+
+def obs(W: Tensor, inverse: Tensor) -> Tensor:
+    """w^2 / (2 [H^-1]_qq): the same where the other weights make up for it [Hassibi, Stork 1993]."""
+    return W.square() / inverse / 2

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from . import masks
+from .heads import choose_heads
 from .layerwise import compensate, least_squares, sparsegpt
 from .maps import LinearMap
 from .masks import Structure
@@ -34,9 +35,11 @@ def select(
     structure: Structure,
     *,
     diagonal: Mapping[str, Tensor] | None = None,
+    heads: Mapping[str, Mapping[str, Tensor]] | None = None,
     damping: float,
 ) -> Chosen:
-    """Masks by a method. `obd` needs the `diagonal` of the curvature.
+    """Masks by a method. `diagonal` is that of the curvature for `obd`, and of its inverse for `woodfisher`; `heads`
+    are there for that structure.
 
     The share is counted over all matrices, for `wanda` in each row and for `sparsegpt` in each block of columns, as
     published. `hessian` takes the smallest weights: what their removal costs is up to the compensation.
@@ -53,8 +56,16 @@ def select(
     elif method == "obd":
         assert diagonal is not None
         scores = {n: masks.obd(w, diagonal[n].clamp_min(0)) for n, w in W.items()}
+    elif method == "woodfisher":
+        assert diagonal is not None
+        scores = {n: masks.obs(w, diagonal[n]) for n, w in W.items()}
     else:
-        raise InputError(f"unknown method {method!r}; choose from magnitude, wanda, obd, sparsegpt, hessian.")
+        raise InputError(
+            f"unknown method {method!r}; choose from magnitude, wanda, obd, sparsegpt, woodfisher, hessian."
+        )
+    if structure == "heads":
+        assert heads is not None
+        return Chosen(choose_heads(scores, sparsity, heads))
     return Chosen(masks.choose(scores, sparsity, structure))
 
 

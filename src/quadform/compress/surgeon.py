@@ -46,6 +46,13 @@ class Surgeon:
             w.reshape(-1), torch.zeros_like(w).reshape(-1) if g is None else g, H, torch.cholesky_inverse(factor)
         )
 
+    @classmethod
+    def of_absolute(cls, w: Tensor, H: Tensor, g: Tensor | None = None, *, damping: float = 0.0) -> Surgeon:
+        """With |H| + damping times the mean of its diagonal in place of H, which may be indefinite."""
+        values, vectors = torch.linalg.eigh((H + H.T) / 2)
+        absolute = (vectors * values.abs()) @ vectors.T
+        return cls.of(w, absolute, g, damping=damping * float(absolute.diagonal().mean()))
+
     def step(self, removed: Tensor) -> Tensor:
         """The best change d of all weights that sets the weights with the given indices to zero."""
         P = self.inverse

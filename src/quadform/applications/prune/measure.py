@@ -12,19 +12,25 @@ import torch
 from torch import Tensor
 
 from ...answers.prune import Pruned
+from ...compress.fisher import RowFisher, singles
+from ...compress.heads import heads_of
 from ...compress.maps import zeros_of
 from ...compress.pruning import Chosen, curvature_of_rows, one_by_one, partly, select
+from ...compress.surgeon import Surgeon
 from ...compress.together import step
+from ...core.errors import InputError
 from ...core.memory import in_words
 from ...core.progress import clock
 from ...core.question import Plan
-from ...curvature.operators import gauss_newton
+from ...curvature.operators import gauss_newton, hessian
 from ..compressing.measuring import PRODUCT, CompressMeasurement
 from ..compressing.writing import write
 from ..room import Room, note_of, seconds_of_value
 
 #: Wanted relative residual of the compensation.
 TOL = 1e-3
+#: Most weights whose Hessian is taken as a matrix.
+WHOLE = 5000
 #: The folder of the best model, inside that of the results.
 PRUNED = "pruned"
 
@@ -41,7 +47,9 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         matrices = [t for t in whole.params.values() if t.dim() == 2]
         n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
         moments = sum(max(t.shape) ** 2 for t in matrices) * size  # (in, in); which axis is which is not known yet
-        room = Room.of(whole, moments + (6 + len(self.ways)) * n * size).require(whole)
+        fisher = n * size * sum(len(singles(b)) for b in self.seen.batches) if self._fisher else 0
+        square = 3 * min(n, WHOLE) ** 2 * size if "obs" in (*self.ways, *self.ways.values()) else 0
+        room = Room.of(whole, moments + fisher + square + (6 + len(self.ways)) * n * size).require(whole)
         each = seconds_of_value(whole) * self.subject.scale
         products = self.before + sum(map(self.expected, self.ways))
         seconds = each * (PRODUCT * products + 4 + 2 * len(self.ways))
@@ -61,8 +69,14 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def _diagonal(self) -> bool:
         return "hessian" in self.ways.values() or "obd" in self.ways
 
+    @property
+    def _fisher(self) -> bool:
+        return "woodfisher" in self.ways or "fisher" in self.ways.values()
+
     def expected(self, method: str) -> int:
-        return 1 + self.asked.rounds * self.asked.products * (self.ways[method] == "hessian")
+        n = sum(t.numel() for t in self.whole.params.values() if t.dim() == 2)
+        whole = n * (self.ways[method] == "obs" or method == "obs")
+        return 1 + self.asked.rounds * self.asked.products * (self.ways[method] == "hessian") + whole
 
     def inputs(self) -> dict[str, Any]:
         return {"sparsity": self.asked.sparsity, "structure": self.asked.structure}
@@ -76,10 +90,16 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def method(self, method: str) -> dict[str, Any]:
         risk, way = self.risk, self.ways[method]
         found: dict[str, Any] = {}
+        W = self.turned(risk.params)
         if way == "hessian":
             weights, found["note"] = self._together(method)
+        elif way == "obs":
+            weights, found["note"] = self._whole(self._select(method, W).keep)
+        elif way == "fisher":
+            keep = self._select(method, W).keep
+            weights = self.turned({n: self.fisher[n].compensate(w, keep[n]) for n, w in W.items()})
+            found["note"] = f"{len(next(iter(self.fisher.values())).G)} gradients of single sequences"
         else:
-            W = self.turned(risk.params)
             weights = self.turned(one_by_one(way, self.maps, W, self._select(method, W), self.asked.damping))
         self.kept.write(method, weights)
         return found | {
@@ -89,9 +109,55 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         }
 
     def _select(self, method: str, W: Mapping[str, Tensor]) -> Chosen:
-        asked = self.asked
-        obd = self.turned(self.diagonal) if method == "obd" else None
-        return select(method, self.maps, W, asked.sparsity, asked.structure, diagonal=obd, damping=asked.damping)
+        asked, diagonal = self.asked, None
+        if method == "obs":
+            count = round(asked.sparsity * self.risk.space.size)
+            gone = torch.zeros(self.risk.space.size, dtype=torch.bool)
+            gone[self.surgeon.order(count).cpu()] = True
+            keep = self.risk.space.unflatten(~gone.to(self.risk.device))
+            return Chosen(self.turned(keep))
+        if method == "obd":
+            diagonal = self.turned(self.diagonal)
+        elif method == "woodfisher":
+            diagonal = {n: f.inverse_diagonal() for n, f in self.fisher.items()}
+        heads = self.heads if asked.structure == "heads" else None
+        return select(
+            method, self.maps, W, asked.sparsity, asked.structure, diagonal=diagonal, heads=heads, damping=asked.damping
+        )
+
+    @cached_property
+    def heads(self) -> dict[str, dict[str, Tensor]]:
+        return heads_of(self.risk.space.views, self.maps, self.risk.params)
+
+    @cached_property
+    def fisher(self) -> dict[str, RowFisher]:
+        """The Fisher matrices of all rows, from the gradients of single sequences; damped by a share of their mean."""
+        risk, ones = self.risk, [one for batch in self.risk.batches for one in singles(batch)]
+        with risk.context():
+            gradients = [risk.batch_gradient(risk.params, one) for one in ones]
+        G = {n: torch.stack([self.maps[n].matrix(g[n]) for g in gradients]) for n in self.maps}
+        mean = sum(float(t.square().sum()) for t in G.values()) / len(gradients) / self.risk.space.size
+        return {n: RowFisher(t, self.asked.damping * max(mean, torch.finfo(t.dtype).tiny)) for n, t in G.items()}
+
+    @cached_property
+    def surgeon(self) -> Surgeon:
+        """The quadratic model with the whole |H|."""
+        risk, n = self.risk, self.risk.space.size
+        if n > WHOLE:
+            raise InputError(
+                f"obs needs the whole Hessian, of {n:,} weights here; at most {WHOLE:,} are taken. Choose fewer"
+                " parameters (params), or the method hessian, which needs products alone."
+            )
+        flat = {"w": risk.space.flatten(risk.params), "g": risk.space.flatten(self.gradient)}
+        return Surgeon.of_absolute(flat["w"], hessian(risk).dense(), flat["g"], damping=self.asked.damping)
+
+    def _whole(self, keep: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+        """All matrices together with the whole |H|, in one step."""
+        space, surgeon = self.risk.space, self.surgeon
+        d = surgeon.step(torch.nonzero(~space.flatten(self.turned(keep)))[:, 0])
+        moved = space.unflatten(surgeon.w + d)
+        note = f"|H| + {self.asked.damping:g} of its mean diagonal"
+        return {n: t * self.maps[n].matrix(keep[n]) for n, t in moved.items()}, note
 
     def _together(self, method: str) -> tuple[dict[str, Tensor], str]:
         """In rounds: a part of what is to go is removed, the others move, and the curvature is taken anew."""

@@ -11,8 +11,10 @@ from ..compressing.question import CompressQuestion, require_known
 
 #: How weights are chosen; each with how the others make up for them where nothing else is asked for.
 METHODS = {"magnitude": "none", "wanda": "none", "obd": "none", "sparsegpt": "sweep", "hessian": "hessian"}
-STRUCTURES = ("none", "2:4", "rows")
-COMPENSATIONS = ("none", "sweep", "least-squares", "hessian")
+#: The same of those that are measured where they are named: one keeps gradients, the other a whole Hessian.
+NAMED = {"woodfisher": "fisher", "obs": "obs"}
+STRUCTURES = ("none", "2:4", "rows", "heads")
+COMPENSATIONS = ("none", "sweep", "least-squares", "hessian", "fisher", "obs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,16 +30,21 @@ class PruneQuestion(CompressQuestion):
     sparsity: float = option(0.5, "Share of the weights of linear maps to remove.", least=0, below=1)
     method: tuple[str, ...] = option(
         tuple(METHODS),
-        "How weights are chosen: magnitude, wanda, obd, sparsegpt, hessian (the smallest, compensated together).",
+        "How weights are chosen: magnitude, wanda, obd, sparsegpt, hessian (the smallest, compensated together),"
+        " woodfisher, obs (with the whole |H|, small models).",
         parse=words_of,
         metavar="LIST",
-        shown="(default: all)",
+        shown=f"(default: {','.join(METHODS)})",
     )
-    structure: str = option("none", "Single weights, two of each four, or whole rows (outputs).", choices=STRUCTURES)
+    structure: str = option(
+        "none",
+        "Single weights, two of each four, whole rows (outputs), or a share of the attention heads.",
+        choices=STRUCTURES,
+    )
     compensate: str = option(
         "auto",
-        "How the other weights make up for them: not, one matrix at a time (sweep, least-squares), or all together"
-        " with H_o (hessian); auto: as the method does.",
+        "How the other weights make up for them: not, one matrix at a time (sweep, least-squares), one row at a time"
+        " (fisher), or all together with H_o (hessian) or the whole |H| (obs); auto: as the method does.",
         choices=("auto", *COMPENSATIONS),
     )
     damping: float = option(0.1, "Damping of the curvature, as a share of the mean of its diagonal.", above=0)
@@ -49,15 +56,17 @@ class PruneQuestion(CompressQuestion):
     )
 
     def check(self) -> None:
-        require_known(self.method, METHODS)
+        require_known(self.method, METHODS | NAMED)
         if self.structure == "2:4" and self.sparsity != 0.5:
             raise InputError(f"2:4 removes one half of the weights; got sparsity={self.sparsity:g}. Give 0.5.")
-        if self.structure == "rows" and "sparsegpt" in self.method:
-            raise InputError("sparsegpt chooses single weights or 2:4, not rows; name the other methods.")
+        if self.structure in ("rows", "heads") and "sparsegpt" in self.method:
+            raise InputError(f"sparsegpt chooses single weights or 2:4, not {self.structure}; name the other methods.")
+        if self.structure != "none" and "obs" in self.method:
+            raise InputError(f"obs chooses single weights, not {self.structure}; name the other methods.")
 
     def compensation(self, method: str) -> str:
         """How the kept weights make up for the others."""
-        return METHODS[method] if self.compensate == "auto" else self.compensate
+        return (METHODS | NAMED)[method] if self.compensate == "auto" else self.compensate
 
     def measurement(self, subject: Any = None) -> Any:
         from .measure import PruneMeasurement
