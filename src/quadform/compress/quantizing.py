@@ -5,7 +5,8 @@ Matrices are (out, in) in here; `LinearMap.matrix` turns them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -32,6 +33,13 @@ def one_by_one(
         raise InputError(f"unknown method {method!r}; choose from rtn, gptq, obq.")
     way = gptq if method == "gptq" else obq
     return {n: way(w, maps[n].S, bits[n], group, damping=damp) for n, w in W.items()}
+
+
+def in_rounds(names: Sequence[str], rounds: int) -> list[list[str]]:
+    """The names in order, cut into at most so many parts of nearly the same length."""
+    parts = min(rounds, len(names))
+    ends = [round(k * len(names) / parts) for k in range(parts + 1)]
+    return [list(names[a:b]) for a, b in pairwise(ends)]
 
 
 def sizes(shapes: Mapping[str, tuple[int, int]], group: int) -> dict[str, dict[int, float]]:

@@ -14,8 +14,9 @@ from ...answers.compressed import best_of
 from ...answers.quantize import QuantizedModel, QuantizeDraft
 from ...compress.allocation import allocate, choices_of
 from ...compress.layerwise import Quantized
-from ...compress.quantizing import bits_a_weight, one_by_one, sizes
-from ...compress.rounding import descend
+from ...compress.pruning import curvature_of_rows
+from ...compress.quantizing import bits_a_weight, in_rounds, one_by_one, sizes
+from ...compress.together import step
 from ...core.errors import InputError
 from ...core.memory import in_words
 from ...core.packed import BITS, Layout
@@ -31,6 +32,8 @@ from .question import USUAL, QuantizeQuestion
 
 #: The folder of the best model, inside that of the results.
 FOLDER = "quantized"
+#: Wanted relative residual of a Gauss-Newton step.
+TOL = 1e-2
 #: Operations a second of one step of OBQ on a processor, which moves memory; as a rule.
 OBQ_SPEED = 2e9
 
@@ -80,7 +83,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         return super().before + len(self.maps) * (self.asked.each + len(BITS) * (self.asked.budget is not None))
 
     def expected(self, method: str) -> int:
-        return 1 + self.asked.products * (method == "hessian")
+        return 1 + (1 + (self.asked.rounds - 1) * self.asked.products) * (method == "hessian")
 
     def inputs(self) -> dict[str, Any]:
         asked = self.asked
@@ -165,26 +168,46 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         return found | self.compared({n: self.maps[n].matrix(q.values) for n, q in codes.items()})
 
     def _together(self) -> tuple[dict[str, Quantized], str]:
-        asked, risk = self.asked, self.risk
-        start = one_by_one("gptq", self.maps, self.W, self.bits, asked.group, asked.damping)
-        diagonal = {n: t.clamp_min(0) for n, t in self.diagonal.items()}
-        mean = sum(float(t.sum()) for t in diagonal.values()) / risk.space.size
-        done = descend(
-            gauss_newton(risk),
-            self.gradient,
-            risk.params,
-            self.maps,
-            start,
-            damping=asked.damping * mean,
-            diagonal=diagonal,
-            products=asked.products,
-            progress=self.work.spend,
-        )
-        moved = sum(int((done.found[n].codes != q.codes).sum()) for n, q in start.items())
-        return done.found, (
-            f"{moved:,} codes of gptq moved, g.d + d.(H_o + {asked.damping:g} of its mean diagonal) d / 2 from"
-            f" {done.before:.3g} to {done.after:.3g} in {done.products} products"
-        )
+        """In rounds: the most sensitive matrices are rounded, the others move to where d.(H_o + damping) d is least
+        with the changes so far, and so on; the last ones are rounded as they come. Moves that raise the loss are left
+        out."""
+        asked, risk, H_o = self.asked, self.risk, gauss_newton(self.risk)
+        own, weights, found = risk.params, dict(risk.params), dict[str, Quantized]()
+        mean = sum(float(t.sum()) for t in self.diagonal.values()) / risk.space.size
+        rows = {n: curvature_of_rows(self.maps[n].matrix(t), self.maps[n].S) for n, t in self.diagonal.items()}
+        parts, used = in_rounds(self._sensitive(), asked.rounds), 0
+        for k, names in enumerate(parts):
+            W = self.turned({n: weights[n] for n in names})
+            found |= one_by_one("gptq", self.maps, W, self.bits, asked.group, asked.damping)
+            weights |= {n: self.maps[n].matrix(found[n].values) for n in names}
+            if len(found) == len(self.maps):
+                break
+            d, _ = step(
+                H_o,
+                {n: torch.zeros_like(t) for n, t in own.items()},
+                {n: own[n] - t for n, t in weights.items()},
+                {n: torch.full_like(t, n not in found, dtype=torch.bool) for n, t in own.items()},
+                damping=asked.damping * max(mean, torch.finfo(risk.dtype).tiny),
+                diagonal=self.turned(rows),
+                method="cg",
+                tol=TOL,
+                max_products=asked.products,
+                resume=self.work.state(f"solve-{k}", 5 * risk.space.size * risk.dtype.itemsize),
+                progress=self.work.report(),
+            )
+            moved = {n: weights[n] if n in found else own[n] + t for n, t in d.items()}
+            with torch.no_grad():
+                better = bool(risk.value(moved) < risk.value(weights))
+            weights, used = (moved, used + 1) if better else (weights, used)
+        note = f"H_o + {asked.damping:g} of its mean diagonal; {used} of {len(parts) - 1} moves lowered the loss"
+        return {n: found[n] for n in self.maps}, note
+
+    def _sensitive(self) -> list[str]:
+        """The matrices by what GPTQ's change of each costs with H_o, most first; terms between matrices included."""
+        codes = one_by_one("gptq", self.maps, self.W, self.bits, self.asked.group, self.asked.damping)
+        d = {n: self.maps[n].matrix(q.values) - self.risk.params[n] for n, q in codes.items()}
+        image = gauss_newton(self.risk) @ d
+        return sorted(d, key=lambda n: -float((d[n] * image[n]).sum()))
 
     def _weights(self, method: str) -> dict[str, Tensor]:
         """The matrices of a method as the model stores them, from the codes that were kept."""

@@ -37,13 +37,14 @@ class QuantizeQuestion(CompressQuestion):
     group: int = option(64, "Weights of a row that share a scale and a zero point.", least=1)
     method: tuple[str, ...] = option(
         METHODS[:3],
-        "How weights are rounded: rtn (to nearest), gptq, hessian (gptq, then all matrices together), obq (slow).",
+        "How weights are rounded: rtn (to nearest), gptq, hessian (gptq; the matrices behind make up for it), obq.",
         parse=words_of,
         metavar="LIST",
         shown=f"(default: {','.join(METHODS[:3])})",
     )
     damping: float = option(0.01, "Damping of the curvature, as a share of the mean of its diagonal.", above=0)
-    products: int = option(60, "Most products with H_o for its diagonal, and for rounding all together.", least=8)
+    products: int = option(60, "Most products with H_o for its diagonal, and for the solution of a round.", least=8)
+    rounds: int = option(4, "Parts of the matrices that `hessian` rounds one after the other.", least=1)
     each: bool = option(False, "Round each matrix alone too: which are sensitive, predicted and measured.")
 
     def check(self) -> None:
