@@ -75,7 +75,7 @@ class Seen:
     @property
     def holds(self) -> bool:
         """Whether the loss falls at the best step as the quadratic model says."""
-        return holds(self.decrease and self.decrease.value, self.measured)
+        return holds(None if self.decrease is None else self.decrease.value, self.measured)
 
     @property
     def falls(self) -> list[float]:
@@ -138,7 +138,7 @@ class Precond(Answer):
                 s[f"{n}/measured"].value if f"{n}/measured" in s else None,
                 s[f"{n}/damping"].value,
                 s[f"{n}/downwards"],
-                tuple((x, *(v if math.isfinite(v) else None for v in more)) for x, *more in self._rows(f"{n}/grid")),
+                tuple((share, _finite(fall), _finite(after)) for share, fall, after in self._rows(f"{n}/grid")),
             )
             for n in names
         )
@@ -295,6 +295,10 @@ class Precond(Answer):
         if not self.verdicts():
             return [*out, *([self._rest()()] if self._rest()() else []), *self.verdict_lines()]
         return [*out, *self.verdict_lines(), *([self._rest()()] if self._rest()() else [])]
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None
 
 
 def _shown(e: Estimate) -> str:

@@ -30,13 +30,13 @@ SENTENCES = {
         " fall that the loss follows by at least half. The damping matters most for {name}: its predicted fall is {low}"
         " to {high}.",
         "전처리마다 평균 고윳값의 {grid}배 중 가장 좋은 감쇠를 썼습니다. 손실이 절반 이상 따라 준 예측 감소량 가운데"
-        " 가장 큰 것입니다. 감쇠의 영향이 가장 큰 것은 {name}이며, 예측 감소량이 {low}에서 {high}까지 달라집니다.",
+        " 가장 큰 것입니다. 감쇠의 영향이 가장 큰 것은 다음과 같습니다: {name}, 예측 감소량 {low}에서 {high}까지.",
     ),
     "precond_indefinite": (
         "H has negative eigenvalues here (down to {value} with {name}; {share} of the curvature bends downwards), so"
         " its quadratic model has no lowest point. Only steps along which it curves upwards are ranked.",
-        "여기서 H에는 음의 고윳값이 있습니다({name}: {value}, 곡률의 {share}가 아래로 휨). 이차 근사에는 가장 낮은 점이"
-        " 없으므로, 위로 휘는 방향의 걸음만 비교합니다.",
+        "여기서 H에는 음의 고윳값이 있습니다({name}: {value}, 아래로 휘는 곡률의 비율 {share}). 이차 근사에는 가장 낮은"
+        " 점이 없으므로, 위로 휘는 방향의 걸음만 비교합니다.",
     ),
     "precond_endless": (
         "Along the step of {names} the loss curves downwards at every damping: there is no best step to rank.",

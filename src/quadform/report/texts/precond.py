@@ -37,7 +37,7 @@ KO = {
     "precond_low": "가장 작음, 0보다 큼",
     "precond_below": "가장 작음, 0보다 작음",
     "precond_shares_title": "고윳값이 줄어드는 모양",
-    "precond_part": "|lambda_max| 대비 크기",
+    "precond_part": "가장 큰 고윳값 대비 크기",
     "precond_share": "그 이상인 고윳값의 비율",
     "precond_shares_reading": "선은 P^-1/2 H P^-1/2의 고윳값 가운데 크기가 가장 큰 것의 이 비율 이상인 몫을 나타냅니다."
     " 선이 왼쪽까지 높게 이어질수록 더 많은 방향이 참여하고, P로 걷는 걸음에 손실이 둥글게 보입니다.",
