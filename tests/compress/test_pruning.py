@@ -178,7 +178,7 @@ def test_the_surgeon_of_an_indefinite_hessian() -> None:
 
 def test_heads_go_as_a_whole() -> None:
     """One of two heads: its columns of W_Q, W_K, W_V and its rows of W_O, and nothing else."""
-    model = Transformer("pre-ln", depth=1, dim=4, heads=2, vocab=7, seq_len=5, dtype=torch.float64)
+    model = Transformer("pre-ln", depth=1, d_model=4, heads=2, vocab=7, seq_len=5, dtype=torch.float64)
     tokens = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(0))
     risk = Risk(model, None, [{"tokens": tokens}], quiet=True)
     maps = linear_maps(risk)
