@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from at_work import main, told
+from at_work import Causal, main, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -94,15 +95,14 @@ def _measured(g: qd.Group, make: Any, shape: tuple[int, ...]) -> dict[str, Any]:
         torch.equal(p.to_local(), weights[n]) and p.grad is None for n, p in model.named_parameters()
     )
     shards = risk.shards.shards  # type: ignore[union-attr]
-    shards.gathered = shards.reduced = shards.calls = 0
-    v, H = {n: t[:1] for n, t in shard_of(risk, V).items()}, qf.hessian(risk)
-    H.apply(v)
-    times = len(risk.batches) + 1  # one more to compare forward with reverse derivatives
-    found |= {
-        "gathered": shards.gathered / whole.space.size / times,
-        "reduced": shards.reduced / whole.space.size / times,
-    }
-    found["calls"] = shards.calls / times / (len(risk.units) + 1)
+    v = {n: t[:1] for n, t in shard_of(risk, V).items()}
+    for A, name in ((qf.hessian(risk), ""), (qf.gauss_newton(risk), "of H_o, ")):
+        A.apply(v)  # the first also compares forward with reverse derivatives
+        shards.gathered = shards.reduced = shards.calls = 0
+        A.apply(v)
+        each = whole.space.size * len(risk.batches)
+        found |= {f"{name}gathered": shards.gathered / each, f"{name}reduced": shards.reduced / each}
+        found[f"{name}calls"] = shards.calls / len(risk.batches) / (len(risk.units) + 1)
     # FSDP2 itself still works
     for x, y in batches():
         (cross_entropy(model(x), (x, y)) / len(batches())).backward()
@@ -262,6 +262,7 @@ def refused(g: qd.Group) -> dict[str, Any]:
         return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)).double()
 
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ids = torch.arange(6).view(1, 6)
 
     def square(out: Any, batch: Any) -> Tensor:
         return out.square().mean()
@@ -280,6 +281,10 @@ def refused(g: qd.Group) -> dict[str, Any]:
     found["split"] = told(lambda: qd.shard(risk, g))
     found["joined"] = told(lambda: qd.join(risk, g))
     found["dense"] = told(lambda: qf.hessian(risk).dense())
+    inside = qf.Risk(fully_shard(Causal().double(), mesh=mesh), None, {"input_ids": ids, "labels": ids}, quiet=True)
+    v = inside.space.random(1, dtype=torch.float64)
+    found["output inside"] = told(lambda: qf.gauss_newton(inside).apply(v))
+    found["functional inside"] = told(lambda: qf.functional(inside).apply(v))
     found["no data"] = told(lambda: qf.Risk(fully_shard(net(), mesh=mesh), square, [], quiet=True))
     return found
 
@@ -308,7 +313,93 @@ def raising(g: qd.Group) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def timed(work: Any) -> list[Any]:
+    """What a process is told in a group of its own, and after how many seconds."""
+
+    def together() -> None:
+        with qd.group(60):
+            work()
+
+    begun = time.monotonic()
+    return [*told(together), time.monotonic() - begun]
+
+
+def differing(g: qd.Group) -> dict[str, Any]:
+    """One process has a loss that is no number, other weights, other buffers, or runs its modules in another order."""
+    last, found = g.rank == g.world - 1, {}
+
+    def not_a_number(out: Any, batch: Any) -> Tensor:
+        return cross_entropy(out, batch) * (float("nan") if last else 1.0)
+
+    found["nan"] = timed(lambda: qf.Risk(cut(gpt(1, 4), (g.world,)), not_a_number, batches()[:1], quiet=True))
+    x = torch.randn(3, 2, dtype=torch.float64)
+
+    def net(seed: int) -> nn.Sequential:
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double()
+
+    def square(out: Any, batch: Any) -> Tensor:
+        return out.square().mean()
+
+    mesh = init_device_mesh("cpu", (g.world, 1), mesh_dim_names=("copies", "shards"))
+    found["weights"] = timed(lambda: qf.Risk(fully_shard(net(g.rank), mesh=mesh), square, (x, x), quiet=True))
+    other = net(0)
+    other[1].running_mean += g.rank  # type: ignore[operator]
+    found["buffers"] = timed(lambda: qf.Risk(fully_shard(other), square, (x, x), quiet=True))
+
+    class Turned(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in reversed(self) if last else self:
+                x = layer(x)
+            return x
+
+    turned = Turned(*(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))).double()
+    risk = qf.Risk(cut(turned, (g.world,)), square, (x, x), quiet=True)
+    found["order"] = timed(lambda: qf.hessian(risk).apply(risk.space.random(1, dtype=torch.float64)))
+    return found
+
+
+def broken(g: qd.Group) -> dict[str, Any]:
+    """One process raises inside a unit, while the others gather its weights."""
+    model = cut(gpt(1, 4), (g.world,))
+    before, weights = hooks(model), {n: p.to_local().clone() for n, p in model.named_parameters()}
+    H = qf.hessian(qf.Risk(model, cross_entropy, batches()[:1], quiet=True))
+    (unit,) = find(model).values()
+
+    def boom(*args: Any) -> None:
+        if g.rank == g.world - 1:
+            raise ValueError("boom")
+
+    handle = unit.register_forward_hook(boom)
+    begun = time.monotonic()
+    error = told(lambda: H.apply(H.domain.random(1, dtype=torch.float64)))
+    handle.remove()
+    kept = all(torch.equal(p.to_local(), weights[n]) and p.grad is None for n, p in model.named_parameters())
+    forwards = [n for n, m in model.named_modules() if "forward" in m.__dict__]
+    seconds = time.monotonic() - begun
+    found = {"error": error, "waited": seconds, "as it was": kept and hooks(model) == before, "forwards": forwards}
+    found["afterwards"] = told(lambda: g.any(False))
+    return found
+
+
+def killed(g: qd.Group) -> dict[str, Any]:
+    """One process is killed while the others gather."""
+    model = cut(gpt(1, 4), (g.world,))
+    before = hooks(model)
+    H = qf.hessian(qf.Risk(model, cross_entropy, batches()[:1], quiet=True))
+    (unit,) = find(model).values()
+
+    def die(*args: Any) -> None:
+        if g.rank == g.world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    handle = unit.register_forward_hook(die)
+    begun = time.monotonic()
+    error = told(lambda: H.apply(H.domain.random(1, dtype=torch.float64)))
+    handle.remove()
+    return {"error": error, "waited": time.monotonic() - begun, "hooks": hooks(model) == before}
+
+
 if __name__ == "__main__":
     main(globals())
-    dist.destroy_process_group() if dist.is_initialized() else None
     os._exit(0)

@@ -618,7 +618,7 @@ def main(checks: dict[str, Any]) -> None:
             found.setdefault(name, {"failed": traceback.format_exc()})
         found[name]["seconds"] = time.process_time() - begun
         (folder / f"{rank}.json").write_text(json.dumps(found))
-    if "killed" not in names:
+    if not {"killed", "broken"} & set(names):
         dist.destroy_process_group()
 
 

@@ -107,10 +107,10 @@ class Evaluation:
         sums: dict[str, Tensor] = {}
         with alone, torch.enable_grad(), forward_ad.dual_level():
             theta = self._moving(at, v)
-            run = self._run(theta, partial(_add, sums), second=True)
+            run = self._run(theta, partial(add, sums), second=True)
             with run.scope(), without_cache(self.risk.model):
                 value = scalar({**self.frozen, **theta})
-            self._back(value, None, theta, run)
+            self._back(_outside(value), None, theta, run)
             return self._whole(sums)
 
     def gradient(self, batch: Any, at: Vector) -> dict[str, Tensor]:
@@ -121,7 +121,7 @@ class Evaluation:
         """J^T (d2l/dF2) J v: forwards with tangents, backwards without."""
 
         def output(p: Vector) -> Tensor:
-            return self.risk.output(p, batch, split)
+            return _outside(self.risk.output(p, batch, split))
 
         curve = partial(self._curved, batch, split)
         return self._recorded(lambda: self.transposed(output, self.risk.params, v, curve)[0])
@@ -153,7 +153,7 @@ class Evaluation:
         with alone, torch.enable_grad():
             with forward_ad.dual_level():
                 theta = self._moving(at, v)
-                run = self._run(theta, partial(_add, sums), second=False)
+                run = self._run(theta, partial(add, sums), second=False)
                 with run.scope(), without_cache(self.risk.model):
                     F = whole(function({**self.frozen, **theta}))
                 tangent = forward_ad.unpack_dual(F).tangent
@@ -167,7 +167,7 @@ class Evaluation:
         shift = forward_ad.make_dual(torch.zeros_like(dF).requires_grad_(), dF)
         with self._run({}, lambda name, g: None, second=True).scope(), without_cache(self.risk.model):
             value = self.risk.run({**self.frozen, **self._here()}, batch, split, shift)[0]
-        (g,) = _gradients(value, [shift], None, self.recording)
+        (g,) = gradients(value, [shift], None, self.recording)
         curved = None if g is None else forward_ad.unpack_dual(g).tangent
         return torch.zeros_like(dF) if curved is None else curved
 
@@ -188,7 +188,7 @@ class Evaluation:
         return Recomputed(self.units, self.risk.attention, theta, rows, sink, **options)
 
     def _back(self, out: Tensor, cotangent: Tensor | None, theta: Vector, run: Recomputed) -> None:
-        found = _gradients(out, [*(theta[n] for n in self.rows), run.anchor], cotangent, self.recording)
+        found = gradients(out, [*(theta[n] for n in self.rows), run.anchor], cotangent, self.recording)
         for n, g in zip(self.rows, found[:-1], strict=True):
             if g is not None and (part := run.wanted(g)) is not None:
                 run.sink(n, part)
@@ -205,17 +205,26 @@ class Evaluation:
         return {n: found[n] if n in found else torch.zeros_like(params[n]) for n in self.rows}
 
 
+def _outside(F: Tensor) -> Tensor:
+    """What is differentiated; inside a unit, which runs without a graph, it would have no derivative."""
+    if not F.requires_grad:
+        raise NoUnit("the output of the network is made inside a unit")
+    return F
+
+
 def moving(at: Vector, v: Vector) -> dict[str, Tensor]:
     """Leaves of a reverse pass at some weights, with v as their tangents."""
     leaves = {n: t.detach().requires_grad_() for n, t in at.items()}
     return {n: forward_ad.make_dual(t, v[n]) if n in v else t for n, t in leaves.items()}
 
 
-def _gradients(out: Tensor, at: list[Tensor], cotangent: Tensor | None, recording: bool) -> Sequence[Tensor | None]:
+def gradients(out: Tensor, at: list[Tensor], cotangent: Tensor | None, recording: bool) -> Sequence[Tensor | None]:
+    """The gradients of `out` in some tensors, None where it does not depend on one."""
     if not out.requires_grad:
         return [None] * len(at)
     return torch.autograd.grad(out, at, cotangent, create_graph=recording, retain_graph=False, allow_unused=True)
 
 
-def _add(sums: dict[str, Tensor], name: str, part: Tensor) -> None:
+def add(sums: dict[str, Tensor], name: str, part: Tensor) -> None:
+    """Add a part of the image to what is there of it."""
     sums[name] = sums[name] + part.detach() if name in sums else part.detach()

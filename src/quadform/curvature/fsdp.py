@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +38,10 @@ _TABLES = (
 )
 
 
+#: Sums over the same numbers may differ by this share: other processors add in another order.
+_SAME = 1e-9
+
+
 class Fsdp:
     """The weights of a model by where they are gathered: in a unit, or outside of all."""
 
@@ -57,6 +61,21 @@ class Fsdp:
         self.busy = False  # a product answers for the units and brings the weights outside
         self.order = 0  # a checksum of what was gathered, in order
         self.counts: list[int] = []  # batches of each process
+        self.wide = False  # the output of the network was seen cut along tokens
+        self._same_everywhere()
+
+    def _same_everywhere(self) -> None:
+        """Buffers, and weights that several processes hold copies of (HSDP), must be the same in each."""
+        marks = [_mark(self.model.buffers()), _mark(map(local, self.model.parameters()))]
+        every = self.group.every(torch.tensor([float(self.shards.own), *marks[0], *marks[1]], dtype=torch.float64))
+        alike = every[every[:, 0] == self.shards.own]
+        for what, rows in (("buffers", every[:, 1:3]), ("copies of the weights (HSDP)", alike[:, 3:])):
+            spread = (rows - rows[0]).abs().amax()
+            if self.group.any(not bool(spread <= _SAME * rows[:, 1].max())):
+                raise InputError(
+                    f"the processes hold different {what}. Load the same checkpoint in every process, or seed them"
+                    " alike before the model is made."
+                )
 
     # --- evaluating -------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -75,7 +94,7 @@ class Fsdp:
     @contextlib.contextmanager
     def product(self) -> Iterator[None]:
         """A product runs; afterwards all processes must have gathered the same, in one order."""
-        with self.asleep():
+        with self.group.ringing(), self.asleep():
             self.busy, self.order = True, 0
             try:
                 yield
@@ -120,7 +139,7 @@ class Fsdp:
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
         """Units gather their weights when they are called."""
-        with self.asleep(), contextlib.ExitStack() as stack:
+        with self.group.ringing(), self.asleep(), contextlib.ExitStack() as stack:
             for name, unit in self.units.items():
                 stack.callback(restore, unit, unit.__dict__.get("forward"))
                 unit.forward = partial(self.run, name, unit, unit.forward)
@@ -172,6 +191,12 @@ def cut(model: nn.Module, device: str) -> nn.Module:
     for block in find(model).values():
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
+
+
+def _mark(tensors: Iterable[Tensor]) -> tuple[float, float]:
+    """Two sums that tell tensors from others: of the values, and of their sizes."""
+    sums = [(t.sum(dtype=torch.float64), t.abs().sum(dtype=torch.float64)) for t in tensors if not t.is_complex()]
+    return float(sum(a for a, _ in sums)), float(sum(b for _, b in sums))
 
 
 def _of_fsdp(hook: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,3 +128,10 @@ def precision_notes(dtype: torch.dtype, device: torch.device) -> list[str]:
     if torch.is_autocast_enabled(device.type):
         found.append(f"autocast switched off while measuring, in {str(dtype).removeprefix('torch.')}")
     return found
+
+
+def refuse_empty(counts: Sequence[float]) -> None:
+    """Refuse batches without loss terms, by their numbers of terms."""
+    for i, c in enumerate(counts):
+        if not 0 < c < math.inf:
+            raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")

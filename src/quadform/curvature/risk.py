@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -30,7 +29,7 @@ from .calling import Loss, bare
 from .choosing import of_function, of_module
 from .counting import shifts, terms
 from .fsdp import Fsdp, ShardedRunner, fsdp_of
-from .refusals import first_not_finite, precision_notes, refuse_unusable
+from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
 from .settings import measured
@@ -131,9 +130,7 @@ class Risk:
         shifted = count is None and shifts(self)
         self._set(shifted=shifted)
         counts = [self.terms(b) for b in batches]
-        for i, c in enumerate(counts):
-            if not 0 < c < math.inf:
-                raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")
+        group_of(self.space).agreed("loss terms", partial(refuse_empty, counts))
         self._set(weights=self._shares(counts[:own], len(counts)))
         self._set(notes=(*chosen.notes, *precision_notes(dtype, device), *self._evaluated()))
         if not quiet and group_of(self.space).first:
@@ -313,32 +310,39 @@ class Risk:
 
     def _evaluated(self) -> list[str]:
         """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product. A remark."""
-        replaced = False
+        replaced, pairs = False, []
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
                 with self.context() as attention:
-                    a, b = (self.run(self.params, batch)[0] for _ in range(2))
+                    pairs.append([self.run(self.params, batch)[0] for _ in range(2)])
                 replaced |= not i and attention.calls > 0
-                if not isinstance(a, Tensor) or not a.is_floating_point():
-                    kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
-                    raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
-                if a.dim() != 0:
-                    raise InputError(
-                        f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean."
-                    )
-                if not bool(torch.isfinite(a)):
-                    with self.context():
-                        where = first_not_finite(self.model, partial(self.run, self.params, batch), batch)
-                    of = f"{i + 1} of {len(self.batches)}"
-                    raise InputError(f"Loss is {float(a)} on probe batch {of} ({where}). Nothing was measured.")
-                if not torch.equal(a, b):
-                    gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
-                    raise InputError(
-                        f"The loss is not deterministic (two evaluations differ by {100 * gap:.2g} %), so it has no"
-                        " single Hessian. Use eval mode (train_mode=False) or fix the randomness."
-                    )
+            group_of(self.space).agreed("evaluated", lambda: self._refuse_losses(pairs))
         path = "quadform kernel" if self.fused else "math path"
         return [f"fused attention -> {path} while measuring, as it has no second derivative"] * replaced
+
+    def _refuse_losses(self, pairs: list[list[Any]]) -> None:
+        for i, (a, b) in enumerate(pairs):
+            if not isinstance(a, Tensor) or not a.is_floating_point():
+                kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
+                raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
+            if a.dim() != 0:
+                raise InputError(f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean.")
+            if not bool(torch.isfinite(a)):
+                of = f"{i + 1} of {len(self.batches)}"
+                raise InputError(f"Loss is {float(a)} on probe batch {of} ({self._where(i)}). Nothing was measured.")
+            if not torch.equal(a, b):
+                gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
+                raise InputError(
+                    f"The loss is not deterministic (two evaluations differ by {100 * gap:.2g} %), so it has no"
+                    " single Hessian. Use eval mode (train_mode=False) or fix the randomness."
+                )
+
+    def _where(self, i: int) -> str:
+        """Where the loss of a batch stops to be finite."""
+        if self.shards is not None:  # all processes would have to run it again
+            return "weights and batches of this process"
+        with self.context():
+            return first_not_finite(self.model, partial(self.run, self.params, self.batches[i]), self.batches[i])
 
     def terms(self, batch: Any) -> float:
         """How many loss terms a batch has, see the class."""

@@ -96,7 +96,7 @@ def _nothing_left(kind: Kind, error: Unsuitable) -> str:
 def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     """The ways that the derivatives of the risk allow, those of the wanted route first."""
     if kind.risk.shards is not None:
-        return Choice((BySharded(kind, chunk),))
+        return Choice((BySharded(kind, 1),))
     risk, by_units = kind.risk, wanted in ("units", "compiled-units")
     why: list[str] = []
     programs = [ByProgram(kind, compile=compile) for compile in _COMPILE.get(wanted, ())]

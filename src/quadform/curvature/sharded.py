@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from ..core.errors import InputError
+from ..core.forward import alone
 from ..core.space import Vector
 from ..distributed.shards import local
-from .by_units import ByUnits, Evaluation, Scalar, moving
+from .by_units import ByUnits, Evaluation, Scalar, add, gradients, moving
 from .fsdp import Fsdp
 from .kept import Kept
 from .risk import Risk
+from .settings import without_cache
 from .soundness import differ, direction, inner
 from .strategies import Prepared
 from .units import Call, NoUnit, Recomputed
+from .wide import Wide
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,33 @@ class Sharded(Evaluation):
     ) -> tuple[dict[str, Tensor], Tensor]:
         with self.fsdp.product():
             return super().transposed(function, at, v, curve)
+
+    def gauss_newton(self, batch: Any, v: Vector, split: str | None) -> dict[str, Tensor]:
+        """J^T (d2l/dF2) J v. At the network's output the loss behind it is differentiated in the pass that makes F:
+        its gradient in F has (d2l/dF2) J v as its tangent. Nothing is evaluated, or gathered, again."""
+        at_once = split is None and not self.fsdp.wide
+        found = self._recorded(lambda: self._at_output(batch, v)) if at_once else None
+        return super().gauss_newton(batch, v, split) if found is None else found
+
+    def _at_output(self, batch: Any, v: Vector) -> dict[str, Tensor] | None:
+        """None where the output is not one tensor, is never whole, or units lie behind it."""
+        sums: dict[str, Tensor] = {}
+        with self.fsdp.product(), alone, torch.enable_grad():
+            with forward_ad.dual_level():
+                theta = self._moving(self.risk.params, v)
+                run = self._run(theta, partial(add, sums), second=False)
+                with run.scope(), without_cache(self.risk.model):
+                    value, F = self.risk.run({**self.frozen, **theta}, batch)
+                self.fsdp.wide |= isinstance(F, Wide)
+                if F is None or self.fsdp.wide or not F.requires_grad:
+                    return None
+                (g,) = gradients(value, [F], None, self.recording)
+                if g is None or sums:
+                    return None
+                curved = forward_ad.unpack_dual(g).tangent
+                curved = torch.zeros_like(g) if curved is None else curved.detach()
+            self._back(F, curved, theta, run)
+            return self._whole(sums)
 
     def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
         v = direction(self.risk, "forward")

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from torch import Tensor
 
 from ..core.errors import CheckFailed, InputError, QuadformError
 from ..core.interrupts import uninterrupted
+
+T = TypeVar("T")
 
 #: Seconds after which a process that is not heard of counts as lost: compiling a product takes minutes.
 TIMEOUT = 1800.0
@@ -35,8 +38,14 @@ _MESSAGE = 2048
 _SAME_VECTOR = 1e-6
 #: torch 2.13 has a new name for it.
 gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+#: torch 2.13 has a new name for it too.
+scatter: Any = getattr(dist, "reduce_scatter_single", None) or getattr(dist, "reduce_scatter_tensor", None)
 #: Exit code of an interrupted process.
 _INTERRUPTED = 130
+#: How long a message is waited for before this process looks whether another one has rung.
+_LOOK = timedelta(milliseconds=200)
+#: Where processes that fail come together with those that wait for their part of a message.
+_BELL = "the bell"
 
 
 class PeerFailed(QuadformError):
@@ -55,6 +64,7 @@ class Meeting:
         self._host: Any = None  # the gloo group of meetings
         self._torch: Any = None  # all processes, as torch has them
         self._owned = self._over = self._quiet = False
+        self._rung = 0  # how often all have failed together
 
     def __repr__(self) -> str:
         return f"<process {self.rank} of {self.world}>"
@@ -184,15 +194,62 @@ class Meeting:
             return KeyboardInterrupt()
         return PeerFailed(f"process {rank} of {self.world} stopped: {text}", int(number))
 
-    def _carry(self, collective: Any, *tensors: Tensor, **options: Any) -> None:
+    # --- failing where others wait for numbers ----------------------------------------------------------------------
+    def agreed(self, step: str, work: Callable[[], T]) -> T:
+        """What `work` gives, once it has not failed in any process; it does nothing together with others."""
+        try:
+            found = work()
+        except BaseException as error:
+            self.together(step, error)
+            raise
+        self.together(step)
+        return found
+
+    @contextlib.contextmanager
+    def ringing(self) -> Iterator[None]:
+        """Messages without meetings. A process that fails in here rings; the others hear it while they wait for it."""
+        try:
+            yield
+        except BaseException as error:
+            if self.world > 1 and not self._over:
+                _store().set(self._bell, "")
+                self._rung += self.together(_BELL, error)
+            raise
+
+    @property
+    def _bell(self) -> str:
+        return f"quadform/{self._host.group_name}/{self._rung}"
+
+    def carry(self, collective: Any, *tensors: Tensor, **options: Any) -> None:
+        """One message without a meeting, inside `ringing`. On a GPU nobody listens: torch's own timeout ends it."""
+        if tensors[0].device.type != "cpu":
+            self._carry(collective, *tensors, **options)
+        else:
+            self._carry(self._listening, collective, *tensors, **options)
+
+    def _listening(self, collective: Any, *tensors: Tensor, **options: Any) -> None:
+        work = collective(*tensors, async_op=True, **options)
+        while True:
+            try:
+                work.wait(_LOOK)
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+                if _store().check([self._bell]):
+                    self._meet(_BELL)
+
+    def _carry(self, collective: Any, *tensors: Any, **options: Any) -> None:
         """One collective; a connection that is closed or silent is an error that says so."""
-        options.setdefault("group", self._host if tensors[0].device.type == "cpu" else None)
+        if "group" not in options:
+            options["group"] = self._host if tensors[0].device.type == "cpu" else None
         try:
             collective(*tensors, **options)
         except RuntimeError as error:
             self._over = True
+            said = re.sub(r"^\[[^]]*\] *", "", _one_line(error)).partition(". ")[0][:120]
             raise PeerFailed(
-                f"process {self.rank} of {self.world} has lost the others ({_one_line(error)[:200]}): one of them was"
+                f"process {self.rank} of {self.world} has lost the others ({said}): one of them was"
                 f" killed, or not heard of for {self.timeout:g} s (`qd.group(timeout=...)` waits longer)."
             ) from error
 
@@ -200,3 +257,8 @@ class Meeting:
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def _store() -> Any:
+    """Where torch's processes leave each other notes."""
+    return dist.distributed_c10d._get_default_store()

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..core.errors import InputError
-from .processes import Group, current, group, standing
+from .meeting import gather, scatter
+from .processes import ALONE, Group, current, group, standing
 
 if TYPE_CHECKING:
     from ..core.space import Vector
@@ -44,12 +46,9 @@ class Shards:
     """How the weights of a model are cut, and the messages that gather them and add up what is cut like them."""
 
     def __init__(self, mesh: Any, cuts: Mapping[str, Cut]) -> None:
-        from torch.distributed.tensor import Partial, Replicate, Shard
-
         self.mesh, self.cuts = mesh, dict(cuts)
         self.own, self.pieces = mesh.get_local_rank(mesh.ndim - 1), mesh.size(mesh.ndim - 1)
-        copies = [Replicate()] * (mesh.ndim - 1)
-        self._cut, self._whole, self._parts = [*copies, Shard(0)], [*copies, Replicate()], [Partial()] * mesh.ndim
+        self.group = ALONE  # all processes, once they have begun
         self.gathered = self.reduced = self.calls = 0  # numbers sent to all, added up; messages
 
     @property
@@ -65,7 +64,9 @@ class Shards:
         own = local[0].new_zeros(sum(c.room for c in cuts))
         for part, t in zip(own.split([c.room for c in cuts]), local, strict=True):
             part[: t.numel()] = t.reshape(-1)
-        rows = self._sent(own, self._cut, self._whole).view(self.pieces, -1)
+        rows = own.new_empty(self.pieces * len(own))
+        self._send(gather, rows, own, axis=-1)
+        rows = rows.view(self.pieces, -1)
         self.gathered += sum(math.prod(c.shape) for c in cuts)
         columns = rows.split([c.room for c in cuts], dim=1)
         return [self._joined(c, part) for c, part in zip(cuts, columns, strict=True)]
@@ -80,7 +81,16 @@ class Shards:
         for c, part, t in zip(cuts, rows.split([c.room for c in cuts], dim=1), whole, strict=True):
             for row, piece in zip(part, t.split(c.lengths, dim=c.axis), strict=True):
                 row[: piece.numel()] = piece.reshape(-1)
-        own = self._sent(rows.view(-1), self._parts, self._cut).to(kind)
+        if rows.device.type == "cpu":  # gloo waits for a reduce-scatter without listening
+            parts = torch.empty_like(rows)
+            self._send(dist.all_to_all_single, parts.view(-1), rows.view(-1), axis=-1)
+            own = parts.sum(0)
+        else:
+            own = rows.new_empty(rows.shape[1])
+            self._send(scatter, own, rows.view(-1), axis=-1)
+        for axis in range(self.mesh.ndim - 1):  # copies
+            self._send(dist.all_reduce, own, axis=axis)
+        own = own.to(kind)
         self.reduced += sum(math.prod(c.shape) for c in cuts)
         pieces = zip(cuts, own.split([c.room for c in cuts]), strict=True)
         return [p[: math.prod(c.piece(self.own))].view(c.piece(self.own)) for c, p in pieces]
@@ -93,14 +103,10 @@ class Shards:
             if n in self.cuts
         }
 
-    def _sent(self, flat: Tensor, before: list[Any], after: list[Any]) -> Tensor:
-        from torch.distributed.tensor import DTensor
-
+    def _send(self, collective: Any, *tensors: Tensor, axis: int) -> None:
         self.calls += 1
         with torch.no_grad():
-            there = DTensor.from_local(flat, self.mesh, before, run_check=False)
-            found: Any = there.redistribute(self.mesh, after)
-            return found.to_local()
+            self.group.carry(collective, *tensors, group=self.mesh.get_group(axis % self.mesh.ndim))
 
     def _joined(self, cut: Cut, rows: Tensor) -> Tensor:
         shapes = [cut.piece(r) for r in range(self.pieces)]
@@ -246,4 +252,5 @@ def processes_of(shards: Shards) -> ShardGroup:
             f"the weights are cut over {shards.mesh.size()} of {base.world} processes. Cut them over all, with copies"
             " where you want some (a mesh of two dimensions)."
         )
+    shards.group = base
     return ShardGroup(base, shards)

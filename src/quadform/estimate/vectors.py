@@ -58,7 +58,7 @@ def at_least(name: str, value: int, least: int) -> int:
 def multiply(A: Operator, rows: Tensor) -> Tensor:
     """`A` times each row: `(k, n)` -> `(k, m)`. A product that is not finite is an error."""
     image = A.codomain.flatten(A.apply(A.domain.unflatten(rows.to(A.dtype).T))).T.detach()
-    if not bool(image.isfinite().all()):
+    if holders(A.codomain).any(not bool(image.isfinite().all())):
         raise InputError("a product of the operator is NaN or infinite. Nothing was measured; check loss and weights.")
     return image.to(working_dtype(A))
 
