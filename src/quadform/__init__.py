@@ -47,6 +47,7 @@ __getattr__, __dir__, __all__ = attach(
         "precond": ".applications.precond",
         "point": ".applications.point",
         "taylor": ".applications.taylor",
+        "flat": ".applications.flat",
         "prune": ".applications.prune",
         "quantize": ".applications.quantize",
         "probe": ".integrations.hf",

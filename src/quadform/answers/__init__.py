@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = attach(
         "Answer": ".answer",
         "AttentionAnswer": ".attention",
         "Compare": ".compare",
+        "Flat": ".flat",
         "Landscape": ".landscape",
         "Limits": ".verdict",
         "MonitorAnswer": ".monitor",

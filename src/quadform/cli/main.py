@@ -67,6 +67,11 @@ VERBS = {
         "landscape.question:LandscapeQuestion",
         "opening:Opening",
     ),
+    "flat": Verb(
+        "how flat the loss is around the model, as it stands and at its least among equal models",
+        "flat.question:FlatQuestion",
+        "flat.question:FlatOpening",
+    ),
     "prune": Verb(
         "which weights can go, and what it costs the loss: predicted and measured",
         "prune.question:PruneQuestion",

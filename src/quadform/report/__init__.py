@@ -22,6 +22,7 @@ __getattr__, __dir__, __all__ = attach(
         "density_curve": ".spectral",
         "export_figures": ".export",
         "drawn": ".page",
+        "flat_ratios": ".flat",
         "growth": ".attention.slopes",
         "attention_course": ".monitor",
         "monitored": ".monitor",

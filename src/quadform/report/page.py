@@ -46,6 +46,7 @@ PAGES = {
     "point": "point",
     "taylor": "taylor",
     "landscape": "landscape",
+    "flat": "flat",
     "prune": "prune",
     "quantize": "quantize",
     "precond": "precond",

@@ -13,6 +13,7 @@ from typing import Any
 from . import (
     attention,
     compare,
+    flat,
     landscape,
     monitor,
     point,
@@ -60,6 +61,7 @@ _PAIRS = {
         step_size,
         taylor,
         landscape,
+        flat,
         precond,
         prune,
         why,

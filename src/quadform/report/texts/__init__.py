@@ -10,10 +10,25 @@ from ...answers.texts import EN as ANSWERS_EN
 from ...answers.texts import KO as ANSWERS_KO
 from ...answers.texts import Texts as Texts
 from ...core.errors import UnknownName, did_you_mean
-from . import en, ko, landscape, monitor, panel, point, precond, prune, quantize, spectral, study, taylor, training
+from . import (
+    en,
+    flat,
+    ko,
+    landscape,
+    monitor,
+    panel,
+    point,
+    precond,
+    prune,
+    quantize,
+    spectral,
+    study,
+    taylor,
+    training,
+)
 
 #: Sentences of single pages, beside those all pages share.
-_PAGES = (landscape, monitor, panel, point, precond, prune, quantize, spectral, study, taylor, training)
+_PAGES = (flat, landscape, monitor, panel, point, precond, prune, quantize, spectral, study, taylor, training)
 _EN = (ANSWERS_EN.sentences, en.SENTENCES, *(p.EN for p in _PAGES))
 _KO = (ANSWERS_KO.sentences, ko.SENTENCES, *(p.KO for p in _PAGES))
 EN = Texts("en", {k: v for part in _EN for k, v in part.items()})

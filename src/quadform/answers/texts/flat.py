@@ -1,0 +1,28 @@
+"""Sentences about flatness: the English and the Korean one of every key."""
+
+SENTENCES = {
+    "card_flat_title": ("Sharpness from scale alone", "스케일 때문에 생긴 날카로움"),
+    "card_flat_green": ("little", "적음"),
+    "card_flat_yellow": ("some", "있음"),
+    "card_flat_red": ("most of it", "대부분"),
+    "card_flat_rule": (
+        "λ_max here over its least among equal models: green up to {limit0}, red above {limit1}",
+        "같은 함수를 내는 모델 가운데 최소 λ_max에 대한 비: {limit0} 이하면 초록, {limit1}을 넘으면 빨강",
+    ),
+    "flat_balanced": (
+        "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): its sharpness is"
+        " its own. Compare models by the least values.",
+        "λ_max는 {here}로, 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 이 날카로움은 모델 자체의"
+        " 것입니다. 모델끼리는 최솟값으로 비교하십시오.",
+    ),
+    "flat_scaled": (
+        "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): much of it is the"
+        " scale of the weights, not the function. Do not compare λ_max between models; compare the least values.",
+        "λ_max는 {here}로, 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 상당 부분은 함수가 아니라"
+        " 가중치의 스케일에서 옵니다. 모델끼리는 λ_max 대신 최솟값으로 비교하십시오.",
+    ),
+    "flat_without": (
+        "No pair of weights was found that can be rescaled without changing the model.",
+        "모델을 바꾸지 않고 스케일을 옮길 수 있는 가중치 쌍을 찾지 못했습니다.",
+    ),
+}
