@@ -20,12 +20,18 @@ KINDS = {
     "all": "every tensor by itself",
 }
 _MATRIX = re.compile(r"(?:^|\.)(W_Q|W_K|W_V|W_O)$")
+_QKV = re.compile(r"(?:^|\.)(W_Q|W_K|W_V)$")
 _HEAD = re.compile(r"(?:^|\.)(W_Q|W_K|W_V)\[\d+\]$")
 _MLP = re.compile(r"(?:^|[._])(mlp|ffn?|feed_forward|fc|fc1|fc2|c_fc|linear1|linear2|intermediate)(?:[._]|\d|$)", re.I)
 
 
 def groups(space: Space, kind: str) -> dict[str, tuple[str, ...]]:
-    """`{label: names}` of one kind of block; a model that has none of that kind is told what it has."""
+    """`{label: names}` of one kind of block; a model that has none of that kind is told what it has.
+
+    "auto" is "qkv", or "layer" where a model has no attention.
+    """
+    if kind == "auto":
+        kind = "qkv" if any(_QKV.search(n) for n in (*space.names, *(v.name for v in space.views))) else "layer"
     if kind not in KINDS:
         raise UnknownName(f"blocks {kind!r} are not one of {', '.join(KINDS)}.{did_you_mean(kind, KINDS)}")
     names = [*space.names, *(v.name for v in space.views)]

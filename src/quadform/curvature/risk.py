@@ -24,7 +24,7 @@ from ..core.space import Space, Vector, View
 from ..distributed.processes import Group, group_of
 from ..distributed.shards import local
 from ..kernels.calls import Attention, math_attention
-from .batches import batches_of
+from .batches import batches_of, of_batch
 from .calling import Loss, bare
 from .choosing import of_function, of_module
 from .counting import shifts, terms
@@ -45,10 +45,11 @@ class Risk:
 
     `model` is a module, or a function `f(params, batch)` with `params={name: tensor}`. A batch is `(x, y)`, a mapping
     (passed as keywords) or anything else (passed as one argument); `data` is one batch or an iterable of batches.
-    `loss(output, batch)` is a mean over the batch's loss terms; without it the model's own is used: a method
-    `model.loss(batch)`, or the `loss` of its output (Hugging Face, with `labels` in the batch). Batches are averaged
-    by the number of their loss terms: `count(batch)`. By default that is sum over mean of a model's own loss that takes
-    `reduction=`; else the labels that are not -100 (one fewer a row where the model shifts them), or the entries of y.
+    `loss(output, batch)` is a mean over the batch's loss terms, or a loss of torch (`nn.CrossEntropyLoss()`,
+    `F.mse_loss`) for batches `(x, y)`. Without it the model's own is used: a method `model.loss(batch)`, or the `loss`
+    of its output (Hugging Face, with `labels` in the batch). Batches are averaged by the number of their loss terms:
+    `count(batch)`. By default that is sum over mean of a model's own loss that takes `reduction=`; else the labels that
+    are not -100 (one fewer a row where the model shifts them), or the entries of y.
 
     `params` chooses by glob among `named_parameters()`; tied weights are one parameter; parts of fused matrices have
     names of their own (`h.0.attn.W_Q`, `h.0.attn.W_Q[3]`). Dropout is switched off unless `train_mode`.
@@ -101,7 +102,7 @@ class Risk:
             raise InputError("a risk needs data: one batch, or an iterable of batches.")
         if attention not in ("auto", "math", "fused"):
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
-        model = bare(model)
+        model, loss = bare(model), None if loss is None else of_batch(loss)
         shards = fsdp_of(model, units, train_mode=train_mode)
         batches, own = (batches_of(data), None) if shards is None else shards.batches(data)
         runner: Runner

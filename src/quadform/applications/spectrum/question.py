@@ -22,10 +22,10 @@ class SpectrumQuestion(ModelQuestion):
     bottom: int = option(1, "Smallest (most negative) eigenvalues.", least=0)
     density: bool = option(False, "The density of all eigenvalues too, by Lanczos quadrature.")
     blocks: str | Sequence[str] | Mapping[str, Sequence[str]] = option(
-        "qkv",
+        "auto",
         "Norms of all pairs of: query/key/value matrices, their heads, parts of layers, layers, all tensors; or none."
-        " In Python also names with wildcards, or {label: names}.",
-        choices=("qkv", "heads", "parts", "layer", "all", "none"),
+        " `auto` is qkv, or layer where there is no attention. In Python also names with wildcards, or {label: names}.",
+        choices=("auto", "qkv", "heads", "parts", "layer", "all", "none"),
     )
     curvature: str = option(
         "hessian",
