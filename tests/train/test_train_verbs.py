@@ -40,7 +40,7 @@ def test_what_training_prints_and_keeps(tmp_path, capsys):
     assert [line.split(":")[0].split(" ")[0] for line in lines[1:4]] == ["training", "valid", "test"]
     assert lines[4] == f"saved {out}; next: `quadform decode {out} TEXT`, `quadform spectrum {out}`"
     assert said.err == ""
-    assert {p.name for p in out.iterdir()} == {"metrics.jsonl", "checkpoint", "best", "model", "scores.json"}
+    assert {p.name for p in out.iterdir()} == {"metrics.jsonl", "checkpoint", "along", "best", "model", "scores.json"}
     kept = json.loads((out / "scores.json").read_text())
     assert kept["stopped"] == "steps"
     assert 0 <= kept["test exact"]["value"] <= 1
