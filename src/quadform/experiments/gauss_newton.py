@@ -53,7 +53,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(depth=1, dim=8, hidden=16, channels=8, steps=5, probe=8, tol=1e-2, seeds=1),
-    "cpu": Config(steps=500, seeds=3),
+    "cpu": Config(depth=2, dim=16, hidden=32, channels=16, steps=300, batch=32, probe=32, tol=1e-2, seeds=3),
     "paper": Config(),
 }
 

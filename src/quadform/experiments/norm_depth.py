@@ -44,7 +44,7 @@ class Config:
 
 PRESETS = {
     "smoke": Config(dim=3, sequences=2, deepest=2, points=2, draws=1),
-    "cpu": Config(dim=8, sequences=4, draws=2),
+    "cpu": Config(dim=6, sequences=4, points=3, draws=3),
     "paper": Config(),
 }
 
