@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 from quadform.core.designs import DESIGNS
 from quadform.core.errors import InputError
@@ -257,6 +259,76 @@ def test_results_written_over_inside_a_unit_are_refused() -> None:
     risk = Risk(Beside("writes").to(F64), mse, batch, quiet=True)
     with pytest.raises(InputError, match="was overwritten by an inplace operation"):
         hessian(risk, route="units") @ risk.space.random(dtype=F64)
+
+
+class Once(torch.autograd.Function):
+    """The square, with a forward rule and a reverse one that is marked."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * dx
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * g
+
+
+@pytest.mark.parametrize("where", ["enter", "blocks.1.up", "leave"])
+def test_operators_that_can_be_differentiated_once_are_refused(where: str) -> None:
+    """Before, inside and behind the units, as on the other routes; no graph of the whole is made to see it."""
+    model, batch = net()
+    module = model.get_submodule(where)
+    own = module.forward
+    module.forward = lambda x: Once.apply(own(x))
+    risk = Risk(model, mse, batch, quiet=True)
+    for route in ("units", "eager"):
+        with pytest.raises(InputError, match="differentiated once only"):
+            hessian(risk, route=route) @ risk.space.random(dtype=F64)
+
+
+@pytest.mark.parametrize("where", ["enter", "blocks.1.up", "leave"])
+def test_wrong_second_derivatives_are_refused_by_units(where: str) -> None:
+    """A reverse rule with a right value and a wrong derivative: H is not symmetric then."""
+
+    class Wrong(Once):
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            other = x.roll(1, -1)
+            return 2 * x * g + g * (other - forward_ad.unpack_dual(other).primal)  # zero, with a derivative
+
+    model, batch = net()
+    module = model.get_submodule(where)
+    own = module.forward
+    module.forward = lambda x: Wrong.apply(own(x))
+    risk = Risk(model, mse, batch, quiet=True)
+    with pytest.raises(InputError, match="not symmetric"):
+        hessian(risk, route="units") @ risk.space.random(dtype=F64)
+
+
+def test_a_loss_that_sees_the_weights_in_other_ways_is_told_by_units(capsys: Any) -> None:
+    model, batch = net()
+
+    def decayed(out: Tensor, batch: Any) -> Tensor:
+        return mse(out, batch) + model.leave.weight.square().sum()
+
+    for make in (gauss_newton, functional):
+        make(Risk(model, mse, batch, quiet=True), route="units")
+    assert not capsys.readouterr().err
+    gauss_newton(Risk(model, decayed, batch, quiet=True), route="units")
+    assert "not only through the network's output" in capsys.readouterr().err
 
 
 def test_training_mode_goes_another_way() -> None:

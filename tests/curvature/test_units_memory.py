@@ -75,6 +75,7 @@ def test_memory_is_that_of_one_block(problem: Any, make: Any) -> None:
     risk = Risk(model, cross_entropy, batch, quiet=True)
     v = risk.space.random(dtype=F64)
     assert risk.soundness.twice
+    assert risk.through("units")  # looked at before
 
     def work(route: Any) -> None:
         A = make(risk, route=route)
@@ -100,6 +101,21 @@ def test_memory_does_not_grow_with_the_inside_of_blocks(problem: Any) -> None:
     inputs = 2 * batch[0].numel() * 8
     weights = sum(p.numel() for p in model.blocks[0].parameters()) * 8
     assert peaks[0] - peaks[1] <= BLOCKS // 2 * (inputs + 2 * weights)
+
+
+@pytest.mark.parametrize("make", [hessian, gauss_newton, functional])
+def test_checks_take_no_more_than_a_product(problem: Any, make: Any) -> None:
+    """What is looked at before the first product fits where products of H by units do; beside it a few vectors of the
+    size of the weights."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    v = risk.space.random(dtype=F64)
+    made: list[Any] = []
+    first, _ = allocated(lambda: made.append(make(risk, route="units")) or made[0] @ v)
+    later, _ = allocated(lambda: hessian(risk, route="units") @ v)
+    weights = 8 * sum(t.numel() for t in risk.params.values())
+    assert first <= later + 3 * weights
+    assert 4 * weights < later / 2
 
 
 @pytest.mark.parametrize("after", [BLOCKS // 2, BLOCKS + 3])
@@ -180,3 +196,21 @@ def test_a_gradient_that_does_not_fit_is_taken_by_units(problem: Any, monkeypatc
     monkeypatch.setattr("quadform.curvature.risk.gradients", full)
     for n, t in risk.gradient().items():
         torch.testing.assert_close(t, want[n])
+
+
+def test_nothing_of_a_product_waits_for_the_collector(problem: Any) -> None:
+    """Objects of a product hold no cycle: what it took is free at its end, not when Python's collector runs."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    v, A = risk.space.random(dtype=F64), hessian(risk, route="units")
+    A @ v
+    gc.collect()
+    gc.disable()
+    try:
+        with profile(profile_memory=True) as seen:
+            for _ in range(3):
+                A @ v
+    finally:
+        gc.enable()
+    assert seen.kineto_results is not None
+    assert sum(e.nbytes() for e in seen.kineto_results.events() if e.name() == "[memory]") == 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,13 @@ from ..core.progress import say
 from ..core.space import Vector
 from ..kernels.choice import default_precision
 from .kept import Kept
+from .retained import require_rules
 from .risk import Risk
+from .runners import Runner
 from .settings import without_cache
-from .soundness import asymmetry, differ, direction, inner, length
+from .soundness import asymmetry, differ, direction, inner, length, rounding
 from .strategies import Prepared, Route, Strategy, Unsuitable
-from .units import Missing, NoUnit, Recomputed
+from .units import Looked, Missing, NoUnit, Recomputed
 from .wide import NotCut, whole
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 Scalar = Callable[[Vector], Tensor]
 T = TypeVar("T")
+#: Of the risks whose loss takes the logits whole, what evaluates them.
+_UNCUT: WeakSet[Runner] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,9 @@ class ByUnits(Strategy):
             raise Unsuitable(f"{self.cannot(1)} ({_without(risk)})")
         batch, scalar = risk.batches[i], self.kind.scalar
         if not self.made:
-            whole = Evaluation(risk, units)
-            if differ(risk, partial(whole.slopes, batch)):
+            if differ(risk, partial(Evaluation(risk, units).slopes, batch)):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
-            self.made.append(Evaluation(risk, units, self.kind.rows, self._programs(), cut=whole.cut))
+            self.made.append(Evaluation(risk, units, self.kind.rows, self._programs()))
         (run,) = self.made
         if scalar is None:
             return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
@@ -81,7 +85,7 @@ def _without(risk: Risk) -> str:
 
 
 class Evaluation:
-    """Derivatives of a risk with some modules as units, over `rows` of its parameters; `cut`: head and loss too."""
+    """Derivatives of a risk with some modules as units, over `rows` of its parameters."""
 
     def __init__(
         self,
@@ -89,15 +93,18 @@ class Evaluation:
         units: Mapping[str, nn.Module],
         rows: tuple[str, ...] | None = None,
         programs: Programs | None = None,
-        *,
-        cut: bool = True,
     ) -> None:
-        self.risk, self.units, self.programs, self.cut = risk, units, programs, cut
+        self.risk, self.units, self.programs = risk, units, programs
         self.rows = risk.space.names if rows is None else rows
         assert isinstance(risk.model, nn.Module)
         every = dict(risk.model.named_parameters())
         self.frozen = {n: t.detach() for n, t in every.items() if n not in risk.params}
         self.recording = False  # a reverse rule outside the units is of those that `units.reverse` tells of
+
+    @property
+    def cut(self) -> Mapping[str, nn.Module] | None:
+        """Outside of which modules large results are cut; None where the loss cannot be."""
+        return None if self.risk.runner in _UNCUT else self.risk.units
 
     def hessian(self, scalar: Scalar, at: Vector, v: Vector) -> dict[str, Tensor]:
         """The product of the Hessian of a scalar with v."""
@@ -137,7 +144,7 @@ class Evaluation:
         except Missing as missing:
             missing.make()
         except NotCut as error:
-            self.cut = False
+            _UNCUT.add(self.risk.runner)
             say(f"head and loss cannot be cut along tokens ({error}): a product holds the logits several times.")
         except NotImplementedError:
             if self.recording:
@@ -177,6 +184,34 @@ class Evaluation:
         g, slope = self._recorded(lambda: self._slope(batch, near, v))
         return float(slope) - inner(g, v), length(g)
 
+    def look(self, batch: Any) -> None:
+        """Refuse operators that say that they can be differentiated once only, at the memory of one unit."""
+        theta = moving(self.risk.params, {})
+
+        def forwards() -> None:
+            run = Looked(self.units, self.risk.attention, theta, (), lambda name, g: None, second=False, cut=self.cut)
+            with torch.enable_grad(), run.scope(), without_cache(self.risk.model):
+                require_rules([self.risk.run({**self.frozen, **theta}, batch)[0]])
+
+        self._recorded(forwards)
+
+    def through(self, batch: Any, near: Vector) -> bool:
+        """Whether J^T dl/dF is the gradient, F the output of the network."""
+
+        def output(p: Vector) -> Tensor:
+            return self.risk.output(p, batch)
+
+        def slope(dF: Tensor) -> Tensor:
+            shift = torch.zeros_like(dF).requires_grad_()
+            with self._run({}, lambda name, g: None, second=False).scope(), without_cache(self.risk.model):
+                value = self.risk.run({**self.frozen, **near}, batch, None, shift)[0]
+            (g,) = _gradients(value, [shift], None, recording=False)
+            return torch.zeros_like(dF) if g is None else g
+
+        part = self._recorded(lambda: self.transposed(output, near, {}, slope)[0])
+        whole = self.gradient(batch, near)
+        return length({n: part[n] - t for n, t in whole.items()}) <= rounding(self.risk) * length(part)
+
     def symmetry(self, batch: Any, near: Vector) -> tuple[float, float]:
         """How far the Hessian is from symmetric, and its size; see `asymmetry`."""
         loss = lambda p: self.risk.run(p, batch)[0]  # noqa: E731
@@ -184,7 +219,7 @@ class Evaluation:
 
     def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
         rows = self.rows if theta else ()
-        options: Any = {"second": second, "programs": self.programs, "cut": self.risk.units if self.cut else None}
+        options: Any = {"second": second, "programs": self.programs, "cut": self.cut}
         return Recomputed(self.units, self.risk.attention, theta, rows, sink, **options)
 
     def _back(self, out: Tensor, cotangent: Tensor | None, theta: Vector, run: Recomputed) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..core.rng import stream
 from ..distributed.processes import group_of
 from .risk import Risk
+from .wide import whole
 
 Curve = Callable[[Tensor], Tensor]  # d -> (d2l/dF2) d
 #: How far a second derivative may be from its form, relative to its size, by rounding.
@@ -57,7 +58,7 @@ def _places(risk: Risk) -> Iterator[tuple[Tensor, Curve]]:
         with torch.enable_grad():
             shift.requires_grad_()
             (g,) = torch.autograd.grad(risk.run(risk.params, batch, None, shift)[0], shift, create_graph=True)
-        yield (F + shift).detach(), partial(_curved, g, shift)
+        yield (whole(F) + shift).detach(), partial(_curved, g, shift)
 
 
 def _curved(g: Tensor, at: Tensor, d: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from .batches import IGNORED, targets
 from .calling import own_loss
-from .wide import cutting
 
 if TYPE_CHECKING:
     from .risk import Risk
@@ -25,7 +24,7 @@ def terms(risk: Risk, batch: Any) -> float:
         own = own_loss(risk.model)
         if own is not None and "reduction" in inspect.signature(own).parameters:
             with torch.no_grad(), risk.context():
-                total, mean = (cutting(risk.units.values(), partial(own, batch, reduction=r)) for r in ("sum", "mean"))
+                total, mean = (risk.runner.cutting(partial(own, batch, reduction=r)) for r in ("sum", "mean"))
             counted = float(total / mean) if float(mean) else math.nan
             return counted if math.isfinite(counted) else targets(batch, shifted=False)
     return targets(batch, shifted=risk.shifted)

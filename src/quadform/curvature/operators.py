@@ -89,7 +89,7 @@ def functional(
         return (g * F).sum()
 
     if split is None:
-        _say_other_ways(risk)
+        _say_other_ways(risk, route)
     options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
     A = _RiskOperator(risk, product, what="functional part", scalar=scalar, **options)
     return _select(A, rows, cols)
@@ -122,7 +122,7 @@ def gauss_newton(
         return through_output(risk, batch, split, v, rows, partial(output_curvature, risk, batch, split))
 
     if split is None:
-        _say_other_ways(risk)
+        _say_other_ways(risk, route)
     options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
     psd = split is None and risk.convex
     A = _RiskOperator(risk, product, what="Gauss-Newton", by_reverse=by_reverse, psd=psd, **options)
@@ -175,9 +175,9 @@ def _output_curvature(risk: Risk, theta: Vector, batch: Any, split: str | None, 
     return jvp(gradient, (torch.zeros_like(F),), (dF,))[1]
 
 
-def _say_other_ways(risk: Risk) -> None:
+def _say_other_ways(risk: Risk, route: Route) -> None:
     """Tell if the loss sees the parameters not only through the network's output."""
-    if not risk.soundness.through:
+    if not risk.through(route):
         say(
             "the loss sees the parameters not only through the network's output (another head, a penalty on weights):"
             " H_o and H_f are those of the output and do not add up to H"

@@ -97,7 +97,7 @@ class Outline(Risk):
         self._set(
             model=model, loss=loss, train_mode=train_mode, count=None, batches=batches, writes=False, params=at,
             coverage=chosen.coverage, space=Space.of(at, chosen.views), dtype=next(iter(at.values())).dtype,
-            device=torch.device("cpu"), fused=False, _runner=runner, _whole=None, shifted=False, notes=chosen.notes,
+            device=torch.device("cpu"), fused=False, runner=runner, _whole=None, shifted=False, notes=chosen.notes,
             units={}, shards=None, weights=[1 / len(batches)] * len(batches),
         )  # fmt: skip
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from ..core.errors import InputError
 from ..core.memory import in_words
@@ -110,15 +112,36 @@ def require_twice(gradients: Sequence[Tensor | None]) -> None:
     Its node has no way on to the parameters: a second backward pass would not meet it and give silent zeros, and so
     would `jvp(grad)`.
     """
-    seen, left = set(), [g.grad_fn for g in gradients if g is not None]
+    if any(type(node).__name__ == "Error" for node in _nodes(gradients)):
+        raise _once()
+
+
+def require_rules(values: Sequence[Tensor]) -> None:
+    """The same, seen in the graph of the values: the rules of their operators say so."""
+    for node in _nodes(values):
+        rule = getattr(getattr(type(node), "_forward_cls", None), "backward", None)
+        if getattr(rule, "__code__", None) is _ONCE:
+            raise _once()
+
+
+#: The code of every rule that `once_differentiable` has marked.
+_ONCE: Any = getattr(once_differentiable(lambda ctx: None), "__code__", object())
+
+
+def _once() -> InputError:
+    return InputError(
+        "an operator of the model says that it can be differentiated once only (`once_differentiable`); its second"
+        " derivative would come out as zero. Nothing was measured. Replace that operator."
+    )
+
+
+def _nodes(values: Sequence[Tensor | None]) -> set[Any]:
+    """The graph of some tensors."""
+    seen: set[Any] = set()
+    left: list[Any] = [t.grad_fn for t in values if t is not None]
     while left:
         node = left.pop()
-        if node is None or node in seen:
-            continue
-        if type(node).__name__ == "Error":
-            raise InputError(
-                "an operator of the model says that it can be differentiated once only (`once_differentiable`); its"
-                " second derivative would come out as zero. Nothing was measured. Replace that operator."
-            )
-        seen.add(node)
-        left += [other for other, _ in node.next_functions]
+        if node is not None and node not in seen:
+            seen.add(node)
+            left += [other for other, _ in node.next_functions]
+    return seen

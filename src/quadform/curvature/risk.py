@@ -81,7 +81,7 @@ class Risk:
     shifted: bool  # the loss leaves out the first label of every row
     units: dict[str, nn.Module]  # parts that can be run again backwards
     shards: Fsdp | None  # weights that FSDP has cut over processes
-    _runner: Runner
+    runner: Runner
     _whole: Risk | None
 
     def __init__(
@@ -126,7 +126,7 @@ class Risk:
         self._set(
             model=model, loss=loss, train_mode=train_mode, count=count, batches=batches, writes=writes, params=at,
             coverage=chosen.coverage, space=self._space(at, chosen.views, shards), dtype=dtype, device=device,
-            fused=fused, units=self._units_of(model, units, train_mode), shards=shards, _runner=runner, _whole=None,
+            fused=fused, units=self._units_of(model, units, train_mode), shards=shards, runner=runner, _whole=None,
         )  # fmt: skip
         shifted = count is None and shifts(self)
         self._set(shifted=shifted)
@@ -235,7 +235,7 @@ class Risk:
         `split` None is the network's output: what the model returns, or the module that makes its logits. The output is
         None where that module gives no tensor, or several.
         """
-        return self._runner.run(params, batch, split, shift)
+        return self.runner.run(params, batch, split, shift)
 
     def output(self, params: Vector, batch: Any, split: str | None = None) -> Tensor:
         """The output of the module `split` (None: of the network) on one batch."""
@@ -355,6 +355,28 @@ class Risk:
         from .soundness import Soundness, check
 
         return check(self) if self.shards is None else Soundness()  # products look for themselves
+
+    def trusted(self, route: str) -> Soundness:
+        """`soundness` for a route: by units, that of derivatives by units, at the memory of one such product."""
+        own = self._by_units if "units" in route and self.units and self.shards is None else None
+        return self.soundness if own is None else own
+
+    def through(self, route: str) -> bool:
+        """Whether the loss sees the parameters through the network's output alone."""
+        found = self.trusted(route)
+        return self._through_by_units if found is self.__dict__.get("_by_units") else found.through
+
+    @cached_property
+    def _by_units(self) -> Soundness | None:
+        from .soundness import check_by_units
+
+        return check_by_units(self)
+
+    @cached_property
+    def _through_by_units(self) -> bool:
+        from .soundness import through_by_units
+
+        return through_by_units(self)
 
     @cached_property
     def convex(self) -> bool:

@@ -103,7 +103,7 @@ def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     if programs and risk.writes:
         why.append(f"{kind.what}: cannot be {wanted} (training mode writes into buffers); step by step instead.")
         programs = []
-    forward = risk.soundness.forward
+    forward = risk.trusted(wanted).forward
     if not forward and (programs or by_units or kind.scalar is None):
         why.append(
             f"{kind.what}: forward and reverse derivatives differ, as where a part runs under `torch.no_grad`;"

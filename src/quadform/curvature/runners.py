@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from ..core.space import Vector
 from .calling import Loss, loss_on, own_loss
 from .output import AtModule, Place, find, head_of
 from .units import find as blocks_of
-from .wide import cutting
+from .wide import Cut, NotCut
 
 T = TypeVar("T")
 
@@ -26,6 +27,10 @@ class Runner(ABC):
     @abstractmethod
     def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """(loss, output of the module `split`); `shift` is added to that output."""
+
+    def cutting(self, work: Callable[[], T]) -> T:
+        """What `work` gives without holding large logits, where that can be done."""
+        return work()
 
 
 class FunctionRunner(Runner):
@@ -64,7 +69,7 @@ class ModuleRunner(Runner):
     def __init__(self, model: nn.Module, loss: Loss | None, fresh: bool) -> None:
         self.call = _Call(model, loss)
         self.model, self.fresh = model, fresh
-        self.blocks = list(blocks_of(model).values())
+        self.blocks, self.cuts = list(blocks_of(model).values()), True
         self._output: Place | None = None  # of the network, once it was looked for
 
     def place(self, split: str | None, batch: Any) -> Place:
@@ -102,8 +107,11 @@ class ModuleRunner(Runner):
         return self.cutting(lambda: self._run(params, batch, split, shift))
 
     def cutting(self, work: Callable[[], T]) -> T:
-        """What `work` gives without holding large logits, where that can be done."""
-        return cutting(self.blocks, work) if self.blocks else work()
+        if self.blocks and self.cuts:
+            with contextlib.suppress(NotCut), Cut(self.blocks):
+                return work()
+            self.cuts = False
+        return work()
 
     def _run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
         seen: list[Tensor] = []

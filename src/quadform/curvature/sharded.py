@@ -128,7 +128,7 @@ class Sharded(Evaluation):
 
     def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
         rows = self.rows if theta else ()
-        options: Any = {"second": second, "cut": self.units if self.cut else None}
+        options: Any = {"second": second, "cut": self.cut}
         return _Gathered(self._reduced, self.fsdp, self.units, self.risk.attention, theta, rows, sink, **options)
 
     def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,6 +32,8 @@ ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-2}
 ROUNDING_HALF = 0.2
 #: The most memory a product with a retained gradient takes, over what its graph holds (measured 1.8 to 2.6).
 PEAK = 2.5
+#: Share of the free memory from which on weights are looked at where they are: a copy beside them would not fit.
+HEAVY = 1 / 16
 #: Where that is measured: what share of the weights is kept, and how far they are moved, relative to their size.
 _PLACES = ((1.0, 0.1), (1.0, 1.0), (0.1, 0.1), (0.01, 0.01))
 
@@ -59,19 +61,48 @@ def check(risk: Risk) -> Soundness:
             twice = True
         if not twice and risk.units:
             with contextlib.suppress(NoUnit):
-                return _by_units(risk, batch)
+                return _by_units(risk, batch)[0]
         return Soundness(twice, _forward(risk, batch), _through(risk, batch))
 
 
-def _by_units(risk: Risk, batch: Any) -> Soundness:
-    """The same where no graph of the whole fits the memory."""
+def check_by_units(risk: Risk) -> Soundness | None:
+    """The same of derivatives by units, at the memory of one product by them; None where the whole has to be looked at:
+    blocks are no units, forward and reverse derivatives differ, or all slopes are zero."""
+    if not risk.batches:
+        return Soundness()
+    with risk.context(), contextlib.suppress(NoUnit):
+        found, size = _by_units(risk, risk.batches[0])
+        return found if found.forward and size else None
+    return None
+
+
+def _by_units(risk: Risk, batch: Any) -> tuple[Soundness, float]:
+    """What can be trusted by units, and |gradient| near the weights."""
     from .by_units import Evaluation
 
-    run = Evaluation(risk, risk.units)
-    forward = not differ(risk, partial(run.slopes, batch))
+    run, sizes = Evaluation(risk, risk.units), [0.0]
+    run.look(batch)
+
+    def slopes(near: Vector) -> tuple[float, float]:
+        gap, size = run.slopes(batch, near)
+        sizes.append(size)
+        return gap, size
+
+    forward = not differ(risk, slopes)
     if forward and differ(risk, partial(run.symmetry, batch)):
         raise _not_symmetric(*run.symmetry(batch, risk.params))
-    return Soundness(forward, forward)
+    return Soundness(forward, forward), max(sizes)
+
+
+def through_by_units(risk: Risk) -> bool:
+    """`Soundness.through` by units."""
+    from .by_units import Evaluation
+
+    if not risk.batches:
+        return True
+    with risk.context(), contextlib.suppress(NoUnit, RuntimeError):  # told where it is wanted
+        return Evaluation(risk, risk.units).through(risk.batches[0], _near(risk))
+    return True
 
 
 def _require_gradient(risk: Risk, batch: Any) -> None:
@@ -122,10 +153,16 @@ def _symmetry(risk: Risk, batch: Any, near: Vector) -> tuple[float, float]:
 
 def asymmetry(risk: Risk, H: Callable[[Vector], Vector]) -> tuple[float, float]:
     """u^T H v - v^T H u of the pair, of three random vectors, in which it is largest; the largest |H v|."""
-    V = [direction(risk, f"symmetry/{i}") for i in range(3)]
-    HV = [H(v) for v in V]
-    gaps = [inner(V[i], HV[j]) - inner(V[j], HV[i]) for i, j in ((0, 1), (0, 2), (1, 2))]
-    return max(gaps, key=abs), max(map(length, HV))
+    names = [f"symmetry/{i}" for i in range(3)]
+
+    def forms(j: int) -> list[float]:
+        """v_i^T H v_j for every i, and |H v_j|; one vector and one image at a time."""
+        image = H(direction(risk, names[j]))
+        return [*(_along(risk, name, image) for name in names), length(image)]
+
+    found = [forms(j) for j in range(3)]
+    gaps = [found[j][i] - found[i][j] for i, j in ((0, 1), (0, 2), (1, 2))]
+    return max(gaps, key=abs), max(row[-1] for row in found)
 
 
 def differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, float]]) -> bool:
@@ -134,9 +171,10 @@ def differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, floa
     Where nothing bends (a saturated softmax) both are rounding. What differs near the weights is therefore looked at
     where most of several places bends most, and has to stay as it is when the weights move by rounding.
     """
-    allowed = ROUNDING.get(risk.dtype, ROUNDING_HALF)
+    allowed = rounding(risk)
+    heavy = sum(t.nbytes for t in risk.params.values()) > HEAVY * risk.room
     try:
-        gap, size = measured(_near(risk, _PLACES[0]))
+        gap, size = measured(risk.params if heavy else _near(risk, _PLACES[0]))
         if not abs(gap) > allowed * size:  # so where it is not finite
             return False
         found = [(size, gap, _PLACES[0])]
@@ -164,7 +202,7 @@ def _through(risk: Risk, batch: Any) -> bool:
         except RuntimeError:
             return True
     off = {n: part[n] - (0 if w is None else w) for n, w in zip(at, whole, strict=True)}
-    return length(off) <= ROUNDING.get(risk.dtype, ROUNDING_HALF) * length(part)
+    return length(off) <= rounding(risk) * length(part)
 
 
 def _near(risk: Risk, place: tuple[float, float] = (1.0, 0.1), again: int = 0) -> dict[str, Tensor]:
@@ -178,8 +216,22 @@ def _near(risk: Risk, place: tuple[float, float] = (1.0, 0.1), again: int = 0) -
 
 def direction(risk: Risk, name: str) -> dict[str, Tensor]:
     """A random vector of the parameters, the same for the same name."""
-    generator = stream(0, f"reverse/{name}", risk.device)
-    return risk.space.random(dtype=risk.dtype, device=risk.device, generator=generator)
+    return {n: _drawn(risk, name, n) for n in risk.space.names}
+
+
+def _drawn(risk: Risk, name: str, parameter: str) -> Tensor:
+    generator = stream(0, f"reverse/{name}/{parameter}", risk.device)
+    return torch.randn(risk.params[parameter].shape, dtype=risk.dtype, device=risk.device, generator=generator)
+
+
+def _along(risk: Risk, name: str, image: Vector) -> float:
+    """<direction(name), image>, one parameter at a time."""
+    return math.fsum(inner({n: _drawn(risk, name, n)}, {n: t}) for n, t in image.items())
+
+
+def rounding(risk: Risk) -> float:
+    """How much derivatives by two ways may differ, relative to their size."""
+    return ROUNDING.get(risk.dtype, ROUNDING_HALF)
 
 
 def inner(u: Vector, v: Vector) -> float:

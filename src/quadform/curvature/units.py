@@ -27,7 +27,7 @@ from torch.func import functional_call, vjp
 
 from ..core.errors import InputError, closest
 from ..kernels.calls import Attention, AttentionBy
-from .retained import overwritten, written
+from .retained import overwritten, require_rules, written
 from .structures import filled, taken
 from .wide import Cut, restore
 
@@ -114,7 +114,7 @@ class Recomputed:
     ) -> None:
         self.units, self.attention, self.sink, self.second = units, attention, sink, second
         self.programs = programs
-        self.wide = None if cut is None else Cut(cut.values(), partial(self._call, "head and loss", _ROWS))
+        self.cut = cut
         self.names = {id(t): n for n, t in theta.items()}
         self.rows = set(rows)
         self.anchor = torch.zeros((), requires_grad=True)
@@ -127,8 +127,8 @@ class Recomputed:
     def scope(self) -> Iterator[None]:
         """The units of the model answer by `Recomputed`; as they were afterwards."""
         with contextlib.ExitStack() as stack:
-            if self.wide is not None:
-                stack.enter_context(self.wide)
+            if self.cut is not None:
+                stack.enter_context(Cut(self.cut.values(), partial(self._call, "head and loss", _ROWS)))
             for name, unit in self.units.items():
                 stack.callback(restore, unit, unit.__dict__.get("forward"))
                 unit.forward = partial(self._call, name, unit, unit.forward)
@@ -165,6 +165,22 @@ class Recomputed:
         for name, g in found.items():
             if g is not None:
                 self.sink(name, g)
+
+
+class Looked(Recomputed):
+    """Units run once, forwards, to look at the rules of their operators; none is refused for its memory."""
+
+    def _call(self, name: str, unit: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        given, shape = taken((args, options))
+        require_rules(given)  # of what is before this unit, outside
+        args, options = filled(shape, _leaves(given))
+        results, form = taken(forward(*args, **options))
+        require_rules(results)
+        return filled(form, _leaves(results))
+
+
+def _leaves(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().requires_grad_(t.requires_grad) for t in tensors]
 
 
 class _Rows(nn.Module):

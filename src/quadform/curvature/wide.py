@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,6 @@ class Given:
     cut: bool
 
 
-T = TypeVar("T")
 Step = tuple[Callable[..., Any], Any, Any]
 
 
@@ -239,14 +238,6 @@ class Wide(Tensor):
         found = [self.run(stepped, x, self.whole, cut, self.steps) for x, *cut in zip(*parts, strict=True)]
         whole = torch.cat(found).unflatten(0, batch)
         return whole.movedim(-1, 1) if self.turned else whole
-
-
-def cutting(blocks: Iterable[nn.Module], work: Callable[[], T]) -> T:
-    """What `work` gives, with large results outside the blocks of a model cut where they can be; nothing is
-    differentiated."""
-    with contextlib.suppress(NotCut), Cut(blocks):
-        return work()
-    return work()
 
 
 def whole(F: Tensor) -> Tensor:
