@@ -205,12 +205,12 @@ class Evaluation:
             shift = torch.zeros_like(dF).requires_grad_()
             with self._run({}, lambda name, g: None, second=False).scope(), without_cache(self.risk.model):
                 value = self.risk.run({**self.frozen, **near}, batch, None, shift)[0]
-            (g,) = _gradients(value, [shift], None, recording=False)
+            (g,) = gradients(value, [shift], None, recording=False)
             return torch.zeros_like(dF) if g is None else g
 
         part = self._recorded(lambda: self.transposed(output, near, {}, slope)[0])
-        whole = self.gradient(batch, near)
-        return length({n: part[n] - t for n, t in whole.items()}) <= rounding(self.risk) * length(part)
+        every = self.gradient(batch, near)
+        return length({n: part[n] - t for n, t in every.items()}) <= rounding(self.risk) * length(part)
 
     def symmetry(self, batch: Any, near: Vector) -> tuple[float, float]:
         """How far the Hessian is from symmetric, and its size; see `asymmetry`."""
