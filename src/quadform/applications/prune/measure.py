@@ -160,17 +160,19 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         return {n: t * self.maps[n].matrix(keep[n]) for n, t in moved.items()}, note
 
     def _together(self, method: str) -> tuple[dict[str, Tensor], str]:
-        """In rounds: a part of what is to go is removed, the others move, and the curvature is taken anew."""
+        """In rounds: a part of what is to go is removed, the others move, and the curvature is taken anew.
+
+        The slope is left out: following it would train on the calibration.
+        """
         asked, risk, weights = self.asked, self.risk, dict(self.risk.params)
         mean = sum(float(t.sum()) for t in self.diagonal.values()) / risk.space.size
         rows = {n: curvature_of_rows(self.maps[n].matrix(t), self.maps[n].S) for n, t in self.diagonal.items()}
         for k in range(1, asked.rounds + 1):
             W = self.turned(weights)
             keep = partly(self._select(method, W).keep, W, k / asked.rounds)
-            at = risk.moved(weights)
             d, solved = step(
-                gauss_newton(at),
-                at.gradient(),
+                gauss_newton(risk.moved(weights)),
+                {n: torch.zeros_like(t) for n, t in weights.items()},
                 weights,
                 self.turned(keep),
                 damping=asked.damping * max(mean, torch.finfo(risk.dtype).tiny),
