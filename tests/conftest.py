@@ -28,6 +28,10 @@ settings.register_profile("thorough", parent=settings.get_profile("quadform"), m
 settings.load_profile("quadform")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cells", action="store_true", help="every cell of the table of architectures")
+
+
 @pytest.fixture(autouse=True)
 def _same_start() -> None:
     """The same random numbers from the global generator in every order of running, and nothing hushed."""

@@ -102,9 +102,10 @@ def without_cache(model: Any) -> Iterator[None]:
     keys they take positions as they are, without they read from them where packed sequences begin."""
     with contextlib.ExitStack() as stack:
         for module in model.modules() if isinstance(model, nn.Module) else ():
-            if hasattr(module, "main_input_name") and hasattr(getattr(module, "config", None), "use_cache"):
-                keeps = partial(_asked_for_no_keys, module.config.use_cache)
-                stack.callback(module.register_forward_pre_hook(keeps, with_kwargs=True).remove)
+            keeps = getattr(getattr(module, "config", None), "use_cache", None)
+            if keeps is not None and hasattr(module, "main_input_name"):
+                hook = partial(_asked_for_no_keys, keeps)
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         for config in _configs(model, "use_cache"):
             stack.enter_context(_set(config, "use_cache", False))
         yield
