@@ -18,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 
 import quadform as qf
 from quadform import distributed as qd
+from quadform.curvature.outline import Counted
+from quadform.curvature.share import share_of
 from quadform.curvature.units import find
 from quadform.estimate import block_norms, density, eigenpairs, frobenius, trace
 
@@ -251,6 +253,25 @@ def same_vectors(risk: qf.Risk, whole: qf.Risk) -> Iterator[None]:
         blocks.draw = draw
 
 
+def planned(g: qd.Group) -> dict[str, Any]:
+    """What a product takes, counted, over what is predicted from shapes."""
+    batch, found = batches()[3:], {}
+    whole = qf.Risk(gpt(), cross_entropy, batch * g.world, quiet=True)
+    risk = qf.Risk(cut(gpt(), (g.world,)), cross_entropy, batch, quiet=True)
+    shards = risk.shards.shards  # type: ignore[union-attr]
+    v = risk.space.random(1, dtype=torch.float64)
+    for kind in (qf.hessian, qf.gauss_newton, qf.functional):
+        A = kind(risk)
+        A.apply(v)
+        shards.gathered = shards.reduced = 0
+        with Counted() as counted:
+            A.apply(v)
+        want = share_of(whole, kind.__name__, g.world)
+        seen = (counted.taken().flops, shards.gathered, shards.reduced)
+        found[kind.__name__] = [a / b for a, b in zip(seen, (want.flops, want.gathered, want.reduced), strict=True)]
+    return found
+
+
 def refused(g: qd.Group) -> dict[str, Any]:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -277,6 +298,9 @@ def refused(g: qd.Group) -> dict[str, Any]:
     found["norm"] = told(lambda: frobenius(qf.hessian(risk), method="sampled"))
     found["exact trace"] = told(lambda: trace(qf.hessian(risk), method="exact"))
     found["another question"] = told(lambda: qf.taylor(fully_shard(net(), mesh=mesh), (x, x), square, progress=False))
+    unruled = fully_shard(net(), mesh=mesh)
+    rms = torch.optim.RMSprop(unruled.parameters(), 1e-3)
+    found["optimizer"] = told(lambda: qf.lr(unruled, (x, x), square, optimizer=rms, progress=False))
     found["fisher"] = told(lambda: qf.fisher(risk))
     found["split"] = told(lambda: qd.shard(risk, g))
     found["joined"] = told(lambda: qd.join(risk, g))

@@ -389,6 +389,22 @@ def test_the_command_line(flags: list[str], note: str, tmp_path: Path, capsys: p
     assert names[0] == names[1] == ["record.json"]
 
 
+def test_a_plan_for_many_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each process sends (N - 1) / N of what is gathered and added up, and holds 1 / N of the weights."""
+    words = ["spectrum", "new:pre-ln,depth=2,d_model=8", "--dry-run", "--json", "--quiet", "--blocks", "none"]
+    shares = []
+    for world in (2, 64):
+        assert main([*words, "--world", str(world)]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert f"each of {world} processes" in plan["text"]
+        shares.append(plan["share"])
+    few, many = shares
+    assert few["weights"] == 32 * many["weights"]
+    assert few["gathered"] == many["gathered"]
+    assert abs(few["sent"] / many["sent"] - (1 / 2) / (63 / 64)) <= 1e-12
+    assert few["flops"] == many["flops"]
+
+
 def test_verbs_for_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A verb that is not split says so once, and leaves with an error; what is cut needs processes."""
     assert main(["spectrum", "new:pre-ln,depth=1,d_model=8", "--fsdp", "--quiet"]) == 2

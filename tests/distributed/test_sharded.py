@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from test_distributed import at_work
 
-CHECKS = {2: "own hugging_face asked refused raising differing killed", 4: "own copies pairs estimates broken"}
+CHECKS = {
+    2: "own hugging_face asked refused raising planned differing killed",
+    4: "own copies pairs planned estimates broken",
+}
 #: Seconds in which a failure is heard of, on a busy machine.
 SOON = 30
 #: Declared beforehand, relative.
@@ -71,6 +74,15 @@ def test_eigenpairs(found: Found, mesh: str) -> None:
     assert abs(sum(result[f"{mesh}, share"] for result in every) - 4 / pieces) <= 1e-12
 
 
+@pytest.mark.parametrize("kind", ["hessian", "gauss_newton", "functional"])
+def test_plans(found: Found, kind: str) -> None:
+    """FLOPs, numbers gathered and numbers added up of a product on 2 and 4 processes are predicted from shapes."""
+    for result in results(found, "planned"):
+        flops, gathered, reduced = result[kind]
+        assert abs(flops - 1) <= 0.1
+        assert gathered == reduced == 1
+
+
 def test_questions(found: Found) -> None:
     """`qf.spectrum` and `qf.lr` give the numbers of one process, and one folder, gone on with where the time was up."""
     for result in results(found, "asked"):
@@ -104,6 +116,7 @@ def test_estimates(found: Found, name: str) -> None:
         "training": "evaluation mode (train_mode=False)",
         "norm": "`density`, `trace` and `block_norms` are known",
         "exact trace": "no process holds a column",
+        "optimizer": "no ceiling is known for RMSprop",
         "fisher": "this measurement does not",
         "split": "multiply with this risk as it is",
         "joined": "multiply with this risk as it is",

@@ -127,6 +127,14 @@ class CutOpening(Opening):
         "Cut the weights over the processes of torchrun (FSDP2), for a model that does not fit one device. Whole"
         " batches go to the processes: give as many as there are.",
     )
+    world: int = option(1, "Processes a plan is made for, the weights cut over them; it measures nothing.", least=1)
+
+    def outline(self) -> Subject | None:
+        found = super().outline()
+        return found and replace(found, world=self.world)
+
+    def light(self) -> Subject:
+        return replace(super().light(), world=self.world)
 
     def open(self) -> Subject:
         if not self.fsdp:

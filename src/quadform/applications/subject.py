@@ -63,6 +63,7 @@ class Subject:
     scale: float = 1.0  # how many times longer a product takes on the batches that are meant than on these
     trainer: TrainerFiles | None = None
     optimizer: Any = None
+    world: int = 1  # processes that a plan is made for
 
     @classmethod
     def of(cls, model: Any, batches: Any, loss: Any = None, params: Any = None, optimizer: Any = None) -> Subject:

@@ -63,8 +63,8 @@ def cost_of(risk: Risk) -> Cost:
 
     A model that looks at values on its way cannot be run without numbers; the error is then torch's.
     """
-    theta, rest = _empty(risk.params), _empty(risk.constants())
-    batch = _empty(_unmasked(risk.batches[0]))
+    theta, rest = empty(risk.params), empty(risk.constants())
+    batch = empty(unmasked(risk.batches[0]))
     with risk.context(), Counted() as counted:
         for _ in range(2):  # the first also looks for the output of the network
             counted.taken()
@@ -168,7 +168,7 @@ def _least(work: Any) -> float:
     return max(min(found), 1e-9)
 
 
-def _empty(values: Any) -> Any:
+def empty(values: Any) -> Any:
     """The same with tensors that have shapes and no numbers; one that stands in two places is one again."""
     made: dict[int, Tensor] = {}
 
@@ -178,7 +178,7 @@ def _empty(values: Any) -> Any:
     return tree_map(empty, values)
 
 
-def _unmasked(batch: Any) -> Any:
+def unmasked(batch: Any) -> Any:
     """A batch without a mask that hides nothing: Hugging Face models look at its values."""
     if not isinstance(batch, Mapping) or not isinstance(mask := batch.get("attention_mask"), Tensor) or mask.is_meta:
         return batch

@@ -222,7 +222,7 @@ class Meeting:
 
     def carry(self, collective: Any, *tensors: Tensor, **options: Any) -> None:
         """One message without a meeting, inside `ringing`. On a GPU nobody listens: torch's own timeout ends it."""
-        if tensors[0].device.type != "cpu":
+        if tensors[0].device.type != "cpu" or self.world == 1:
             self._carry(collective, *tensors, **options)
         else:
             self._carry(self._listening, collective, *tensors, **options)

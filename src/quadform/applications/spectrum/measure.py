@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...answers.spectrum import Spectrum
 from ...answers.spectrum_draft import SpectrumDraft
+from ...core.memory import in_words
 from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Provenance
@@ -28,6 +29,7 @@ from ...curvature.outline import Outline
 from ...curvature.prediction import fastest, predict
 from ...curvature.prediction import measure as seconds_by_route
 from ...curvature.risk import Risk
+from ...curvature.share import share_of
 from ...curvature.strategies import Route
 from ...distributed import current, group_of, shared
 from ...estimate import block_norms, density, eigenpairs, trace
@@ -105,7 +107,13 @@ class SpectrumMeasurement:
             f" {clock(took)} by the {route} route, {room}"
         )
         details = {"coverage": risk.coverage, "notes": list(risk.notes), "planned": expected, "most": most}
-        return Plan(text, products, took, room.bytes, details | {"route": route, "room": dataclasses.asdict(room)})
+        details |= {"route": route, "room": dataclasses.asdict(room)}
+        if self.subject.world > 1:
+            share = share_of(risk, asked.curvature, self.subject.world)
+            vectors = room.vectors / share.world
+            text += f"\n{share}, {in_words(vectors)} for vectors"
+            details["share"] = dataclasses.asdict(share) | {"vectors": vectors}
+        return Plan(text, products, took, room.bytes, details)
 
     def _seconds(self) -> dict[Route, float]:
         """Seconds of all products by each route: from timed ones, or without weights from the work of one."""

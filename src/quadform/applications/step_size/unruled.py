@@ -25,6 +25,7 @@ from ...core.record import Provenance
 from ...core.work import Work
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
+from ...distributed.shards import is_sharded
 from ...estimate.lanczos import ROWS, eigenpairs
 from ..probes import probe_of
 from ..room import Room, note_of
@@ -126,6 +127,11 @@ class UnruledMeasurement:
         model = subject.model
         if not isinstance(model, nn.Module):
             raise InputError("an optimizer object belongs to a module; for a function model give its name only.")
+        if is_sharded(model):
+            raise InputError(
+                f"no ceiling is known for {name_of(parts)}, and copies to try it on are not made of weights that are"
+                " cut over processes. Give torch's Adam, AdamW or SGD, or the name of one."
+            )
         if "muon" in name_of(parts).lower() and any(p.device.type == "cpu" for p in model.parameters()):
             raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; measure it on a GPU.")
         owned = {id(p) for part in parts for group in part.param_groups for p in group["params"]}
