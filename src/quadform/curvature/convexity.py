@@ -24,6 +24,7 @@ from .risk import Risk
 from .wide import whole
 
 Curve = Callable[[Tensor], Tensor]  # d -> (d2l/dF2) d
+Form = Callable[[Tensor, Tensor], Tensor]  # F, d -> the known Hessian of weight 1 at F, times d
 #: How far a second derivative may be from its form, relative to its size, by rounding.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3}
 
@@ -41,8 +42,10 @@ def convex(risk: Risk) -> bool:
     with contextlib.suppress(RuntimeError), risk.context():  # no second derivative, or no memory for it
         places = list(_places(risk))
         shape = places[0][0].shape if places else ()
-        softmax = [(partial(_softmax, axis), axis) for axis in dict.fromkeys((len(shape) - 1, 1)) if axis < len(shape)]
-        return bool(places) and any(_is(places, *form) for form in [(_square, None), (_sigmoid, None), *softmax])
+        axes = [axis for axis in dict.fromkeys((len(shape) - 1, 1)) if axis < len(shape)]
+        forms: list[tuple[Form, int | None]] = [(_square, None), (_sigmoid, None)]
+        forms += [(partial(_softmax, axis), axis) for axis in axes]
+        return bool(places) and any(_is(places, *form) for form in forms)
     return False
 
 
@@ -65,7 +68,7 @@ def _curved(g: Tensor, at: Tensor, d: Tensor) -> Tensor:
     return torch.autograd.grad(g, at, d, retain_graph=True)[0].detach()
 
 
-def _is(places: list[tuple[Tensor, Curve]], form: Callable[[Tensor, Tensor], Tensor], axis: int | None) -> bool:
+def _is(places: list[tuple[Tensor, Curve]], form: Form, axis: int | None) -> bool:
     """Whether d2l/dF2 is w times the form at all places; w is read, for each term, where the form is larger."""
     first = places[0][0]
     generator = stream(1, "convex", first.device)

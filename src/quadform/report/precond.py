@@ -79,9 +79,9 @@ def metric_shares(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
 
     answer, over = Precond(record), Rows()
     names = {x.name: called(x.name)(texts) for x in answer.seen}
-    found = [(name, *row) for name in names for row in answer.shares(name)]
+    found = [(name, x, share, error) for name in names for x, share, error in answer.shares(name)]
     rows = [{"P": names[name], "part": x, "share": share} for name, x, share, _ in found if share > 0]
-    low = min(row["share"] for row in rows)
+    low = min(share for _, _, share, _ in found if share > 0)
     shown, dashes = list(names.values()), ([1, 0], [7, 3], [2, 2], [8, 2, 2, 2], [4, 4])
     key: dict[str, Any] = {"sort": shown, "title": None, "legend": alt.Legend(symbolType="stroke", symbolSize=300)}
     colour = alt.Color("P:N", scale=alt.Scale(domain=shown, scheme="tableau10"), **key)
