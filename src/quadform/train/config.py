@@ -14,7 +14,7 @@ from quadform.core.spec import choose
 
 from .schedule import Schedule
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "muon")
+OPTIMIZERS = ("adamw", "adam", "sgd", "muon", "gauss-newton")
 DECOUPLED = ("adamw", "muon")
 """Optimizers whose weight decay is no part of the gradient."""
 
@@ -47,7 +47,7 @@ class TrainConfig:
     steps: int = 1000
     batch_size: int = 64
     accumulate: int = 1
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] = "adamw"
+    optimizer: Literal["adamw", "adam", "sgd", "muon", "gauss-newton"] = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -92,6 +92,8 @@ class TrainConfig:
             raise InputError(f"betas are two numbers from 0 to below 1; got {self.betas}.")
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing is a share below 1; got {self.smoothing}.")
+        if self.optimizer == "gauss-newton" and (self.smoothing or self.weight_decay or self.precision == "bf16"):
+            raise InputError("gauss-newton goes down on the plain loss: leave out smoothing, weight decay and bf16.")
         if not 0 <= self.goal <= 1:
             raise InputError(f"goal is a share of exact answers, from 0 to 1; got {self.goal}.")
         if self.goal and not self.questions:

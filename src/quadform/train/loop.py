@@ -21,7 +21,7 @@ from quadform.core.interrupts import gently
 from quadform.core.record import Estimate, Provenance
 from quadform.core.rng import stream
 from quadform.corpora.datasets import Batch, Dataset
-from quadform.distributed import Group, group
+from quadform.distributed import Group, current, group
 from quadform.nn.transformer import Transformer
 
 from .along import marks
@@ -85,6 +85,8 @@ def train(
     device = model.embed.W_E.device
     if config.precision == "bf16" and device.type != "cuda":
         raise InputError("precision bf16 is for CUDA (many CPUs have no bfloat16 products); use precision = full.")
+    if config.optimizer == "gauss-newton" and current().world > 1:
+        raise InputError("gauss-newton trains in one process; use adamw under torchrun.")
     check_size(model.config, config, model.embed.W_E.dtype, device, made=True)
     if config.average is not None and out is None:
         raise InputError("the models to be averaged are kept in a folder; give `out`, or leave `average` out.")
@@ -253,6 +255,9 @@ class _Run(Loop[Meal]):
                 part.backward()
             parts.append(part.detach())
         return g.add(torch.stack(parts).sum()) / g.world
+
+    def batches(self, meal: Meal) -> list[Batch]:
+        return list(meal.batches)
 
     def judge(self, loss: Tensor, norm: Tensor, meal: Meal) -> Tensor | None:
         """Look at this step, or, where that would mean waiting for the device, at the one before."""

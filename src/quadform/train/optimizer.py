@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quadform.core.errors import FileError, InputError
+from quadform.optim.newton import GaussNewtonCG, SecondOrder
 
 from .config import TrainConfig
 
@@ -44,6 +45,8 @@ class Optimizer:
             if inner:
                 muon = torch.optim.Muon(inner, lr=config.lr, weight_decay=wd, adjust_lr_fn="match_rms_adamw")
                 self.parts.append(muon)
+        elif config.optimizer == "gauss-newton":
+            self.parts = [GaussNewtonCG(model, lr=config.lr)]
         elif config.optimizer == "sgd":
             self.parts = [
                 torch.optim.SGD(_groups(everything, wd), lr=config.lr, momentum=config.momentum, fused=self.fused)
@@ -73,21 +76,27 @@ class Optimizer:
             for group in part.param_groups:
                 group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
 
-    def step(self, lr: float | None, skip: Tensor | None = None) -> None:
+    def step(self, lr: float | None, skip: Tensor | None = None, batches: Sequence[Any] = ()) -> None:
         """One update at learning rate `lr` (None: the one it has); gradients are dropped afterwards.
 
-        Where `skip` is 1 nothing is changed.
+        Where `skip` is 1 nothing is changed. Gauss-Newton differentiates the loss of the batches itself.
         """
         if lr is not None:
             self.set_rate(lr)
         for part in self.parts:
             part.found_inf = skip  # type: ignore[attr-defined]  # how torch's fused optimizers are told
-            part.step()
+            if isinstance(part, SecondOrder):
+                part.step(list(batches))
+            else:
+                part.step()
             part.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state, `exp_avg/layers.0.attn.W_Q` and so on."""
-        return {
+        """The state, `exp_avg/layers.0.attn.W_Q` and so on; of Gauss-Newton its damping."""
+        damped: dict[str, Tensor] = {}
+        if isinstance(self.parts[0], SecondOrder):
+            damped["damping/"] = torch.tensor(self.parts[0].param_groups[0]["damping"], dtype=torch.float64)
+        return damped | {
             f"{key}/{self.names[p]}": value
             for part in self.parts
             for p, state in part.state.items()
@@ -101,6 +110,9 @@ class Optimizer:
         found: dict[str, dict[str, Any]] = {}
         for full, value in tensors.items():
             key, _, name = full.partition("/")
+            if full == "damping/":
+                self.parts[0].param_groups[0]["damping"] = float(value)
+                continue
             if name not in owner:
                 raise FileError(f"the checkpoint has optimizer state of {name!r}, which this model does not train.")
             found.setdefault(name, {})[key] = value

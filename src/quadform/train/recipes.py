@@ -199,6 +199,8 @@ def prepare(
     training = dict(found.train) | said | {"seed": seed}
     if training.get("optimizer", "adamw") not in DECOUPLED and "weight_decay" not in said:
         training.pop("weight_decay", None)  # that of the recipe is AdamW's
+    if training.get("optimizer") == "gauss-newton":  # rates and smoothing of the recipe are those of Adam
+        training |= {"lr": said.get("lr", 1.0), "smoothing": said.get("smoothing", 0.0)}
     if schedule:
         usual = found.train.get("schedule", Schedule())
         training["schedule"] = dataclasses.replace(usual, **schedule)

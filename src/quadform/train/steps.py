@@ -47,6 +47,10 @@ class Loop(ABC, Generic[Food]):
             raise Diverged(f"diverged at training step {at}: the loss or its gradient is not finite", at, "")
         return None
 
+    def batches(self, food: Food) -> list[Any]:
+        """The batches of a step, for an optimizer that differentiates their loss itself."""
+        return [food]
+
     def before(self) -> None:
         """Done before each step."""
 
@@ -85,5 +89,5 @@ class Loop(ABC, Generic[Food]):
         skip = self.judge(loss, norm, food)
         if self.config.clip:
             torch.nn.utils.clip_grads_with_norm_(trained, self.config.clip, norm)
-        self.optimizer.step(lr, skip=skip)
+        self.optimizer.step(lr, skip=skip, batches=self.batches(food))
         return loss

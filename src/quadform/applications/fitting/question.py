@@ -70,9 +70,9 @@ class TrainTask(Numerics, Task):
     accumulate: int | None = option(None, "Batches of a step.", metavar="NUMBER", shown="(default: what fits the data)")
     optimizer: str | None = option(
         None,
-        "The optimizer; muon is for CUDA.",
+        "The optimizer; muon is for CUDA, gauss-newton for small models (up to 100 products a step).",
         shown="(default: the recipe's, or adamw)",
-        choices=("adamw", "adam", "sgd", "muon"),
+        choices=("adamw", "adam", "sgd", "muon", "gauss-newton"),
     )
     lr: float | None = option(None, "Peak learning rate.", metavar="NUMBER", shown="(default: what fits the data)")
     warmup: float | None = option(

@@ -17,6 +17,7 @@ from ...nn.transformer import Transformer
 from ...train import TrainConfig, train
 from ..attention.question import AttentionQuestion
 from ..machine import DTYPES, device_of
+from ..point.question import PointQuestion
 from ..short_run import ShortRun
 from ..signal.question import SignalQuestion
 from ..spectrum.question import SpectrumQuestion
@@ -32,6 +33,8 @@ from .targets import EXACT, Once, Targets
 DEFAULT_DATA: dict[str, Any] = {"name": "add", "digits": 2}
 DEFAULT_MODEL: dict[str, Any] = {"design": "pre-ln", "depth": 2, "d_model": 64, "heads": 4}
 DEFAULT_STEPS, DEFAULT_BATCH, DEFAULT_LR = 500, 64, 5e-3
+#: Most products for both ends of the spectrum, and for the Newton decrement.
+POINT = 60
 #: Training steps that are timed for the plan.
 TIMED = 3
 
@@ -81,6 +84,8 @@ def _of_model(model: Once, asked: ReportOpening, seed: int, light: bool = False)
     yield Section("lr", "the largest stable learning rate", StepSizeQuestion(seed=seed), model)
     spectrum = SpectrumQuestion(seed=seed, top=5, bottom=2, density=True, blocks="parts")
     yield Section("spectrum", "eigenvalues, density and blocks of the Hessian", spectrum, model)
+    point = PointQuestion(seed=seed, inertia=0, products=POINT)
+    yield Section("point", "minimum, saddle, or still descending?", point, model)
     if isinstance(opened.model, Transformer):
         why = WhyQuestion(seed=seed, batch_size=asked.batch_size)
         yield Section("why", "the model without softmax, norm, skip, QK product", why, model)
