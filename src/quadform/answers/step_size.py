@@ -266,9 +266,9 @@ class StepSize(Answer):
             yield f"  {name:{wide}}  {shown:{middle}}  {rule:{long}}  {own}".rstrip()
 
     def _beside(self) -> Iterator[str]:
-        if (e := self.reach) is not None:
-            at_least = {"lower": "at least ", "upper": "at most "}.get(e.side or "", "")
-            yield f"quadratic model along the update: holds up to learning rate {at_least}{rate_text(e.value)}"
+        if (reach := self.reach) is not None:
+            at_least = {"lower": "at least ", "upper": "at most "}.get(reach.side or "", "")
+            yield f"quadratic model along the update: holds up to learning rate {at_least}{rate_text(reach.value)}"
         if self.interval is not None:
             low, high = self.interval
             yield f"per-batch ceiling: {low:.2e} to {high:.2e} ({self.probe_shape[0]} batches)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ..answers.course import EDGE
 from ..answers.step_size import StepSize
@@ -19,7 +20,7 @@ def rate_course(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
     over, course = Rows(), StepSize(record).course
     assert course is not None  # `drawn` asks first
     names = {"ceiling": texts("rate_ceiling"), "rate": texts("course_rate")}
-    lines = [
+    lines: list[dict[str, Any]] = [
         {"step": s.step, "y": y, "what": names[what]}
         for s in course.stops
         for what, y in (("ceiling", s.ceiling.value), ("rate", s.rate))
