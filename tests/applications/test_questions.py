@@ -135,7 +135,7 @@ def test_every_field_is_read(verb: str) -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [ReproduceTask(names="growth-linear", seed=1), ExploreTask(port=0, no_open=True, seed=1)],
+    [ReproduceTask(names="growth-linear", seed=1, figures="svg"), ExploreTask(port=0, no_open=True, seed=1)],
     ids=lambda task: task.verb,
 )
 def test_every_field_of_a_task_is_read(task: Task, tmp_path: Path) -> None:

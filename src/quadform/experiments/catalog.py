@@ -27,6 +27,7 @@ CATALOG: dict[str, str] = {
     "temperature": ".temperature",
     "components": ".components",
     "scalar-spectra": ".scalar_spectra",
+    "gauss-newton": ".gauss_newton",
     "scalar-sinks": ".scalar_sinks",
     "rank-collapse": ".rank_collapse",
     "signal-preserving": ".signal_preserving",

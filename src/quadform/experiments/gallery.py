@@ -19,8 +19,8 @@ from .catalog import CATALOG, committed, experiment
 from .claims import BASES, STATUSES, Status, Verdict
 from .experiment import Experiment
 
-#: Bytes of the largest figure that the gallery keeps as SVG.
-SVG_MOST = 150_000
+#: Marks of the largest figure that the gallery keeps as SVG.
+SVG_MOST = 4000
 #: Pixels of a picture in the index per pixel of the figure.
 THUMBNAIL = 0.25
 MARKS: dict[Status, str] = {"met": "✓", "not met": "✗", "undecided": "?", "not tested": "–"}
@@ -60,11 +60,15 @@ class Entry:
         """The figure as SVG."""
         return numbered(self.figure.svg())
 
+    @property
+    def kind(self) -> str:
+        """ "svg" or "png": a figure of many cells is smaller as pixels."""
+        return "svg" if sum(map(len, self.figure.chart.datasets.values())) <= SVG_MOST else "png"
+
     @cached_property
-    def picture(self) -> tuple[str, bytes]:
-        """("svg" or "png", the bytes): a figure of many cells is smaller as pixels."""
-        svg = self.drawn.encode()
-        return ("svg", svg) if len(svg) <= SVG_MOST else ("png", png(self.drawn, 1.5))
+    def picture(self) -> bytes:
+        """The bytes of the figure, as its kind."""
+        return self.drawn.encode() if self.kind == "svg" else png(self.drawn, 1.5)
 
     def count(self, status: str) -> int:
         return sum(v.status == status for v in self.verdicts)
@@ -102,8 +106,7 @@ def write_gallery(folder: str | Path) -> list[Path]:
         folder / "gallery.html": page(entries, "the committed records").encode(),
     }
     for e in entries:
-        kind, blob = e.picture
-        files[folder / "gallery" / f"{e.experiment.id}.{kind}"] = blob
+        files[folder / _file(e)] = e.picture
     for path, blob in files.items():
         write_atomically(path, blob)
     return list(files)
@@ -183,7 +186,7 @@ def markdown(entries: Sequence[Entry]) -> str:
 
 
 def _file(e: Entry) -> str:
-    return f"gallery/{e.experiment.id}.{e.picture[0]}"
+    return f"gallery/{e.experiment.id}.{e.kind}"
 
 
 def _pipe(text: str) -> str:
@@ -268,7 +271,7 @@ def _data(kind: str, blob: bytes) -> str:
 
 def _section(e: Entry) -> str:
     t, f = html.escape, e.figure
-    source = _data(*e.picture)
+    source = _data(e.kind, e.picture)
     made = e.record.made
     rows = "".join(
         f'<tr><td class="{v.status.replace(" ", "-")}">{MARKS[v.status]} {v.status}</td>'
