@@ -403,6 +403,10 @@ def test_a_plan_for_many_processes(capsys: pytest.CaptureFixture[str]) -> None:
     assert few["gathered"] == many["gathered"]
     assert abs(few["sent"] / many["sent"] - (1 / 2) / (63 / 64)) <= 1e-12
     assert few["flops"] == many["flops"]
+    assert main(["lr", words[1], "--dry-run", "--quiet", "--verify", "0", "--world", "8"]) == 0
+    assert "each of 8 processes" in capsys.readouterr().out
+    assert main([*words[:2], "--world", "64", "--quiet"]) == 2
+    assert "world=64 is for a plan alone." in capsys.readouterr().err
 
 
 def test_verbs_for_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

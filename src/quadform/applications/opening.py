@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.errors import InputError
 from ..core.files import checkpoints_in, is_dir, is_file
 from ..core.question import Fields, Question, option, required
 
@@ -134,9 +135,14 @@ class CutOpening(Opening):
         return found and replace(found, world=self.world)
 
     def light(self) -> Subject:
-        return replace(super().light(), world=self.world)
+        return replace(Opening.light(replace(self, world=1, fsdp=False)), world=self.world)
 
     def open(self) -> Subject:
+        if self.world > 1:
+            raise InputError(
+                f"world={self.world} is for a plan alone. To measure, start that many processes with torchrun and cut"
+                " the weights over them (fsdp)."
+            )
         if not self.fsdp:
             return super().open()
         from .cutting import open_cut

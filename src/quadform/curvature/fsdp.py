@@ -190,7 +190,8 @@ def cut(model: nn.Module, device: str) -> nn.Module:
     mesh = init_device_mesh(device, (current().world,))
     for block in find(model).values():
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def _mark(tensors: Iterable[Tensor]) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from ...core.work import TimeUp, Work
 from ...curvature.operators import hessian
 from ...curvature.outline import Outline
 from ...curvature.risk import Risk
+from ...curvature.share import share_of
 from ...curvature.taylor import Line, measured_radius
 from ...distributed import current, group_of, shared
 from ...distributed.processes import holders
@@ -97,7 +98,11 @@ class StepSizeMeasurement:
             f"plan: about {count} products of {each:.2g} s{tried}, {clock(seconds)} in all;"
             f" {room}; {size:,} parameters; the model is not touched"
         )
-        return Plan(text, count, seconds, room.bytes, {"parameters": size, "room": dataclasses.asdict(room)})
+        details: dict[str, Any] = {"parameters": size, "room": dataclasses.asdict(room)}
+        if self.subject.world > 1:
+            share = share_of(risk, "hessian", self.subject.world)
+            text, details = f"{text}\n{share}", details | {"share": dataclasses.asdict(share)}
+        return Plan(text, count, seconds, room.bytes, details)
 
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> StepSize:
