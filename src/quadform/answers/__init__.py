@@ -23,5 +23,6 @@ __getattr__, __dir__, __all__ = attach(
         "Training": ".training",
         "Verdict": ".verdict",
         "Why": ".why",
+        "WhyStep": ".why_step",
     },
 )

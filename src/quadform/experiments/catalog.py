@@ -37,6 +37,7 @@ CATALOG: dict[str, str] = {
     "encoders": ".encoders",
     "training": ".training",
     "step-ceiling": ".step_ceiling",
+    "spikes": ".spikes",
     "newton": ".newton",
     "adam-diagonal": ".adam_diagonal",
     "sgd-adam": ".sgd_adam",

@@ -56,7 +56,7 @@ class Config:
     seed: int = 0
 
 
-PRESETS = {"smoke": Config(seeds=1, steps=40), "cpu": Config(seeds=8), "paper": Config()}
+PRESETS = {"smoke": Config(seeds=1, steps=40), "cpu": Config(seeds=6), "paper": Config()}
 
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
@@ -231,12 +231,16 @@ def _graded(runs: Sequence[Mapping[str, Tensor]], limit: Mapping[str, float]) ->
 
 
 # --- claims and figure ------------------------------------------------------------------------------------------------
+_FEW = "the limits that keep false alarms rare are so high that only growing logits are seen in time"
+_ALIKE = "on these runs all three announce the same two spikes"
+_PAGE = "0814-spikes-foretold.md"
 _MADE: Any = {"presets": ("cpu", "paper")}
+_MISSED, _EQUAL = (_MADE | {"because": why, "page": _PAGE} for why in (_FEW, _ALIKE))
 CLAIMS = (
-    at_least("four of five spikes are announced 20 steps ahead or more", "monitor/announced", 0.8, "[own]", **_MADE),
+    at_least("four of five spikes are announced 20 steps ahead or more", "monitor/announced", 0.8, "[own]", **_MISSED),
     at_most("false alarms in at most 5 % of the quiet readings", "monitor/false", 0.05, "[own]", **_MADE),
-    at_least("more spikes announced than by the gradient norm", "better than gradient norm", 0.01, "[own]", **_MADE),
-    at_least("more spikes announced than by the loss", "better than loss z-score", 0.01, "[own]", **_MADE),
+    at_least("more spikes announced than by the gradient norm", "better than gradient norm", 0.01, "[own]", **_EQUAL),
+    at_least("more spikes announced than by the loss", "better than loss z-score", 0.01, "[own]", **_EQUAL),
 )
 
 

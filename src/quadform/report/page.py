@@ -55,6 +55,7 @@ PAGES = {
     "training": "training",
     "monitor": "monitor",
     "why": "why",
+    "why-step": "why_step",
     "compare": "compare",
 }
 

@@ -26,6 +26,7 @@ from . import (
     taylor,
     training,
     why,
+    why_step,
 )
 
 
@@ -65,6 +66,7 @@ _PAIRS = {
         precond,
         prune,
         why,
+        why_step,
         compare,
         training,
         monitor,

@@ -4,8 +4,8 @@
     logit    the largest logit of any head, where it is larger than one reading before
     growth   lambda_max of the optimizer's operator over its median in the readings before
 
-The limits are those that the experiment `spikes` fixed on one half of its runs; how well they foretell is in its
-record, graded on the other half.
+The limits say that something is out of the ordinary, not that a spike will come: in the experiment `spikes` no limits
+of these scores foretold more than simple baselines did.
 """
 
 from __future__ import annotations

@@ -33,6 +33,13 @@ class WhyQuestion(Question):
         metavar="STEPS",
     )
     lr: float = option(1e-3, "Learning rate of that training (AdamW).", above=0)
+    step: int | None = option(
+        None,
+        "Explain this step of a training run instead: its batch, its rate and ceiling, its update by layer.",
+        least=1,
+        metavar="N",
+        shown="(default: take parts out)",
+    )
     batch_size: int = option(8, "Sequences in a batch.", least=1)
     seed: int = option(0, "Seed of everything that is drawn.")
 
@@ -49,9 +56,13 @@ class WhyQuestion(Question):
             raise InputError(f"steps={list(self.steps)}: give whole numbers of at least 0.")
 
     def light(self, opening: Any) -> Any:
-        return opening.outline() or opening.light()
+        return opening.light() if self.step is not None else opening.outline() or opening.light()
 
     def measurement(self, subject: Any = None) -> Any:
+        if self.step is not None:
+            from .one_step import StepMeasurement
+
+            return StepMeasurement(self, subject)
         from .measure import WhyMeasurement
 
         return WhyMeasurement(self, subject)
@@ -59,5 +70,6 @@ class WhyQuestion(Question):
     @classmethod
     def answer(cls, record: Any) -> Any:
         from ...answers.why import Why
+        from ...answers.why_step import WhyStep
 
-        return Why(record)
+        return (WhyStep if record.kind == WhyStep.kind else Why)(record)

@@ -25,10 +25,11 @@ from . import (
     study,
     taylor,
     training,
+    why_step,
 )
 
 #: Sentences of single pages, beside those all pages share.
-_PAGES = (flat, landscape, monitor, panel, point, precond, prune, quantize, spectral, study, taylor, training)
+_PAGES = (flat, landscape, monitor, panel, point, precond, prune, quantize, spectral, study, taylor, training, why_step)
 _EN = (ANSWERS_EN.sentences, en.SENTENCES, *(p.EN for p in _PAGES))
 _KO = (ANSWERS_KO.sentences, ko.SENTENCES, *(p.KO for p in _PAGES))
 EN = Texts("en", {k: v for part in _EN for k, v in part.items()})
