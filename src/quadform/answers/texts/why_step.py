@@ -22,24 +22,24 @@ SENTENCES = {
     "why_step_sloped": (
         "On its own batch the loss changed by {change}: the slope along the update gives {slope}, curvature {curve},"
         " most of it in {layer}. The slope is the larger part.",
-        "그 배치의 손실은 {change}만큼 변했습니다. 갱신 방향의 기울기 몫은 {slope}, 곡률 몫은 {curve}이며,"
+        "그 배치의 손실은 {change}만큼 변했습니다. 갱신 방향의 기울기 몫은 {slope}, 곡률 몫은 {curve}입니다."
         " 곡률은 {layer}에 가장 많습니다. 기울기 몫이 더 큽니다.",
     ),
     "why_step_curved": (
         "On its own batch the loss changed by {change}: the slope along the update gives {slope}, curvature {curve},"
         " most of it in {layer}. Curvature is the larger part: the step was too long.",
-        "그 배치의 손실은 {change}만큼 변했습니다. 갱신 방향의 기울기 몫은 {slope}, 곡률 몫은 {curve}이며,"
+        "그 배치의 손실은 {change}만큼 변했습니다. 갱신 방향의 기울기 몫은 {slope}, 곡률 몫은 {curve}입니다."
         " 곡률은 {layer}에 가장 많습니다. 곡률 몫이 더 크므로 걸음이 너무 길었습니다.",
     ),
     "why_step_other": (
         "The log has the loss {logged} for this step: the run was not repeated exactly (dropout, smoothing, several"
         " processes), so this is about a step like it.",
-        "기록에는 이 단계의 손실이 {logged}로 남아 있습니다. 학습이 똑같이 되풀이되지 않았으므로(드롭아웃, 스무딩, 여러"
+        "기록에 남은 이 단계의 손실은 {logged}입니다. 학습이 똑같이 되풀이되지 않았으므로(드롭아웃, 스무딩, 여러"
         " 프로세스) 비슷한 단계에 대한 설명입니다.",
     ),
     "why_step_rate": (
         "At step {step} the learning rate {rate} was {ratio} times the ceiling on the batches after it.",
-        "{step}단계의 학습률 {rate}는 그 뒤 배치들에서 잰 상한의 {ratio}배였습니다.",
+        "{step}단계의 학습률({rate})은 그 뒤 배치들에서 잰 상한의 {ratio}배였습니다.",
     ),
     "card_why_step_rate_title": ("Learning rate over its ceiling at the step", "그 단계에서 상한에 대한 학습률의 비"),
     "card_why_step_rate_green": ("below the ceiling", "상한 아래"),
@@ -51,7 +51,7 @@ SENTENCES = {
     ),
     "why_step_batch": (
         "Its batch has the loss {loss}, others {usual} (median); its gradient is {ratio} times as long as theirs.",
-        "그 배치의 손실은 {loss}, 다른 배치의 중앙값은 {usual}이며, 기울기의 길이는 다른 배치의 {ratio}배입니다.",
+        "그 배치의 손실은 {loss}, 다른 배치의 중앙값은 {usual}입니다. 기울기의 길이는 다른 배치의 {ratio}배입니다.",
     ),
     "card_why_step_batch_title": ("Gradient of the batch over that of others", "다른 배치에 대한 기울기 길이의 비"),
     "card_why_step_batch_green": ("a usual batch", "보통 배치"),
