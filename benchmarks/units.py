@@ -1,11 +1,15 @@
 """Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
 
-    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small] [--tokens N]
+    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small]
+    python benchmarks/units.py long [--tokens 65536]      one sequence of GPT-2 124M: H by the default route, by both of units
+    python benchmarks/units.py large [--tokens 2048]      a Llama of 6.7B parameters, random weights: H by both routes of units
+    python benchmarks/units.py first                      GPT-2 alone: seconds and memory of the first product by each route
 
 GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with a mask of ones, its own loss, float32 with TF32.
 Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
 fresh risk for each route: seconds of the first product (checks, tracing and compiling included), the median of the
-later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated. `$OUT` names a
+later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated (`peak_first_gib`
+with everything before the first product: the risk, its checks, compiling). `$OUT` names a
 folder for the record where `--out` is not given.
 """
 
@@ -72,6 +76,34 @@ def correct(device: str, routes: list[str]) -> dict[str, float]:
     return found
 
 
+def llama(device: str, tokens: int, small: bool) -> tuple[Any, dict[str, Tensor]]:
+    """The sizes of Llama 2 7B, weights made where they stay."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    tiny: Any = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(**(tiny | {"vocab_size": 503} if small else {}))
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM(config).eval()
+        ids = torch.randint(0, config.vocab_size, (1, tokens))
+    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+
+
+def asked(options: argparse.Namespace, device: str, small: bool) -> tuple[Any, Any, list[tuple[Any, str]]]:
+    """The model, its batch, and what is measured on them."""
+    if options.what == "large":
+        model, batch = llama(device, options.tokens or (48 if small else 2048), small)
+        return model, batch, [(hessian, "units"), (hessian, "compiled-units")]
+    sizes: Any = {"n_layer": 4, "n_head": 2, "n_embd": 64, "vocab_size": 503} if small else {}
+    if options.what == "long":
+        model, batch = gpt2(device, torch.float32, (1, options.tokens or (256 if small else 65536)), **sizes)
+        return model, batch, [(hessian, r) for r in ("units", "compiled-units", "eager")]
+    model, batch = gpt2(device, torch.float32, (2, 32) if small else (8, 1024), **sizes)
+    beside = [(gauss_newton, "units")] if options.what == "routes" else []
+    return model, batch, [*((hessian, r) for r in options.routes), *beside]
+
+
 def once(work: Callable[[], Any], device: str) -> float:
     begun = time.perf_counter()
     work()
@@ -109,8 +141,8 @@ def products(model: Any, batch: Any, make: Any, route: str, device: str, times: 
     first = once(lambda: H.apply(v), device)
     most_first = peak(device)
     cleared(device)
-    took = statistics.median(once(lambda: H.apply(v), device) for _ in range(times))
-    image = {n: t.cpu() for n, t in H.apply(v).items()}
+    took = statistics.median([once(lambda: H.apply(v), device) for _ in range(times)] or [float("nan")])
+    image = {n: t.cpu() for n, t in H.apply(v).items()} if times else {}
     found = {
         "kind": make.__name__, "asked": route, "route": str(H.route), "first_s": first, "product_ms": 1e3 * took,
         "peak_gib": peak(device), "peak_first_gib": most_first, "why": list(H.why),
@@ -150,10 +182,11 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=("routes", "long", "large", "first"), default="routes")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=420.0)
     parser.add_argument("--routes", nargs="+", default=list(ROUTES))
-    parser.add_argument("--tokens", type=int, help="one sequence of so many tokens, units alone")
+    parser.add_argument("--tokens", type=int, help="of the sequence of `long` and `large`")
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic()
@@ -166,16 +199,13 @@ def main() -> None:
     print(record["errors in float64"], flush=True)
     if any(error > 1e-9 for error in record["errors in float64"].values()):
         sys.exit("products are wrong; nothing was timed")
-    sizes: Any = {"n_layer": 4, "n_head": 2, "n_embd": 64, "vocab_size": 503} if small else {}
-    shape = (1, options.tokens) if options.tokens else (2, 32) if small else (8, 1024)
-    model, batch = gpt2(device, torch.float32, shape, **sizes)
-    times, rows = (3, record["rows"])
-    long = options.tokens is not None
-    if not long:
+    model, batch, wants = asked(options, device, small)
+    times, rows = 0 if options.what == "first" else 3, record["rows"]
+    gradients = options.what == "routes"
+    if gradients:
         rows += [gradient(model, batch, device, compile, times) for compile in (False, *([True] * (not small)))]
-    wants = [(hessian, r) for r in (("units",) if long else options.routes)] + [(gauss_newton, "units")] * (not long)
     truth: Any = None
-    for make, route in sorted(wants, key=lambda w: w[1] != "eager"):
+    for make, route in sorted(wants, key=lambda w: w[1] != "eager") if gradients else wants:
         if time.monotonic() - began > options.limit:
             print("time is up", file=sys.stderr)
             break
@@ -186,9 +216,9 @@ def main() -> None:
             continue
         if make is hessian and route == "eager":
             truth = image
-        elif make is hessian and truth is not None:
+        elif make is hessian and truth:
             row["error"] = gap(image, truth)
-        if rows and not long:
+        if gradients:
             row["ratio"] = row["product_ms"] / rows[1 if not small else 0]["product_ms"]
         rows.append(row)
         print(row, flush=True)

@@ -90,11 +90,11 @@ class Cut(TorchFunctionMode):
                 stack.callback(restore, block, block.__dict__.get("forward"))
                 block.forward = partial(self._asleep, block.forward)
             self._scopes.append(stack.pop_all())
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
         return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
         self._scopes.pop().close()
 
     def _asleep(self, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -109,7 +109,7 @@ class Cut(TorchFunctionMode):
         if not self.inside and func in _LINEAR and not kwargs and _widens(func, *args):
             x, *rest = args
             weights = [t for t in rest if t is not None]
-            step = (func, (Here(), *(Given(i, False) for i in range(len(weights)))), {})
+            step: Step = (func, (Here(), *(Given(i, False) for i in range(len(weights)))), {})
             width = _width(func, weights[0])
             return Wide(self.run, x, weights, [], [step], width, width)
         return func(*args, **kwargs)
@@ -165,7 +165,7 @@ class Wide(Tensor):
         if turned:
             shape.insert(1, shape.pop())
         grad = any(t.requires_grad for t in (x, *whole, *cut))
-        own: Wide = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]  # torch's
+        own: Wide = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=dtype or x.dtype, device=x.device, requires_grad=grad and torch.is_grad_enabled()
         )
         own.run, own.x, own.whole, own.cut, own.steps = run, x, list(whole), list(cut), list(steps)
@@ -193,7 +193,7 @@ class Wide(Tensor):
             return answer(func, *args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NotCut(func.__name__)
 
     def __repr__(self, **options: Any) -> str:  # type: ignore[override]
