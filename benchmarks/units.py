@@ -1,15 +1,15 @@
 """Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
 
     python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small]
-    python benchmarks/units.py long [--tokens 65536]      one sequence of GPT-2 124M: H by the default route, by both of units
-    python benchmarks/units.py large [--tokens 2048]      a Llama of 6.7B parameters, random weights: H by both routes of units
-    python benchmarks/units.py first                      GPT-2 alone: seconds and memory of the first product by each route
+    python benchmarks/units.py long [--tokens 65536]   one sequence of GPT-2 124M: H by both routes of units and by default
+    python benchmarks/units.py large [--tokens 2048]   a Llama of 6.7B parameters, random weights: H by both routes of units
+    python benchmarks/units.py first                   GPT-2: seconds and memory of the first product by each route
 
 GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with a mask of ones, its own loss, float32 with TF32.
 Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
 fresh risk for each route: seconds of the first product (checks, tracing and compiling included), the median of the
-later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated (`peak_first_gib`
-with everything before the first product: the risk, its checks, compiling). `$OUT` names a
+later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated
+(`peak_first_gib`: with everything before the first product, the risk, its checks, compiling). `$OUT` names a
 folder for the record where `--out` is not given.
 """
 
