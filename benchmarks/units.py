@@ -1,8 +1,8 @@
 """Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
 
     python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small]
-    python benchmarks/units.py long [--tokens 65536]   one sequence of GPT-2 124M: H by both routes of units and by default
-    python benchmarks/units.py large [--tokens 2048]   a Llama of 6.7B parameters, random weights: H by both routes of units
+    python benchmarks/units.py long [--tokens 65536]   GPT-2 124M, one sequence: H by units and by default
+    python benchmarks/units.py large [--tokens 2048]   a Llama of 6.7B random weights: H by units
     python benchmarks/units.py first                   GPT-2: seconds and memory of the first product by each route
 
 GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with a mask of ones, its own loss, float32 with TF32.
