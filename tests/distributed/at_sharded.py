@@ -167,12 +167,12 @@ def asked(g: qd.Group) -> dict[str, Any]:
     s = qf.spectrum(model, mine(g, 2), cross_entropy, out=folder, resume=True, **wide)
     step = qf.lr(model, mine(g, 2), cross_entropy, optimizer=optimizer, **tried)
     found = numbers(s, step)
-    names = [sorted(n for n in w if n != "trace") for w in want]
+    names = [sorted(n for n in w if n in f and n != "trace") for f, w in zip(found, want, strict=True)]
     gaps = [
         max(abs(f[n] - w[n]) / (abs(w[n]) or 1) for n in some) for f, w, some in zip(found, want, names, strict=True)
     ]
     return {
-        "spectrum": gaps[0], "lr": gaps[1], "names": [sorted(f) == sorted(w) for f, w in zip(found, want, strict=True)],
+        "spectrum": gaps[0], "lr": gaps[1], "missing": [sorted({*w} - {*f}) for f, w in zip(found, want, strict=True)],
         "partial": some.partial, "states": kept, "files": sorted(p.name for p in folder.iterdir()),
         "batches": s.record.inputs["batches"], "products": [a.record.inputs["cost"]["products"] for a in (some, s)],
         "kept": hooks(model) == before
