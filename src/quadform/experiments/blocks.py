@@ -23,7 +23,7 @@ from ..report.figure import Figure, Rows
 from .charts import bar_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units
-from .measure import mean
+from .measure import band, mean
 from .packed import Packed
 from .protocol import Recipe, gpu_or_cpu, train_run
 
@@ -323,11 +323,6 @@ CLAIMS = (
 )  # fmt: skip
 
 
-def _bar(e: Estimate) -> dict[str, float]:
-    """A bar with two standard errors to each side."""
-    return {"value": e.value, "low": e.value - 2 * e.error, "high": e.value + 2 * e.error}
-
-
 def figure(record: Record) -> Figure:
     over, s = Rows(), record.scalars
     steps = record.inputs["config"]["steps"]
@@ -347,7 +342,8 @@ def figure(record: Record) -> Figure:
                         order=shown, title="at equal steps", legend=None)  # fmt: skip
     clocks = line_panel(over, timed, x="seconds", y="training loss (nats)", log=(False, False), points=False,
                         domain=domain, order=shown, title="against time")  # fmt: skip
-    finals = bar_panel(over, [{"name": n, **_bar(s[f"loss/{n}"])} for n in names], x="validation loss (nats)",
+    losses = [{"name": n, "value": s[f"loss/{n}"].value, **band(s[f"loss/{n}"])} for n in names]
+    finals = bar_panel(over, losses, x="validation loss (nats)",
                        width=260, label=".3f", order=names)  # fmt: skip
     cosine = bar_panel(over, [{"name": n, "value": s[f"cosine/{n}"].value} for n in names], order=names, width=260,
                        x="token cosine after the last block", label=".2f", domain=[0, 1.1])  # fmt: skip

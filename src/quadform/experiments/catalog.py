@@ -21,6 +21,7 @@ CATALOG: dict[str, str] = {
     "growth": ".growth",
     "growth-depth": ".growth_depth",
     "growth-norm": ".growth_norm",
+    "norm-depth": ".norm_depth",
     "growth-linear": ".growth_linear",
     "dependence": ".dependence",
     "sums": ".sums",

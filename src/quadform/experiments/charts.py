@@ -114,7 +114,7 @@ def bar_panel(
     kinds = list(groups) if groups else list(dict.fromkeys(r["group"] for r in rows))
     ends = [v for r in rows for v in (r["value"], r.get("low"), r.get("high")) if v is not None and _shown(v, log)]
     extent = Extent.of(ends if log else [0.0, *ends], log, domain, width, room=0.25)
-    axis, floor = extent.settings(x), extent.low if log else 0
+    axis, floor = extent.settings(x), extent.low if log else 0.0
     rows = [{**r, "floor": floor} for r in rows]
     Y = alt.Y("name:N", sort=names, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=260))
     offset = {"yOffset": alt.YOffset("group:N", sort=kinds)} if len(kinds) > 1 else {}
@@ -129,7 +129,9 @@ def bar_panel(
     if any("low" in r for r in rows):
         spread = over([r for r in rows if "low" in r]).mark_rule(color=LIGHT.ink)
         layers.append(spread.encode(x=alt.X("low:Q", **axis), x2="high:Q", y=Y, **offset))
-    words = over([{**r, "end": max(r.get("high", r["value"]), floor)} for r in rows]).mark_text(align="left", dx=4)
+    words = over([{**r, "end": max(float(r["high"] if "high" in r else r["value"]), floor)} for r in rows]).mark_text(
+        align="left", dx=4
+    )
     layers.append(words.encode(x=alt.X("end:Q", **axis), y=Y, text=alt.Text("value:Q", format=label), **offset))
     return alt.layer(*layers).properties(title=title, width=width, height=alt.Step(16 if len(kinds) > 1 else 22))
 

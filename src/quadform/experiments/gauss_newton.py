@@ -26,7 +26,7 @@ from ..report.figure import Figure, Rows
 from .charts import bar_panel, figure_of, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units
-from .measure import mean
+from .measure import band, mean
 
 VOCAB = 12
 NETS = {"pre-ln": "Pre-LN", "post-ln": "Post-LN", "mlp": "ReLU MLP", "cnn": "ReLU CNN"}
@@ -212,8 +212,7 @@ def figure(record: Record) -> Figure:
         for name, words in NETS.items():
             for when in WHEN:
                 e = s[f"{key}/{name}/{when}"]
-                ends = {"low": e.value - 2 * e.error, "high": e.value + 2 * e.error} if e.error else {}
-                rows.append({"name": words, "value": e.value, "group": when, **ends})
+                rows.append({"name": words, "value": e.value, "group": when, **band(e)})
         panels.append(bar_panel(over, rows, x=x, groups=WHEN, label=form, order=list(NETS.values()), width=260))
     start, end = (
         f"{s[f'gap/pre-ln/{when}'].value:.2f} for Pre-LN and {s[f'gap/mlp/{when}'].value:.2f} for the MLP"

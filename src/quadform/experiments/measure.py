@@ -52,3 +52,8 @@ def mean(values: Sequence[float] | Tensor, note: str = "") -> Estimate:
     t = torch.as_tensor(values, dtype=torch.float64).flatten()
     error = float(t.std() / math.sqrt(len(t))) if len(t) > 1 else 0.0
     return Estimate(float(t.mean()), error=error, kind="estimate", note=note or f"mean of {len(t)} draws")
+
+
+def band(e: Estimate, errors: float = 2.0) -> dict[str, float]:
+    """The ends of a number's error bar in a figure, `low` and `high`; nothing where it has no error."""
+    return {"low": e.value - errors * e.error, "high": e.value + errors * e.error} if e.error else {}

@@ -15,7 +15,7 @@ from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units
 from .growth_linear import squared
-from .measure import grid, mean, slope
+from .measure import band, grid, mean, slope
 from .paper_block import MEASURED, batch_of, network_norms, paper_model
 
 #: How a block is normalised: the design, and its norm.
@@ -115,8 +115,7 @@ def figure(record: Record) -> Figure:
         for norm in NORMS:
             for depth in range(1, deepest + 1):
                 e = s[f"steepest/{norm}/{kind}/{depth}"]
-                band = {"low": e.value - 2 * e.error, "high": e.value + 2 * e.error} if e.error else {}
-                rows.append({"x": depth, "y": e.value, "series": norm, **band})
+                rows.append({"x": depth, "y": e.value, "series": norm, **band(e)})
         panels.append(
             line_panel(over, rows, x="depth (blocks)", y="slope of |H_o(W_Q, W_Q)| over sigma", log=(False, False),
                        order=list(NORMS), title=f"{kind} attention", size=(240, 200), rules=(0.0,))

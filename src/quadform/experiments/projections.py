@@ -16,7 +16,7 @@ from ..report.figure import Figure, Rows
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units
-from .measure import mean
+from .measure import band, mean
 from .protocol import Recipe, train_run
 
 INITS = ("identity", "orthogonal")
@@ -142,8 +142,7 @@ def figure(record: Record) -> Figure:
             "x": b,
             "y": (e := s[f"loss/{init}/{b:g}"]).value,
             "series": init,
-            "low": e.value - e.error,
-            "high": e.value + e.error,
+            **band(e, 1.0),
         }
         for init in INITS
         for b in betas
