@@ -40,6 +40,8 @@ CATALOG: dict[str, str] = {
     "step-ceiling": ".step_ceiling",
     "spikes": ".spikes",
     "newton": ".newton",
+    "obs": ".obs",
+    "quantization": ".quantization",
     "adam-diagonal": ".adam_diagonal",
     "sgd-adam": ".sgd_adam",
     "gpt-sinks": ".gpt_sinks",
