@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,16 +32,21 @@ class Chosen:
         return self.name.partition(":")[0]
 
     def opened(self, work: Work) -> dict[str, Any]:
-        """The arguments that open it in every verb. The run of `own` lies in the folder of the work."""
+        """The arguments that open it in every verb. The run of `own` lies in the folder of the work, if any."""
         given = {"params": self.params, "batch_size": self.batch_size, "batches": self.batches, "progress": False}
         if self.name != "own":
             return {"model": self.name, **given}
-        folder = work.state("own")
-        assert folder is not None
+        folder = work.state("own") or Path(_scratch().name) / f"own-{self.steps}"
         if not (folder / "checkpoint").exists():
             shape: dict[str, Any] = {"data": "add:digits=2", "depth": 2, "d_model": 32, "heads": 4}
             fit(**shape, steps=self.steps, batch_size=32, test=2, out=folder, progress=False)
         return {"model": str(folder), "score": 0, **given}
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that lasts as long as the process."""
+    return tempfile.TemporaryDirectory()
 
 
 ANARCII = Chosen(name="anarcii", batch_size=2)
