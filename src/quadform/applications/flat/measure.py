@@ -49,8 +49,8 @@ class FlatMeasurement:
         """Time and memory; one evaluation of the loss is timed for it."""
         risk, asked, n = self.risk, self.asked, self.risk.space.size
         room = Room.of(risk, (ROWS + 8) * n * risk.dtype.itemsize).require(risk)
-        own = isinstance(risk.model, nn.Module) and asked.rounds >= 0
-        groups = len(list(pairs(risk.model, set(risk.params)))) if own else 0
+        model = risk.model if isinstance(risk.model, nn.Module) and asked.rounds >= 0 else None
+        own, groups = model is not None, 0 if model is None else len(list(pairs(model, set(risk.params))))
         count = len(asked.measures) * (1 + own * (1 + 3 * groups * max(asked.rounds, 0)))
         seconds = seconds_of_value(risk) * self.subject.scale * PASSES * count
         text = (
@@ -109,6 +109,7 @@ class FlatMeasurement:
     def at(self, weights: Weights) -> Risk:
         """The risk of a copy of the model with other weights."""
         model = copy.deepcopy(self.risk.model)
+        assert isinstance(model, nn.Module)  # functions have no equals to look for
         with torch.no_grad():
             for n, p in model.named_parameters():
                 if n in weights:
