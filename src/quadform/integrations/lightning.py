@@ -14,7 +14,7 @@ except ModuleNotFoundError:
     from pytorch_lightning import Callback
 
 
-class CurvatureCallback(Callback):  # type: ignore[misc]  # Lightning is not there where types are checked
+class CurvatureCallback(Callback):
     """Curvature on held batches while a Lightning `Trainer` trains.
 
     trainer = Trainer(..., callbacks=[CurvatureCallback(batches, loss=loss, every=50)])
