@@ -42,6 +42,7 @@ CATALOG: dict[str, str] = {
     "newton": ".newton",
     "obs": ".obs",
     "quantization": ".quantization",
+    "pruning": ".pruning",
     "adam-diagonal": ".adam_diagonal",
     "sgd-adam": ".sgd_adam",
     "gpt-sinks": ".gpt_sinks",
