@@ -49,7 +49,14 @@ def missing() -> list[str]:
         except ImportError as error:
             wrong.append(f"{line}: {error}")
     package = importlib.import_module("quadform")
-    rooms = [package, *(importlib.import_module(f"quadform.{m.name}") for m in pkgutil.iter_modules(package.__path__))]
+    rooms = [
+        package,
+        *(
+            importlib.import_module(f"quadform.{m.name}")
+            for m in pkgutil.iter_modules(package.__path__)
+            if m.name != "__main__"
+        ),
+    ]
     wrong += [f"{r.__name__}.{name}" for r in rooms for name in getattr(r, "__all__", ()) if not hasattr(r, name)]
     return wrong
 

@@ -65,14 +65,14 @@ def test_help_is_fast(words: list[str]) -> None:
 
 
 def test_public_names() -> None:
-    """At most 42 public names besides the rooms, and every one of them is there."""
+    """At most 43 public names besides the rooms, and every one of them is there."""
     found = {name: getattr(quadform, name) for name in quadform.__all__}
-    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 42
+    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 43
 
 
 def test_every_room_is_a_public_name() -> None:
     """`qf.estimate` needs no import of its own; no more does any other room."""
-    rooms = {module.name for module in pkgutil.iter_modules(quadform.__path__)}
+    rooms = {module.name for module in pkgutil.iter_modules(quadform.__path__)} - {"__main__"}
     assert {"estimate", "report", "experiments"} <= rooms <= set(quadform.__all__)
 
 

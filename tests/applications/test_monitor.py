@@ -200,7 +200,7 @@ def test_the_ceiling_is_that_of_lr_and_lambda_max_that_of_the_dense_hessian() ->
     values = torch.linalg.eigvalsh(hessian(Risk(model, loss, held, quiet=True)).dense())
     assert reading.lambda_max.value == pytest.approx(float(values[-1]), rel=0.05)
     found = qf.lr(model, held, loss=loss, optimizer=optimizer, verify=0)
-    assert reading.ceiling == pytest.approx(found.ceiling, rel=0.05)
+    assert reading.ceiling == pytest.approx(found.ceiling.value, rel=0.05)
     assert reading.ratio == pytest.approx(reading.lr / reading.ceiling)
     assert reading.lr == optimizer.param_groups[0]["lr"]
 

@@ -188,10 +188,10 @@ def test_the_verb_prints_saves_and_reports(tmp_path: Path, capsys: Any, monkeypa
     out, err = capsys.readouterr()
     assert "tensors" in out.splitlines()[0]
     assert "lambda_max" in out
-    assert "saved runs/pre-ln-depth-1-dim-8-heads-2-spectrum" in out
+    assert "saved runs/pre-ln-depth-1-d_model-8-heads-2-spectrum" in out
     assert "products" in err
     assert "\r" not in err
-    assert main(["report", "runs/pre-ln-depth-1-dim-8-heads-2-spectrum", "--quiet"]) == 0
+    assert main(["report", "runs/pre-ln-depth-1-d_model-8-heads-2-spectrum", "--quiet"]) == 0
 
 
 def test_dry_run_tells_the_cost_and_stops(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
@@ -207,7 +207,7 @@ def test_dry_run_tells_the_cost_and_stops(tmp_path: Path, capsys: Any, monkeypat
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (["--blocks", "qvk"], "is not one of `qkv`"),
+        (["--blocks", "qvk"], "is not one of `auto`"),
         (["--top", "0", "--bottom", "0"], "ask for at least one eigenvalue"),
         (["--products", "1"], "need at least as many"),
         (["--probes", "1"], "give at least 2"),

@@ -227,6 +227,6 @@ def test_several_models_have_a_folder_each(tmp_path: Path) -> None:
     words = (MODEL, "new:pre-ln")
     found = qf.study(words, out=tmp_path, progress=False)
     assert len(found.studies) == 2
-    assert found.record.inputs["folders"] == ["sas-p-depth-1-dim-4-heads-2", "pre-ln"]
+    assert found.record.inputs["folders"] == ["sas-p-depth-1-d_model-4-heads-2", "pre-ln"]
     assert len(qf.study(str(tmp_path), progress=False).studies) == len(Report.load(tmp_path).studies) == 2
     assert len(records_in(tmp_path / "pre-ln")) == 1

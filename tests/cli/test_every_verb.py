@@ -131,7 +131,8 @@ def test_runs_are_listed(answers: dict[str, tuple[int, str, str]], capsys: pytes
     rows = {Path(r["run"]).name: r for r in strict(capsys.readouterr().out)["runs"]}
     made = {"attention": "attention", "spectrum": "spectrum", "signal": "signal", "why": "why", "lr": "step-size"}
     made |= {"run": "training run", "compare": "compare"}
-    made[Path(folder).name] = "study: step-size, spectrum, signal, why, attention"  # records by the names of stages
+    # records by the names of stages
+    made[Path(folder).name] = "study: step-size, spectrum, point, signal, why, attention"
     assert {name: rows[name]["kind"] for name in made} == made
     assert rows["lr"]["model"] == rows["spectrum"]["model"] == MODEL
     assert rows["lr"]["verdict"].startswith("Learning-rate ceiling: ")

@@ -81,9 +81,9 @@ def test_infinite_values_are_strict_json(capsys: pytest.CaptureFixture[str], mon
 
     from quadform.applications.attention import measure
 
-    zeros = measure.spectrum_scalars(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
+    zeros = measure.spectrum_numbers(torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3))
     assert zeros["ceiling_sgd"].value == float("inf")
-    monkeypatch.setattr(measure, "spectrum_scalars", lambda *_: zeros)
+    monkeypatch.setattr(measure, "spectrum_numbers", lambda *_: zeros)
     assert main(["attention", "--tokens", "2", "--d-model", "2", "--vary", "none", "--json"]) == 0
     assert strict(capsys.readouterr().out)["scalars"]["ceiling_sgd"]["value"] == {"float": "inf"}
 
@@ -148,7 +148,7 @@ def test_report_in_the_time_there_is(
     assert list(tmp_path.iterdir()) == []
     assert main([*words, "--max-time", "0.001s"]) == 3
     said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, why", "report: run/report.html"]
+    assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, point, why", "report: run/report.html"]
     page = Path("run/report.html").read_text()
     assert "Not measured, or not to the end: learning rate, spectrum, what each part does" in page
     for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import importlib
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,21 +115,29 @@ def test_adapters_of_peft_alone_are_measured() -> None:
 
 # --- Lightning ------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
+def lightning(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The callback over the real `Callback` of Lightning, or where it is not installed over an empty class."""
-    with contextlib.suppress(ModuleNotFoundError):
-        from quadform.integrations import lightning
+    from quadform.integrations import lightning
 
-        return lightning
+    if lightning.Callback is not object:
+        yield lightning
+        return
     package = types.ModuleType("lightning")
     package.pytorch = types.ModuleType("lightning.pytorch")  # type: ignore[attr-defined]
     package.pytorch.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lightning", package)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", package.pytorch)
+    yield importlib.reload(lightning)
+    monkeypatch.undo()
+    importlib.reload(lightning)
+
+
+def test_without_lightning_it_is_told_in_one_line() -> None:
     from quadform.integrations import lightning
 
-    monkeypatch.delitem(sys.modules, "quadform.integrations.lightning")
-    return lightning
+    if lightning.Callback is object:
+        with pytest.raises(ImportError, match="needs Lightning: `pip install lightning`"):
+            lightning.CurvatureCallback(batches(1), loss=loss)
 
 
 class Logger:

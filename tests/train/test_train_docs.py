@@ -21,6 +21,7 @@ def test_example_runs(tmp_path, monkeypatch):
     assert {p.name for p in (tmp_path / "runs" / "reverse").iterdir()} == {
         "metrics.jsonl",
         "checkpoint",
+        "along",
         "best",
         "model",
     }

@@ -26,7 +26,7 @@ def share_of(rate: float, ceiling: Estimate) -> Estimate:
     value = rate / ceiling.value
     error = None if ceiling.error is None else value * ceiling.error / ceiling.value
     side = {None: None, "upper": "lower", "lower": "upper"}[ceiling.side]
-    return Estimate(value, error, ceiling.kind, error_kind=ceiling.error_kind, side=side)  # type: ignore[arg-type]
+    return Estimate(value, error, ceiling.kind, error_kind=ceiling.error_kind, side=side)  # type: ignore[arg-type]  # a side that is known
 
 
 @dataclass(frozen=True)

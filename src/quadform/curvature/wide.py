@@ -193,10 +193,10 @@ class Wide(Tensor):
             return answer(func, *args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # as torch calls it
         raise NotCut(func.__name__)
 
-    def __repr__(self, **options: Any) -> str:  # type: ignore[override]
+    def __repr__(self, **options: Any) -> str:  # type: ignore[override]  # as torch calls it
         return f"<Wide of {len(self.steps)} steps>"
 
     # --- steps ------------------------------------------------------------------------------------------------------

@@ -116,7 +116,7 @@ def _net(config: Config, name: str, seed: int) -> dict[str, Tensor]:
                 for group in optimizer.param_groups:  # linear down to 0, after a tenth of warm-up
                     group["lr"] = config.lr * min(1.0, 10 * (step + 1) / config.steps) * (1 - step / config.steps)
                 optimizer.zero_grad()
-                (_answers(model(batch[0]), batch) if loss else model.loss(batch)).backward()  # type: ignore[operator]
+                (_answers(model(batch[0]), batch) if loss else model.loss(batch)).backward()  # type: ignore[operator]  # a module
                 optimizer.step()
         risk = Risk(model, loss, probe, quiet=True)
         tops.append(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import InputError
 from ..core.lazy import public
+from ..core.showing import MissingPackage
 
-try:
-    from lightning.pytorch import Callback
-except ModuleNotFoundError:
-    from pytorch_lightning import Callback
+Callback: Any = object
+for package in ("lightning.pytorch", "pytorch_lightning"):  # the same under its two names
+    with contextlib.suppress(ModuleNotFoundError):
+        Callback = importlib.import_module(package).Callback
+        break
 
 
 class CurvatureCallback(Callback):
@@ -25,6 +29,8 @@ class CurvatureCallback(Callback):
     """
 
     def __init__(self, batches: Any, *, inside: Callable[[Any], Any] = lambda module: module, **settings: Any) -> None:
+        if Callback is object:
+            raise MissingPackage("CurvatureCallback needs Lightning: `pip install lightning`.")
         super().__init__()
         self.batches, self.inside, self.settings = batches, inside, settings
         self.monitor: Any = None

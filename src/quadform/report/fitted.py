@@ -72,7 +72,7 @@ def _panel(panel: dict[str, Any], outer: dict[str, Any], wanted: float, size: fl
 
 def _side(picture: str, side: str) -> float:
     """Pixels of the drawn picture."""
-    return float(re.search(rf'{side}="([\d.]+)"', picture)[1])  # type: ignore[index]
+    return float(re.search(rf'{side}="([\d.]+)"', picture)[1])  # type: ignore[index]  # an SVG has it
 
 
 def _widen(panel: dict[str, Any], more: float, size: float) -> None:

@@ -41,7 +41,7 @@ def runs(text: str) -> list[tuple[Kind, str]]:
         ]
         found += [(kind, piece) for kind, piece in pieces if piece]
         end = m.end()
-    return [*found, *([("plain", text[end:])] if text[end:] else [])]  # type: ignore[list-item]
+    return [*found, *([("plain", text[end:])] if text[end:] else [])]  # type: ignore[list-item]  # a literal
 
 
 def typeset(svg: str) -> str:

@@ -7,18 +7,18 @@ SENTENCES = {
     "card_flat_red": ("most of it", "대부분"),
     "card_flat_rule": (
         "λ_max here over its least among equal models: green up to {limit0}, red above {limit1}",
-        "같은 함수를 내는 모델 가운데 최소 λ_max에 대한 비: {limit0} 이하면 초록, {limit1}을 넘으면 빨강",
+        "같은 함수를 내는 모델 가운데 최소 λ_max에 대한 비: {limit0} 이하면 초록, {limit1} 초과면 빨강",
     ),
     "flat_balanced": (
         "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): its sharpness is"
         " its own. Compare models by the least values.",
-        "λ_max는 {here}로, 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 이 날카로움은 모델 자체의"
+        "λ_max {here}: 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 이 날카로움은 모델 자체의"
         " 것입니다. 모델끼리는 최솟값으로 비교하십시오.",
     ),
     "flat_scaled": (
         "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): much of it is the"
         " scale of the weights, not the function. Do not compare λ_max between models; compare the least values.",
-        "λ_max는 {here}로, 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 상당 부분은 함수가 아니라"
+        "λ_max {here}: 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 상당 부분은 함수가 아니라"
         " 가중치의 스케일에서 옵니다. 모델끼리는 λ_max 대신 최솟값으로 비교하십시오.",
     ),
     "flat_without": (

@@ -65,7 +65,7 @@ SENTENCES = {
         "Along the optimizer's update the quadratic model of the loss breaks at learning rate {reach}, below the"
         " ceiling: the ceiling is no bound for steps that long. Above {reach} watch the loss itself.",
         "옵티마이저가 움직이는 방향에서 이차 근사는 학습률 {reach}에서 깨지며, 이는 상한보다 작습니다. 그보다 긴"
-        " 걸음에는 이 상한을 쓸 수 없으므로, {reach}을 넘으면 손실을 직접 살피십시오.",
+        " 걸음에는 이 상한을 쓸 수 없으므로, {reach}보다 크면 손실을 직접 살피십시오.",
     ),
     "rate_beyond": (
         "But along the optimizer's update the quadratic model of the loss breaks at {reach} already, so the ceiling is"
@@ -106,7 +106,7 @@ SENTENCES = {
     "course_short_above": (
         "Along a short run of {short} steps the rate of the schedule was {share} times the ceiling, at step {step}: the"
         " peak {peak} is too high.",
-        "{short}단계의 짧은 학습에서 스케줄의 학습률이 {step}단계에서 상한의 {share}배였습니다. 최대 학습률 {peak}은"
+        "{short}단계의 짧은 학습에서 스케줄의 학습률이 {step}단계에서 상한의 {share}배였습니다. 최대 학습률 {peak}:"
         " 너무 큽니다.",
     ),
     "course_warm_longer": (
@@ -120,7 +120,7 @@ SENTENCES = {
     ),
     "course_warm_needed": (
         "Keep the warm-up of {warmup} steps: at step {at} the ceiling, {ceiling}, was below the peak.",
-        "예열 {warmup}단계를 그대로 두십시오. {at}단계의 상한 {ceiling}은 최대 학습률보다 작았습니다.",
+        "예열 {warmup}단계를 그대로 두십시오. {at}단계의 상한({ceiling})은 최대 학습률보다 작았습니다.",
     ),
     "card_course_title": ("Learning rate along the run", "학습 과정의 학습률"),
     "card_course_green": ("below the ceiling", "상한 아래"),
@@ -128,7 +128,7 @@ SENTENCES = {
     "card_course_red": ("too high", "너무 큼"),
     "card_course_rule": (
         "largest rate over the ceiling of the same step: green up to {limit0}, red above {limit1}",
-        "같은 단계의 상한에 대한 학습률의 최대 비: {limit0} 이하면 초록, {limit1}을 넘으면 빨강",
+        "같은 단계의 상한에 대한 학습률의 최대 비: {limit0} 이하면 초록, {limit1} 초과면 빨강",
     ),
     "trial_shrinks": ("at {fraction}x the ceiling a perturbation decays", "상한의 {fraction}배에서는 줄어들고"),
     "trial_holds": ("at {fraction}x it keeps its size", "{fraction}배에서는 그대로이며"),

@@ -94,7 +94,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         if folder is not None:
             found.folder = write_packed(folder / FOLDER, self.subject, self.kept.read(method), self.layouts)
 
-    def prepare(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]
+    def prepare(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]  # its own draft
         self.bits = self._allocated(work) if self.asked.budget is not None else self._uniform
         draft.take_bits(self.bits, bits_a_weight(self.sizes, self.bits, self.risk.space.size))
 
@@ -215,7 +215,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         return {n: layout.values(kept, n, dtype) for n, layout in self.layouts.items()}
 
     # --- one matrix -------------------------------------------------------------------------------------------------
-    def afterwards(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]
+    def afterwards(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]  # its own draft
         best = best_of(draft.scalars, self.ways)
         if not self.asked.each or best is None:
             return

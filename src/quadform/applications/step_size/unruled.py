@@ -33,7 +33,7 @@ from ..subject import Subject, tensors_hash
 from ..threads import fitting_threads
 from .ceiling import ceiling_of
 from .question import StepSizeQuestion
-from .rules import sgd
+from .rules import sgd, unwrapped
 
 #: A stable rate does not raise the loss by more than this share of it.
 RISE = 0.01
@@ -54,7 +54,7 @@ def parts_of(asked: StepSizeQuestion, subject: Subject) -> Parts:
     ruled = torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW
     found: Parts = ()
     if subject.optimizer is not None:
-        found = (subject.optimizer,)
+        found = (unwrapped(subject.optimizer),)
     elif subject.run is not None and asked.state is None and asked.optimizer in ("auto", subject.run.config.optimizer):
         found = tuple(subject.run.optimizer().parts) if subject.run.config.optimizer == "muon" else ()
     return () if all(isinstance(part, ruled) for part in found) else found
