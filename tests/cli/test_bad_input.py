@@ -442,12 +442,12 @@ def test_a_record_that_contradicts_itself(tmp_path: Path, capsys: pytest.Capture
     """Tensors of another size than the scalars say: told by `report`, and by `ls runs` in its row."""
     assert main(["attention", "--tokens", "3", "--d-model", "2", "--out", "run", "--quiet"]) == 0
     record = Record.load("run")
-    for name in record.tensors:
-        for other in (torch.zeros(1, dtype=torch.float64), torch.zeros(2, 3, 5, 7, dtype=torch.float64)):
-            changed = dataclasses.replace(record, tensors={**record.tensors, name: other})
-            changed.save("changed")
-            capsys.readouterr()
-            code, said = main(["report", "changed", "--quiet"]), capsys.readouterr().err
-            assert code in (0, 2), (name, said)
-            assert said.count("\n") == (code == 2)
-            assert main(["ls", "runs", "changed"]) == 0
+    for i, name in enumerate(record.tensors):
+        other = torch.zeros((1,) if i % 2 else (2, 3, 5, 7), dtype=torch.float64)
+        changed = dataclasses.replace(record, tensors={**record.tensors, name: other})
+        changed.save("changed")
+        capsys.readouterr()
+        code, said = main(["report", "changed", "--quiet"]), capsys.readouterr().err
+        assert code in (0, 2), (name, said)
+        assert said.count("\n") == (code == 2)
+        assert main(["ls", "runs", "changed"]) == 0
