@@ -150,7 +150,7 @@ def test_report_in_the_time_there_is(
     said = capsys.readouterr().out.splitlines()
     assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, point, why", "report: run/report.html"]
     page = Path("run/report.html").read_text()
-    assert "Not measured, or not to the end: learning rate, spectrum, what each part does" in page
+    assert "Not measured, or not to the end: learning rate, spectrum, kind of point, what each part does" in page
     for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):
         assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
         assert words_ in Path("run/report.html").read_text()
@@ -159,7 +159,7 @@ def test_report_in_the_time_there_is(
     assert strict(capsys.readouterr().out)["inputs"]["missing"] == []
     assert "This study is not whole" not in Path("run/report.html").read_text()
     assert main(["report", "run", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "run: 4 records there; redrawn, nothing is computed\n"
+    assert capsys.readouterr().out == "run: 5 records there; redrawn, nothing is computed\n"
 
 
 def test_report_redraws_without_computing(
