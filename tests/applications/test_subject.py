@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import quadform as qf
 from quadform.applications.opening import Opening
 from quadform.applications.spectrum.question import SpectrumQuestion
 from quadform.applications.subject import open_subject, parse_data, parse_new, weights_hash
@@ -188,3 +189,13 @@ def test_text_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe" * 500)
     with pytest.raises(FileError, match="cannot be read as UTF-8 text"):
         open_subject(Opening(model=str(run), data=str(tmp_path / "bad.txt")))
+
+
+def test_a_length_that_nothing_follows_is_refused(tmp_path: Path) -> None:
+    """Sums have their own length, and so have the data of a run; running text takes the one asked for."""
+    for data in ("add:digits=1", "reverse"):
+        with pytest.raises(InputError, match=r"length=77: the sequences of .* have their own lengths"):
+            open_subject(Opening(model="new:pre-ln,depth=1,d_model=8", data=data, length=77))
+    qf.fit("add:digits=1", out=tmp_path / "run", depth=1, d_model=8, heads=1, steps=2, progress=False)
+    with pytest.raises(InputError, match="length=5: the sequences of the run's own data"):
+        open_subject(Opening(model=str(tmp_path / "run"), length=5))

@@ -322,9 +322,15 @@ def _data(question: Opening, otherwise: str) -> Dataset:
         raise UnknownName(
             f"data={text} is neither a data set nor a file.{did_you_mean(name, DATASETS)} See `quadform ls data`."
         )
-    if question.length is not None and name in DATASETS and "seq_len" in inspect.signature(DATASETS[name]).parameters:
+    if question.length is not None:
+        if name not in DATASETS or "seq_len" not in inspect.signature(DATASETS[name]).parameters:
+            raise InputError(_own_lengths(question, f"`{name}`"))
         settings |= {"seq_len": question.length}
     return dataset(name, **settings)
+
+
+def _own_lengths(question: Opening, what: str) -> str:
+    return f"length={question.length}: the sequences of {what} have their own lengths. Leave length out."
 
 
 def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None, run: Run | None) -> Subject:
@@ -343,6 +349,8 @@ def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None
     else:
         if data is None or question.data != "auto":
             data = _data(question, DEFAULT_DATA)
+        elif run is not None and question.length is not None:
+            raise InputError(_own_lengths(question, f"the run's own data ({data})"))
         _fits(model, data, name)
         guard_probe(question.batches, question.batch_size, next(data.batches("valid", 1, question.seed)))
         batches = list(itertools.islice(data.batches("valid", question.batch_size, question.seed), question.batches))

@@ -133,6 +133,8 @@ def _sceptr(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
     names = REGIONS[described["tokeniser"]]
 
     def probe(batch: int = 8, length: int | None = None, seed: int = 0) -> Batch:
+        if length is not None:
+            raise InputError(f"length={length}: made-up receptors have the usual lengths. Leave length out.")
         return receptor_probe(names, batch, seed)
 
     note = "probe: made-up receptors of usual lengths, 15 % of the residues masked"
