@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 import quadform as qf
 from quadform.answers.kind import PointKind
+from quadform.answers.point import Point
 from quadform.applications.point.inertia import span
 from quadform.applications.point.symmetries import families
 from quadform.cli import main
 from quadform.core.errors import FileError, InputError
+from quadform.core.record import Estimate
 from quadform.corpora.datasets import dataset
 from quadform.curvature.operators import hessian
 from quadform.curvature.risk import Risk
@@ -221,3 +223,12 @@ def test_the_command_line_tells_how_far_the_polish_came(tmp_path: Path, capsys: 
     for lang in ("en", "ko"):
         assert "point" in found.figures(lang)
     assert "안장점" in found.report(tmp_path / "page.html", "ko").read_text(encoding="utf-8")
+
+
+def test_a_fall_below_zero_is_not_promised() -> None:
+    """A Newton step that would take more than the whole loss is told as what the quadratic model cannot say."""
+    known = Estimate(1.0)
+    for drop, words in ((0.5, "lowers the loss of 1 by 0.5"), (2.0, "does not hold that far")):
+        point = Point(known, known, Estimate(drop), known, Estimate(-1.0), newton=True)
+        assert point.said is not None
+        assert words in point.said.en

@@ -69,5 +69,7 @@ class Point:
         if self.kind is None:
             return None
         told = {"slope": self.gradient_norm, "drop": self.descent, "loss": self.loss, "low": self.bottom}
-        key = "point_descends_newton" if self.newton and self.kind == "descends" else f"point_{self.kind}"
+        key = f"point_{self.kind}"
+        if self.newton and self.kind == "descends":
+            key = "point_descends_far" if 0 < self.loss.value < self.descent.value else "point_descends_newton"
         return say(key, **{name: number(e.value) for name, e in told.items()})

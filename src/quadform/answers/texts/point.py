@@ -13,6 +13,12 @@ SENTENCES = {
         "정지점이 아니며 아직 내려가는 중입니다. 기울기의 노름은 {slope}, 뉴턴 한 걸음에 이차 근사로 손실 {loss} 중"
         " {drop}만큼 내려갑니다.",
     ),
+    "point_descends_far": (
+        "Not stationary: descending. The gradient has norm {slope}. To second order one Newton step would lower the"
+        " loss of {loss} by {drop}, below 0: the quadratic model does not hold that far.",
+        "정지점이 아니며 아직 내려가는 중입니다. 기울기의 노름은 {slope}입니다. 이차 근사로는 뉴턴 한 걸음에 손실"
+        " {loss}에서 {drop}만큼, 곧 0보다 아래로 내려가므로 이차 근사가 그 거리까지 성립하지 않습니다.",
+    ),
     "point_saddle": (
         "Stationary (gradient norm {slope}), with λ_min {low} below 0: a saddle.",
         "정지점입니다(기울기의 노름 {slope}). λ_min {low}, 0보다 작으므로 안장점입니다.",
