@@ -10,11 +10,13 @@ import torch
 from torch import nn
 
 import quadform as qf
+from quadform.answers.flat import Flat, FlatDraft
 from quadform.applications.flat.measure import FlatMeasurement, vertex
 from quadform.applications.flat.orbit import pairs
 from quadform.applications.flat.question import MEASURES, FlatQuestion
 from quadform.applications.subject import Subject
 from quadform.core.errors import UnknownName
+from quadform.core.record import Estimate, Provenance
 from quadform.corpora import dataset
 from quadform.curvature import Risk
 from quadform.nn import Transformer
@@ -183,3 +185,16 @@ def test_saved_and_loaded_it_says_the_same(data, batch, tmp_path):
     assert "flat" in again.figures()
     assert isinstance(found.record.inputs["orbit"], int)
     assert Risk(make(data), None, batch, quiet=True).space.size == found.record.inputs["parameters"]
+
+
+def test_a_search_that_ends_above_the_model_itself_is_told() -> None:
+    """The model is one of its equals: the search has found a bound, no least."""
+    made = Provenance.collect()
+    for found, told in ((2.0, True), (0.5, False)):
+        draft = FlatDraft()
+        draft.take_loss(1.0)
+        draft.take_here("asam", Estimate(1.0))
+        draft.take_orbit("asam", Estimate(found))
+        inputs = {"orbit": 1, "coverage": "", "notes": [], "source": {}, "shape": [1], "dtype": "float64"}
+        lines = Flat(draft.record(Flat.kind, inputs, made)).lines()
+        assert any("asam: the search ended above the model itself" in line for line in lines) == told

@@ -126,7 +126,16 @@ class Compressed(Answer):
         if m is None:
             return NOTHING + self.cut_short
         held = NOTHING if m.held is None else say("compressed_held", held=number(m.held))
-        return self.told(m) + held + self.cut_short
+        return self.told(m) + held + self._scored(m) + self.cut_short
+
+    def _scored(self, best: Method) -> Said:
+        """A score can fall where the loss hardly rises."""
+        if best.score is None:
+            return NOTHING
+        before = self.record.scalars["score"]
+        shown = [f"{number(e.value)} ± {number(e.error)}" if e.error else number(e.value) for e in (before, best.score)]
+        name = self.record.inputs.get("score") or "score"
+        return say("compressed_score", name=name, before=shown[0], after=shown[1])
 
     # --- showing ----------------------------------------------------------------------------------------------------
     def table(self) -> Grid:

@@ -86,6 +86,10 @@ class Flat(Answer):
         for m in self.measures:
             least = cell(m.least and m.least.value)
             out.append(f"{m.name:<12}{cell(m.here.value):>12}{least:>12}{cell(m.ratio):>8}  {m.here.kind}")
+        above = [m.name for m in self.measures if m.ratio is not None and m.ratio < 1]
+        out += [
+            f"{name}: the search ended above the model itself; its least is at most the value here" for name in above
+        ]
         told = [*self.verdict_lines()]
         return [*out, *told, *([say("flat_without")()] if not self.pairs else [])]
 

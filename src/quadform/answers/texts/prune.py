@@ -11,6 +11,10 @@ SENTENCES = {
         "On batches held out it rises by {held}.",
         "남겨 둔 배치의 손실 증가량: {held}.",
     ),
+    "compressed_score": (
+        "Score ({name}): {before} before, {after} after.",
+        "점수({name}): 이전 {before}, 이후 {after}.",
+    ),
     "quantize_best": (
         "{method} loses least: with {bits} bits a weight the loss {loss} rises by {measured}; the quadratic model"
         " predicts {predicted}.",
