@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from taught import squared, taught
+from torch import nn
 
 import quadform as qf
 from quadform.applications.opening import Opening
@@ -22,24 +23,9 @@ MODEL = "new:pre-ln,depth=1,d_model=8,heads=2"
 PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 4, "batches": 4, "dtype": "float64", "progress": False}
 
 
-def squared(output: Tensor, batch: Any) -> Tensor:
-    return (output - batch[1]).square().mean()
-
-
 @pytest.fixture(scope="module")
 def trained() -> tuple[nn.Module, list[Any]]:
-    """A small network that was taught by another one, at its minimum nearly."""
-    torch.manual_seed(0)
-    teacher = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    student = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2)).double()
-    draws = [torch.randn(64, 6, dtype=torch.float64) for _ in range(4)]
-    batches = [(x, teacher(x).detach()) for x in draws]
-    optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
-    for step in range(300):
-        optimizer.zero_grad()
-        squared(student(batches[step % 4][0]), batches[step % 4]).backward()
-        optimizer.step()
-    return student, batches
+    return taught(300)
 
 
 @pytest.fixture(scope="module")
