@@ -3,7 +3,9 @@
     python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small]
     python benchmarks/units.py long [--tokens 65536]   GPT-2 124M, one sequence: H by units and by default
     python benchmarks/units.py large [--tokens 2048]   a Llama of 6.7B random weights: H by units
-    python benchmarks/units.py first                   GPT-2: seconds and memory of the first product by each route
+    python benchmarks/units.py first [--models gpt2]   seconds to the first product where the disk cache is empty, and
+                                                       in the next process
+    python benchmarks/units.py widths                  eleven architectures at their real width (`units_widths.py`)
 
 GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with a mask of ones, its own loss, float32 with TF32.
 Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
@@ -29,11 +31,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import units_widths
 from quadform.core import progress
 from quadform.core.record import Provenance, strict_json
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 
 ROUTES = ("units", "compiled-units", "eager", "compiled")
+FRESH_ROUTES = {"first": ("compiled-units", "compiled", "eager"), "widths": ("compiled", "eager")}
+JOBS: dict[str, Callable[..., None] | None] = {
+    "routes": None, "long": None, "large": None, "first": units_widths.first, "widths": units_widths.widths,
+}  # fmt: skip
 
 
 def gpt2(device: str, dtype: torch.dtype, shape: tuple[int, int], **sizes: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -100,8 +107,7 @@ def asked(options: argparse.Namespace, device: str, small: bool) -> tuple[Any, A
         model, batch = gpt2(device, torch.float32, (1, options.tokens or (256 if small else 65536)), **sizes)
         return model, batch, [(hessian, r) for r in ("units", "compiled-units", "eager")]
     model, batch = gpt2(device, torch.float32, (2, 32) if small else (8, 1024), **sizes)
-    beside = [(gauss_newton, "units")] if options.what == "routes" else []
-    return model, batch, [*((hessian, r) for r in options.routes), *beside]
+    return model, batch, [*((hessian, r) for r in options.routes or ROUTES), (gauss_newton, "units")]
 
 
 def once(work: Callable[[], Any], device: str) -> float:
@@ -182,25 +188,31 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("routes", "long", "large", "first"), default="routes")
+    parser.add_argument("what", nargs="?", choices=tuple(JOBS), default="routes")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=420.0)
-    parser.add_argument("--routes", nargs="+", default=list(ROUTES))
+    parser.add_argument("--routes", nargs="+")
     parser.add_argument("--tokens", type=int, help="of the sequence of `long` and `large`")
     parser.add_argument("--small", action="store_true")
+    units_widths.add_options(parser)
     options = parser.parse_args()
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic()
     small = options.small or device == "cpu"
-    out = options.out or (Path(os.environ["OUT"]) / "units.json" if os.environ.get("OUT") else None)
+    name = "units.json" if options.what == "routes" else f"units-{options.what}.json"
+    out = options.out or (Path(os.environ["OUT"]) / name if os.environ.get("OUT") else None)
+    if job := JOBS[options.what]:
+        options.small, options.routes = small, options.routes or list(FRESH_ROUTES[options.what])
+        job(options, out)
+        return
     progress.quiet = True
     torch.set_float32_matmul_precision("high")
     record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=device)), "rows": []}
-    record["errors in float64"] = correct(device, [] if small else options.routes)
+    record["errors in float64"] = correct(device, [] if small else options.routes or list(ROUTES))
     print(record["errors in float64"], flush=True)
     if any(error > 1e-9 for error in record["errors in float64"].values()):
         sys.exit("products are wrong; nothing was timed")
     model, batch, wants = asked(options, device, small)
-    times, rows = 0 if options.what == "first" else 3, record["rows"]
+    times, rows = 3, record["rows"]
     gradients = options.what == "routes"
     if gradients:
         rows += [gradient(model, batch, device, compile, times) for compile in (False, *([True] * (not small)))]
