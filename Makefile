@@ -18,7 +18,7 @@ PYTEST_FLAGS ?=
 export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
-.PHONY: help report test check clean tools
+.PHONY: help report test check docs clean tools
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -36,6 +36,10 @@ check: $(VENV)/.dev ## format, lint, types, layering
 	@echo "== ruff check"; $(BIN)/ruff check .
 	@echo "== mypy"; $(BIN)/mypy
 	@echo "== layering"; $(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.dev ## the documentation site; the last line is the path of its first page
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "docs: build/site/index.html"
 
 clean: ## remove caches and the default run; the environment (.venv) stays
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache runs/default

@@ -135,7 +135,7 @@ def _cell(cell: dict[str, Any], notes: _Notes) -> str:
     found = [r[kind] for r in cell["routes"].values() for kind in KINDS]
     marks = [notes.mark(f"Refused: {text}") for text in found if isinstance(text, str)]
     numbers = [f"{max(e for e in found if not isinstance(e, str)):.0e}"] if len(marks) < len(found) else []
-    return " ".join([*numbers, *dict.fromkeys(marks)])
+    return " ".join([*numbers, ", ".join(dict.fromkeys(marks))]).strip()
 
 
 def _taken(route: str, cells: list[dict[str, Any]], notes: _Notes) -> str:
@@ -143,7 +143,7 @@ def _taken(route: str, cells: list[dict[str, Any]], notes: _Notes) -> str:
         return "–"
     marks = [notes.mark(f"{line[0].upper()}{line[1:]}") for cell in cells for line in cell["why"]]
     taken = all(cell["route"] == route for cell in cells)
-    return " ".join([*["yes"] * taken, *dict.fromkeys(marks)])
+    return " ".join([*["yes"] * taken, ", ".join(dict.fromkeys(marks))]).strip()
 
 
 def main() -> None:

@@ -180,10 +180,10 @@ def _without_norm(name: str) -> Design:
     return replace(base, title=f"{base.title}, no norm", block=replace(base.block, norm="none"), **kept)
 
 
-#: Every named design. Post-LN without norm is Pre-LN without norm, so it (and DeepNorm) has no such twin.
 DESIGNS: Mapping[str, Design] = MappingProxyType(
     _BASE | {f"{n}-no-norm": _without_norm(n) for n in _BASE if n not in ("post-ln", "deepnorm", "rezero")}
 )
+"""Every named design. Post-LN without norm is Pre-LN without norm, so it (and DeepNorm) has no such twin."""
 
 #: The CodeParrot GPT of [HH24], its released code: `design("sas", **CODEPARROT)`.
 CODEPARROT: Mapping[str, Any] = MappingProxyType(

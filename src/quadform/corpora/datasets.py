@@ -323,6 +323,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "pystdlib": _standard_library,
     "packages": _packages,
 }
+"""Data sets made by our own code, by name; `dataset(name, **settings)` makes one."""
 
 
 def dataset(name: str, **settings: Any) -> Dataset:

@@ -237,8 +237,8 @@ def _numbers(x: Tensor) -> Tensor:
     return x.detach().reshape(-1).to("cpu", torch.float64)
 
 
-#: One process by itself.
 ALONE = Group()
+"""One process by itself: the group outside of torchrun."""
 
 _entered: list[Group] = []
 _standing: list[Group] = []

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from ..core.record import Record
     from .experiment import Experiment
 
-#: In the order of the gallery.
 CATALOG: dict[str, str] = {
     "heterogeneity": ".heterogeneity",
     "growth": ".growth",
@@ -51,6 +50,7 @@ CATALOG: dict[str, str] = {
     "cross-attention": ".cross_attention",
     "finetuned-spectra": ".finetuned_spectra",
 }
+"""Experiments by id, each with the module that holds it, in the order of the gallery."""
 
 HERE = Path(__file__).resolve().parent
 #: Records of the largest preset that was run, in the repository; the package has a summary of them.

@@ -94,6 +94,7 @@ LIGHT = Style(
     weak=0.95,
     strong=0.30,
 )
+"""The colours on white."""
 
 DARK = Style(
     name="dark",
@@ -111,6 +112,7 @@ DARK = Style(
     weak=0.27,
     strong=0.93,
 )
+"""The colours on black."""
 
 #: Hue in degrees below and above zero: gold, purple.
 _HUES = (80.0, 300.0)

@@ -1,0 +1,22 @@
+"""Docstrings are plain text with code in backticks: what Markdown would take for markup outside of code is escaped."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+
+def escaped(doc: str) -> str:
+    """`a < b`, `x*y` and `[ODS25]` stay what they are; lists and indented formulas stay lists and formulas."""
+    parts = re.split(r"(``.*?``|`[^`]*`|^ {4,}.*$)", doc, flags=re.S | re.M)
+    return "".join(p if i % 2 else re.sub(r"(?<!\\)(<|(?<!^)(?<!\n)\*|_)", r"\\\1", p) for i, p in enumerate(parts))
+
+
+class Docstrings(griffe.Extension):
+    """Run by mkdocstrings over every object it reads."""
+
+    def on_instance(self, *, obj: Any, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = escaped(obj.docstring.value)
