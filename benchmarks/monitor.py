@@ -2,14 +2,15 @@
 
     python benchmarks/monitor.py --out monitor.json                  a small GPT on a CPU
     python benchmarks/monitor.py --out monitor.json --tiny --block 500 --blocks 24      long enough for 2 %
-    python benchmarks/monitor.py --out monitor.json --device cuda    GPT-2 124M, 8 x 1,024 tokens, float32
+    python benchmarks/monitor.py --out monitor.json --device cuda    GPT-2 124M, 8 x 1,024 tokens, float32 with TF32
 
 Two models that are copies of each other train on the same batches, one of them with a monitor, by `--overhead` or
 `--every`; blocks of `--block` steps alternate, so that both see the same machine. `share` is the monitor's own count,
 `ratio` the time of the watched steps over that of the others without the first block of each, in which, by
 overhead, the first reading is made: a full search (`first_s`); `ratio_all` is the same with that block.
 `full_s` and `warm_s` are medians of single readings, `warm_steps` is the latter in training steps. `equal` says whether
-both have the same weights in the end (on a GPU torch's own sums may differ from run to run).
+both have the same weights in the end (on a GPU torch's own sums may differ from run to run). `--limit SECONDS` ends
+after the pair of blocks in which that time is over.
 """
 
 from __future__ import annotations
@@ -91,7 +92,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     own = lambda out, batch: loss(getattr(out, "logits", out), batch)  # noqa: E731
     watched.monitor = monitor = qf.Monitor(watched.model, watched.optimizer, held, loss=own, part=args.part, **pace)
     plain.seconds.clear(), watched.seconds.clear()
+    begun = time.perf_counter()
     for i in range(args.blocks):
+        if time.perf_counter() - begun > args.limit:
+            break
         data = batches(args.block)
         for run in (plain, watched) if i % 2 else (watched, plain):
             if run is watched and i == 0 and args.device == "cuda":
@@ -107,7 +111,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "held_batches": args.held,
         "part": args.part,
         **pace,
-        "steps": args.block * args.blocks,
+        "steps": args.block * len(plain.seconds),
         "readings": len(monitor.history),
         "step_s": statistics.median(plain.seconds) / args.block,
         "first_s": full[0],
@@ -142,7 +146,9 @@ def main() -> None:
     parser.add_argument("--part", type=float, default=1.0, help="share of the held batches between full searches")
     parser.add_argument("--block", type=int, default=50, help="steps of one side before the other takes its turn")
     parser.add_argument("--blocks", type=int, default=20)
+    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds")
     args = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
     found = measure(args)
     args.out.write_text(json.dumps(found, indent=1))
     print({k: v for k, v in found.items() if k not in ("blocks", "history")})

@@ -62,16 +62,16 @@ SENTENCES = {
         "스케줄의 최대 학습률 {peak}: 다른 단계의 값이며, 그 단계의 상한은 재지 않았습니다.",
     ),
     "rate_short": (
-        "Along the optimizer's update the quadratic model of the loss breaks at learning rate {reach}, below the"
-        " ceiling: the ceiling is no bound for steps that long. Above {reach} watch the loss itself.",
-        "옵티마이저가 움직이는 방향에서 이차 근사는 학습률 {reach}에서 깨지며, 이는 상한보다 작습니다. 그보다 긴"
-        " 걸음에는 이 상한을 쓸 수 없으므로, {reach}보다 크면 손실을 직접 살피십시오.",
+        "The ceiling rests on a quadratic model of the loss, which holds along this update up to learning rate {reach}."
+        " Beyond that the ceiling does not apply: watch the loss itself.",
+        "이 상한은 손실의 이차 근사에서 나온 값이며, 이 이동 방향에서 근사는 학습률 {reach}까지 맞습니다. 그보다 큰"
+        " 학습률에는 상한을 쓸 수 없으므로 손실을 직접 살피십시오.",
     ),
     "rate_beyond": (
-        "But along the optimizer's update the quadratic model of the loss breaks at {reach} already, so the ceiling is"
-        " no bound for a step of this length. Lower the rate below {reach}, or watch the loss.",
-        "그러나 옵티마이저가 움직이는 방향에서 이차 근사는 이미 {reach}에서 깨지므로, 이 길이의 걸음에는 상한을 쓸 수"
-        " 없습니다. 학습률을 {reach} 아래로 낮추거나 손실을 살피십시오.",
+        "But the quadratic model behind the ceiling holds along this update only up to {reach}. Lower the rate below"
+        " {reach}, or watch the loss itself.",
+        "그러나 상한의 바탕인 이차 근사는 이 이동 방향에서 {reach}까지만 맞습니다. 학습률을 {reach} 아래로 낮추거나"
+        " 손실을 직접 살피십시오.",
     ),
     "course_run_below": (
         "Along the run, at {count} checkpoints, the learning rate was below the ceiling of its own step: at most"
