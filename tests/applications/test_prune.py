@@ -109,8 +109,8 @@ def test_the_model_loads_again(structure: str, tmp_path: Path) -> None:
             assert set((W == 0).double().mean(1).tolist()) <= {0.0, 1.0}
     total = sum(state[n].numel() for n in found.matrices)
     assert found.best.size == pytest.approx(0.5, abs=32 / total)
-    opening = Opening(model=str(found.folder), data="add:digits=1", batch_size=4, batches=4, dtype="float64")
-    again = opening.open()
+    again = Opening(model=str(found.folder), batch_size=4, batches=4, dtype="float64").open()
+    assert again.source["data"]["digits"] == 1
     assert float(again.risk(quiet=True).value()) > 0
     assert qf.answers.Pruned.load(tmp_path / "out").methods[0].predicted == found.methods[0].predicted
 

@@ -82,10 +82,10 @@ def test_the_model_loads_again_in_every_verb(tmp_path: Path) -> None:
     assert codes.shape == (8, 3)  # eight codes of three bits
     state = Transformer.load(folder).state_dict()
     assert all(torch.equal(state[n], t) for n, t in found.weights.items())
-    opening = Opening(model=str(folder), data="add:digits=1", batch_size=4, batches=4, dtype="float64")
-    again = opening.open()
+    again = Opening(model=str(folder), batch_size=4, batches=4, dtype="float64").open()
+    assert again.source["data"]["digits"] == 1  # named beside the model
     assert any("whole numbers" in note for note in again.notes)
-    assert qf.taylor(str(folder), data="add:digits=1", batch_size=2, along=("grad",), points=3, progress=False)
+    assert qf.taylor(str(folder), batch_size=2, along=("grad",), points=3, progress=False)
     with pytest.raises(InputError, match="quantized already"):
         qf.quantize(str(folder), **PROBE)
     assert qf.answers.QuantizedModel.load(tmp_path / "out").bits == dict.fromkeys(found.matrices, 3)

@@ -44,6 +44,8 @@ def test_run_and_saved_model(tmp_path: Path) -> None:
     assert weights_hash(open_subject(Opening(model=str(tmp_path / "saved"), data="add:digits=2")).model) == (
         weights_hash(model)
     )
+    with pytest.raises(InputError, match="has 9 positions, the data Addition needs 12. Name the data it was trained"):
+        open_subject(Opening(model=str(tmp_path / "saved"), data="add:digits=3"))
 
 
 def test_hugging_face_folder(tmp_path: Path) -> None:
@@ -197,5 +199,5 @@ def test_a_length_that_nothing_follows_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"length=77: the sequences of .* have their own lengths"):
             open_subject(Opening(model="new:pre-ln,depth=1,d_model=8", data=data, length=77))
     qf.fit("add:digits=1", out=tmp_path / "run", depth=1, d_model=8, heads=1, steps=2, progress=False)
-    with pytest.raises(InputError, match="length=5: the sequences of the run's own data"):
+    with pytest.raises(InputError, match="length=5: the sequences of the model's own data"):
         open_subject(Opening(model=str(tmp_path / "run"), length=5))

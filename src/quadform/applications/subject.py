@@ -42,6 +42,8 @@ from .probes import length_of, rows_of, text_of, whole_tensors
 
 #: Data of a new model that names none.
 DEFAULT_DATA = "add"
+#: The file beside a saved model that names its data.
+DATA = "data.json"
 #: Trained models that can be fetched.
 TRAINED = tuple(name for name, item in CATALOGUE.items() if item.kind == "model")
 
@@ -166,12 +168,12 @@ def open_subject(question: Opening) -> Subject:
         subject = new_subject(question, device, dtype)
     elif is_run(path):
         run = open_run(path, device=device, dtype=dtype)
-        subject = _ours(question, question.model, run.model, run.data, run)
+        subject = _ours(question, question.model, run.model, run.data, run, own=True)
         subject.notes += widened(run.tensors["model/embed.W_E"].dtype, dtype)
     elif (path / "model.json").exists():
         model = Transformer.load(path, device=device)
         stored = model.embed.W_E.dtype
-        subject = _ours(question, question.model, model.to(dtype), None, None)
+        subject = _ours(question, question.model, model.to(dtype), data_beside(path), None, own=True)
         subject.notes += widened(stored, dtype)
     elif (path / "config.json").exists():
         subject = _hugging_face(question, device, dtype)
@@ -333,8 +335,11 @@ def _own_lengths(question: Opening, what: str) -> str:
     return f"length={question.length}: the sequences of {what} have their own lengths. Leave length out."
 
 
-def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None, run: Run | None) -> Subject:
-    """A model of ours: batches come from its data's validation split, or from the data the question names."""
+def _ours(
+    question: Opening, name: str, model: Transformer, data: Dataset | None, run: Run | None, own: bool = False
+) -> Subject:
+    """A model of ours: batches come from its data's validation split, or from the data the question names. `own`: the
+    data stand in the model's folder."""
     config: Any = model.config
     if question.data != "auto" and text_file(question.data) is not None:
         tokenizer = getattr(data, "tokenizer", None)
@@ -349,8 +354,8 @@ def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None
     else:
         if data is None or question.data != "auto":
             data = _data(question, DEFAULT_DATA)
-        elif run is not None and question.length is not None:
-            raise InputError(_own_lengths(question, f"the run's own data ({data})"))
+        elif own and question.length is not None:
+            raise InputError(_own_lengths(question, f"the model's own data ({data})"))
         _fits(model, data, name)
         guard_probe(question.batches, question.batch_size, next(data.batches("valid", 1, question.seed)))
         batches = list(itertools.islice(data.batches("valid", question.batch_size, question.seed), question.batches))
@@ -361,8 +366,19 @@ def _ours(question: Opening, name: str, model: Transformer, data: Dataset | None
     return Subject(name, model.eval(), batches, source, run=run)
 
 
+def data_beside(folder: Path) -> Dataset | None:
+    """The data that a saved model was measured on, where its folder names it."""
+    path = folder / DATA
+    return Dataset.from_dict(json.loads(path.read_text())) if path.exists() else None
+
+
 def _fits(model: Transformer, data: Dataset, name: str) -> None:
     wanted = data.settings
+    if model.config.positions == "learned" and wanted.get("seq_len", 0) > model.config.seq_len:
+        raise InputError(
+            f"`{name}` has {model.config.seq_len} positions, the data {type(data).__name__} needs {wanted['seq_len']}."
+            " Name the data it was trained on."
+        )
     for key in ("kind", "vocab"):
         have = getattr(model.config, key)
         if key in wanted and wanted[key] != have:

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
 from ...core.packed import PACKED, Layout, to_bytes
-from ...core.record import Estimate, write_atomically
+from ...core.record import Estimate, strict_json, write_atomically
 from ...core.work import WORK, Work
 from ...integrations import reading as hf
 from ...nn.transformer import Transformer
-from ..subject import Subject
+from ..subject import DATA, Subject
 
 
 class Kept:
@@ -62,6 +62,7 @@ def write(where: Path, subject: Subject, weights: Mapping[str, Tensor]) -> Path:
     other: Any = changed(model, weights)
     if isinstance(other, Transformer):
         other.save(where)
+        _write_data(where, subject)
     elif hasattr(other, "save_pretrained"):
         with hf.quiet():
             other.save_pretrained(where)
@@ -81,7 +82,9 @@ def write_packed(where: Path, subject: Subject, parts: Mapping[str, Tensor], lay
     dtype = next(t.dtype for n, t in own.items() if n in layouts)
     blob = to_bytes(_once(own, layouts) | dict(parts), layouts, dtype)
     if isinstance(model, Transformer):
-        return model.save(where, packed=blob)
+        model.save(where, packed=blob)
+        _write_data(where, subject)
+        return where
     where.mkdir(parents=True, exist_ok=True)
     write_atomically(where / PACKED, blob)
     if hasattr(model, "save_pretrained"):
@@ -100,6 +103,12 @@ def _once(state: Mapping[str, Tensor], layouts: Mapping[str, Layout]) -> dict[st
             seen.add(t.data_ptr())
             found[name] = t
     return found
+
+
+def _write_data(where: Path, subject: Subject) -> None:
+    """Name the data beside the model, so that every verb takes it again."""
+    if "split" in subject.source:
+        write_atomically(where / DATA, strict_json(subject.source["data"]).encode())
 
 
 def _write_tokenizer(where: Path, subject: Subject) -> None:
