@@ -44,7 +44,7 @@ def test_run_and_saved_model(tmp_path: Path) -> None:
     assert weights_hash(open_subject(Opening(model=str(tmp_path / "saved"), data="add:digits=2")).model) == (
         weights_hash(model)
     )
-    with pytest.raises(InputError, match="has 9 positions, the data Addition needs 12. Name the data it was trained"):
+    with pytest.raises(InputError, match=r"has 9 positions, the data Addition needs 12\. Name the data it was trained"):
         open_subject(Opening(model=str(tmp_path / "saved"), data="add:digits=3"))
 
 
