@@ -21,6 +21,7 @@ from playwright.sync_api import sync_playwright
 
 from quadform.core.record import Provenance, strict_json
 from quadform.explorer.engine import Engine
+from quadform.explorer.server import application
 from quadform.explorer.serving import find_place, serving
 
 STATES = {
@@ -74,7 +75,7 @@ def main() -> None:
     rows, load = {}, os.getloadavg()[0]
     for name, where in STATES.items():
         engine = Timed()
-        with serving(find_place(0), engine=engine) as place, sync_playwright() as playwright:
+        with serving(find_place(0), lambda at: application(at, engine)) as place, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1400, "height": 1000})
             page.goto(place.url + where)

@@ -10,6 +10,7 @@ import pytest
 
 from quadform.explorer.cost import Cost, Size
 from quadform.explorer.engine import Engine
+from quadform.explorer.server import application
 from quadform.explorer.serving import Place, find_place, serving
 from quadform.explorer.state import State
 
@@ -42,5 +43,5 @@ def engine() -> Held:
 
 @pytest.fixture(scope="module")
 def place(engine: Held) -> Iterator[Place]:
-    with serving(find_place(0), engine=engine) as served:
+    with serving(find_place(0), lambda place: application(place, engine)) as served:
         yield served

@@ -17,7 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from quadform.explorer import State, measure
 from quadform.explorer.data import LARGEST_UPLOAD, Uploads, read
-from quadform.explorer.server import LARGEST_MESSAGE, MOST_PAGES
+from quadform.explorer.door import LARGEST_MESSAGE, MOST_PAGES
 from quadform.explorer.serving import Place
 
 

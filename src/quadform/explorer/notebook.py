@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -46,6 +47,7 @@ def explore(layer: Any = None, /, *, port: int = 0, lang: str = "en", **state: A
     `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`."""
     from .data import Given
     from .engine import Engine
+    from .server import application
 
     asked, engine, start = ExploreTask(port=port, lang=lang), Engine(), State(**state)
     if layer is not None:
@@ -53,7 +55,7 @@ def explore(layer: Any = None, /, *, port: int = 0, lang: str = "en", **state: A
         own = {"data": "upload", "upload": engine.uploads.add(given), "temperature": layer.temperature}
         start = State(**own | state)
     place = find_place(asked.port)
-    server = start_thread(place, start, engine)
+    server = start_thread(place, partial(application, engine=engine, start=start))
     return Page(place.url_in(asked.lang) + "#" + urlencode(start.changes()), server)
 
 

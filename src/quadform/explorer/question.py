@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
 from ..core.question import Task, option
 
 if TYPE_CHECKING:
     from ..core.work import Work
-    from .serving import Served
+    from .serving import Place, Served
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,5 +39,10 @@ class ExploreTask(Task):
         from .serving import Served, find_place
         from .state import State
 
+        def make(place: Place) -> Any:
+            from .server import application
+
+            return application(place, start=State(seed=self.seed))
+
         seconds = None if work.deadline.until is None else work.deadline.left
-        return Served(find_place(self.port), State(seed=self.seed), self.lang, seconds, browser=not self.no_open)
+        return Served(find_place(self.port), make, self.lang, seconds, browser=not self.no_open)

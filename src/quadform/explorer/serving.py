@@ -19,7 +19,6 @@ from typing import Any
 from ..core.errors import InputError, needing
 from ..core.progress import say
 from ..core.question import Done
-from .state import State
 
 PORT = 8765
 #: How many ports above the one asked for are tried.
@@ -52,6 +51,10 @@ class Place:
         return f"Port {self.asked} is in use; opened on {self.port} instead."
 
 
+#: A page as an ASGI application, made for the place it is served at.
+Make = Callable[[Place], Any]
+
+
 def find_place(port: int = PORT, token: str | None = None) -> Place:
     """The asked port of 127.0.0.1 or the next free one above it (0: any, with a token of its own)."""
     for offset in range(TRIED if port else 1):
@@ -82,14 +85,15 @@ def kept_token() -> str:
     return new
 
 
-def server_of(place: Place, start: State | None = None, engine: Any = None) -> Any:
-    """A uvicorn server for the page, not started."""
+def server_of(place: Place, make: Make | None = None) -> Any:
+    """A uvicorn server for the page that `make` makes of a place (the live page), not started."""
     with needing("The live page"):
         import uvicorn
         import websockets  # noqa: F401  uvicorn's sockets
-    from .server import LARGEST_MESSAGE, application
+    from .door import LARGEST_MESSAGE
+    from .server import application
 
-    page = application(place.token, place.port, engine, start)
+    page = (make or application)(place)
     config = uvicorn.Config(
         page,
         log_level="critical",
@@ -106,16 +110,16 @@ def server_of(place: Place, start: State | None = None, engine: Any = None) -> A
 
 
 class Served(Done):
-    """The page of `quadform explore`: its address is told, then it answers until Ctrl-C or SIGTERM, or for so many
+    """A page that a command serves: its address is told, then it answers until Ctrl-C or SIGTERM, or for so many
     seconds."""
 
-    def __init__(self, place: Place, start: State, lang: str, seconds: float | None, *, browser: bool) -> None:
+    def __init__(self, place: Place, make: Make, lang: str, seconds: float | None, *, browser: bool) -> None:
         self.place, self.seconds, self.browser = place, seconds, browser
         self.server: Any = None
         self.url = place.url_in(lang)
         with contextlib.ExitStack() as stack:
             stack.enter_context(on_signals(self.end))  # before the address is told
-            self.server = server_of(place, start)
+            self.server = server_of(place, make)
             self.signals = stack.pop_all()
 
     def end(self) -> None:
@@ -163,9 +167,9 @@ def on_signals(end: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def serving(place: Place, start: State | None = None, engine: Any = None) -> Iterator[Place]:
+def serving(place: Place, make: Make | None = None) -> Iterator[Place]:
     """The page, served by a thread as long as the context lasts."""
-    server = start_thread(place, start, engine)
+    server = start_thread(place, make)
     try:
         yield place
     finally:
@@ -173,9 +177,9 @@ def serving(place: Place, start: State | None = None, engine: Any = None) -> Ite
         server.thread.join(10)
 
 
-def start_thread(place: Place, start: State | None = None, engine: Any = None) -> Any:
+def start_thread(place: Place, make: Make | None = None) -> Any:
     """A server that answers in a daemon thread; `server.should_exit = True` ends it."""
-    server = server_of(place, start, engine)
+    server = server_of(place, make)
     server.thread = threading.Thread(target=lambda: server.run(sockets=[place.listening]), daemon=True)
     server.thread.start()
     return server
