@@ -54,7 +54,7 @@ def test_verbs_take_the_flags_they_are_said_to_take(text: str) -> None:
     """Every verb, those that measure or train, those that take long: each takes the flags named there."""
     start = text.index("Every verb takes")
     parts = text[start : text.index("--resume", start) + len("--resume")].split("those that")
-    measure = VERBS.keys() - {"data", "ls", "reproduce", "verify", "explore"}
+    measure = VERBS.keys() - {"data", "ls", "reproduce", "verify", "explore", "teach"}
     long = measure - {"decode", "doctor"}
     for part, verbs, few in zip(parts, (VERBS.keys(), measure, long), (3, 4, 3), strict=True):
         named = set(re.findall(r"--[a-z-]+", part))
@@ -80,7 +80,9 @@ def test_citations_are_in_the_bibliography() -> None:
     assert cited <= known, f"not in docs/references.bib: {sorted(cited - known)}"
 
 
-@pytest.mark.parametrize("room", ["curvature", "distributed", "estimate", "explorer", "preconditioners", "report"])
+@pytest.mark.parametrize(
+    "room", ["curvature", "distributed", "estimate", "explorer", "preconditioners", "report", "teach"]
+)
 def test_a_room_has_the_modules_its_page_says(room: str) -> None:
     """The first column of the table of modules: every file named is there, and every module of the room is named."""
     text = (ROOT / "docs" / f"{room}.md").read_text()

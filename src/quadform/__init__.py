@@ -73,6 +73,7 @@ __getattr__, __dir__, __all__ = attach(
         "preconditioners": ".preconditioners:",
         "propagation": ".propagation:",
         "report": ".report:",
+        "teach": ".teach:",
         "testing": ".testing:",
         "theory": ".theory:",
         "train": ".train:",

@@ -27,6 +27,7 @@ from quadform.corpora.question import DataTask
 from quadform.experiments import ReproduceTask
 from quadform.explorer.question import ExploreTask
 from quadform.explorer.serving import Served
+from quadform.teach.question import TeachTask
 
 MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2}
@@ -135,7 +136,11 @@ def test_every_field_is_read(verb: str) -> None:
 
 @pytest.mark.parametrize(
     "task",
-    [ReproduceTask(names="growth-linear", seed=1, figures="svg"), ExploreTask(port=0, no_open=True, seed=1)],
+    [
+        ReproduceTask(names="growth-linear", seed=1, figures="svg"),
+        ExploreTask(port=0, no_open=True, seed=1),
+        TeachTask(port=0, no_open=True, seed=1),
+    ],
     ids=lambda task: task.verb,
 )
 def test_every_field_of_a_task_is_read(task: Task, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ COMMANDS = {
     "data": ["list"],
     "ls": ["runs", "."],
     "explore": ["--no-open", "--port", "0", "--max-time", "1s"],
+    "teach": ["--no-open", "--port", "0", "--max-time", "1s"],
     "doctor": [],
     "report": ["attention", "lr"],
 }

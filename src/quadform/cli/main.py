@@ -96,6 +96,9 @@ VERBS = {
     "data": Verb("real corpora and trained models: licence and size first", ".corpora.question:DataTask"),
     "ls": Verb("what designs, data, experiments and runs there are", ".cli.listing:LsTask"),
     "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
+    "teach": Verb(
+        "the Transformer as a lecture in the browser, with a model trained live", ".teach.question:TeachTask"
+    ),
     "doctor": Verb("will it run here, and how large may I go?", "doctor.question:DoctorQuestion"),
 }
 

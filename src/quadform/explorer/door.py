@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 #: Bytes of one message of the page, and pages open at the same time.
 LARGEST_MESSAGE = 64_000
 MOST_PAGES = 8
+_HERE = Path(__file__).parent
 _KINDS = {".js": "text/javascript", ".css": "text/css"}
 
 
@@ -97,13 +98,14 @@ def lang_of(request: Request) -> str:
     return lang if lang in LANGUAGES else "en"
 
 
-def files_of(style: Path, *scripts: Path) -> dict[str, bytes]:
-    """The scripts of these folders as they are, and the style sheet with the colours of the report filled in."""
+def files_of(style: Path, scripts: Iterable[Path]) -> dict[str, bytes]:
+    """Scripts as they are; the style sheet after that of all pages, with the colours of the report filled in."""
     from ..report.packages import jinja2
 
-    sheet = jinja2.Template(style.read_text("utf-8"), undefined=jinja2.StrictUndefined)
-    text = sheet.render(light=STYLES["light"], dark=STYLES["dark"], font=FONT)
-    return {p.name: p.read_bytes() for folder in scripts for p in folder.glob("*.js")} | {"page.css": text.encode()}
+    text = "".join(path.read_text("utf-8") for path in (_HERE / "templates" / "base.css.j2", style))
+    sheet = jinja2.Template(text, undefined=jinja2.StrictUndefined)
+    written = sheet.render(light=STYLES["light"], dark=STYLES["dark"], font=FONT)
+    return {path.name: path.read_bytes() for path in scripts} | {"page.css": written.encode()}
 
 
 def filled(template: Path, **values: Any) -> str:

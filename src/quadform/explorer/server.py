@@ -53,7 +53,7 @@ async def _body(request: Request) -> bytes:
 
 @cache
 def _files() -> dict[str, bytes]:
-    return files_of(_HERE / "templates" / "page.css.j2", _HERE / "static")
+    return files_of(_HERE / "templates" / "page.css.j2", (_HERE / "static").glob("*.js"))
 
 
 @cache

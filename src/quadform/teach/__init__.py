@@ -1,0 +1,11 @@
+"""The lecture: the Transformer step by step in the browser, every number computed by quadform. `quadform teach`."""
+
+from ..core.lazy import attach
+
+__getattr__, __dir__, __all__ = attach(
+    __name__,
+    {
+        "STEPS": ".lecture",
+        "sentence_model": ".words",
+    },
+)

@@ -1,0 +1,80 @@
+"""The engine behind the lecture: a message in, a step with its pictures out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..core.errors import QuadformError
+from .controls import Refused, read
+from .lecture import STEPS
+from .pupil import Pupil
+from .step import Asked, Shown, Step
+from .texts import LANGUAGES, Texts
+
+BY_NAME = {step.name: step for step in STEPS}
+
+
+@dataclass
+class Engine:
+    """Answers messages one after the other, on one thread: the matrices are small."""
+
+    pupil: Pupil = field(default_factory=Pupil)
+
+    def answer(self, text: str | bytes) -> dict[str, Any]:
+        """The answer to a message as it came: an `answer`, or an `error` at a control."""
+        seq, lang = None, "en"
+        try:
+            body = json.loads(text)
+            if not isinstance(body, dict):
+                raise Refused("", "message")
+            seq, lang = body.get("seq"), str(body.get("lang"))
+            lang = lang if lang in LANGUAGES else "en"
+            return self._answer(body, lang)
+        except Refused as error:
+            return {"kind": "error", "seq": seq, "control": error.control, "text": error.said(lang)}
+        except QuadformError as error:
+            return {"kind": "error", "seq": seq, "control": "", "text": str(error)}
+        except (ValueError, RecursionError):
+            return {"kind": "error", "seq": seq, "control": "", "text": LANGUAGES[lang]("error_message", control="")}
+        except Exception as error:  # the page stays, whatever happens to one step
+            said = LANGUAGES[lang]("error_unexpected", why=f"{type(error).__name__}: {error}"[:300])
+            return {"kind": "error", "seq": seq, "control": "", "text": said}
+
+    def _answer(self, body: dict[str, Any], lang: str) -> dict[str, Any]:
+        seq, step = body.get("seq"), BY_NAME.get(str(body.get("step")))
+        if not isinstance(seq, int) or isinstance(seq, bool) or step is None:
+            raise Refused("", "message")
+        values, texts = read(step.controls, body.get("values", {}), lang), LANGUAGES[lang]
+        torch.set_num_threads(1)
+        shown = step.show(Asked(values=values, texts=texts, pupil=self.pupil))
+        return {"kind": "answer", "seq": seq, **view(step, values, shown, texts)}
+
+
+def view(step: Step, values: dict[str, Any], shown: Shown, texts: Texts) -> dict[str, Any]:
+    """A step as the page takes it."""
+    most = shown.most
+    clipped = {n: min(v, most[n]) if n in most else v for n, v in values.items()}
+    controls = [
+        {
+            "name": c.name,
+            "label": texts(f"control_{c.name}"),
+            "value": clipped[c.name],
+            **c.json(clipped[c.name], texts, most.get(c.name)),
+        }
+        for c in step.controls
+        if c.name not in shown.hidden
+    ]
+    return {
+        "step": step.name,
+        "controls": controls,
+        "says": shown.says,
+        "panels": shown.panels,
+        "exercise": shown.exercise,
+        "answer": shown.answer,
+        "python": shown.python,
+        "running": shown.running,
+    }

@@ -1,0 +1,1 @@
+"""The steps of the lecture, by what they are about."""

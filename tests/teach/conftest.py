@@ -1,0 +1,22 @@
+"""The lecture, served, and one engine for all tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from quadform.explorer.serving import Place, find_place, serving
+from quadform.teach.engine import Engine
+from quadform.teach.server import application
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture(scope="module")
+def place(engine: Engine) -> Iterator[Place]:
+    with serving(find_place(0), lambda at: application(at, engine)) as served:
+        yield served

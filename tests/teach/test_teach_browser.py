@@ -1,0 +1,117 @@
+"""The lecture in a real Chromium: all steps in both languages, by keyboard, on a phone, for everybody.
+
+A machine without Chromium or axe-core fails these tests; `make test` installs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from quadform.explorer.serving import Place
+from quadform.teach.lecture import STEPS
+from quadform.teach.texts import LANGUAGES
+
+pytestmark = pytest.mark.browser
+
+AXE = Path(__file__).parents[2] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+NAMES = [step.name for step in STEPS]
+
+
+@contextmanager
+def opened(browser, place: Place, where: str = "", *, size: tuple[int, int] = (1280, 720), **options) -> Iterator:
+    """The page, drawn; on leaving: nothing was asked of any other server, nothing complained."""
+    viewport = {"width": size[0], "height": size[1]}
+    context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    complaints, asked = [], []
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: complaints.append(str(e)))
+    page.on("request", lambda r: asked.append(r.url))
+    try:
+        page.goto(place.url + where)
+        page.wait_for_selector("html[data-ready]")
+        yield page
+    finally:
+        context.close()
+    assert complaints == []
+    assert [url for url in asked if not url.startswith((place.url, "data:"))] == []
+
+
+def violations(page) -> list:
+    if not AXE.exists():
+        pytest.fail(f"axe-core is not at {AXE}; `make test` installs it (npm install --prefix .cache/axe axe-core).")
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", WCAG)
+    assert len(found["passes"]) > 15
+    return [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found["violations"]]
+
+
+@pytest.mark.parametrize(("lang", "size", "scheme"), [("en", (1280, 720), "light"), ("ko", (375, 667), "dark")])
+def test_all_steps_by_keyboard(browser, place, lang, size, scheme) -> None:
+    """Arrow keys lead through all steps: title heard, picture and first control seen together, nothing beside the
+    page, no violation of WCAG A and AA; back again at the end."""
+    texts = LANGUAGES[lang]
+    with opened(browser, place, f"?lang={lang}", size=size, color_scheme=scheme, bypass_csp=True) as page:
+        for i, name in enumerate(NAMES):
+            page.wait_for_selector(f"html[data-ready={name}]")
+            assert page.inner_text("#title") == texts(f"title_{name}")
+            assert page.locator(".steps a[aria-current=step]").get_attribute("data-step") == name
+            assert page.locator("#panels figure").count() > 0
+            picture = page.locator("#panels figure").first.bounding_box()
+            control = page.locator("#controls .control").first.bounding_box()
+            bottom = page.evaluate("innerHeight")
+            assert picture["y"] + min(picture["height"], 120) <= bottom, name
+            assert control["y"] >= 0, name
+            assert control["y"] + control["height"] <= bottom, name
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
+            page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+            assert violations(page) == [], name
+            if i + 1 < len(NAMES):
+                page.keyboard.press("ArrowRight")
+        assert page.is_disabled("#next")
+        page.keyboard.press("ArrowLeft")
+        page.wait_for_selector(f"html[data-ready={NAMES[-2]}]")
+        assert page.evaluate("document.activeElement.id") == "title"
+
+
+def test_a_slider_and_a_sentence_move_the_picture(browser, place) -> None:
+    """Keys on a slider change its value and the words, not the step; the address keeps both; an error stands at its
+    control and goes again."""
+    with opened(browser, place, "#step=head") as page:
+        before = page.inner_text("#says")
+        page.focus("#token")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("(old) => document.getElementById('says').textContent !== old", arg=before)
+        assert "sees" in page.inner_text("#says")
+        assert page.input_value("#token") == "3"
+        page.fill("#sentence", "we read a book")
+        page.wait_for_function("document.getElementById('says').textContent.includes('“a”')")
+        assert page.evaluate("document.activeElement.id") == "sentence"
+        page.reload()
+        page.wait_for_function("document.getElementById('says').textContent.includes('“a”')")
+        assert page.input_value("#sentence") == "we read a book"
+        page.fill("#sentence", " ")
+        page.wait_for_selector("#error-sentence:visible")
+        assert page.get_attribute("#sentence", "aria-invalid") == "true"
+        page.fill("#sentence", "again")
+        page.wait_for_selector("#error-sentence", state="hidden")
+
+
+def test_the_other_language_is_the_same_step(browser, place) -> None:
+    with opened(browser, place, "#step=head") as page:
+        page.click("#language")
+        page.wait_for_selector("html[lang=ko][data-ready=head]")
+        assert page.inner_text("#title") == LANGUAGES["ko"]("title_head")
+
+
+def test_the_check_is_not_blind(browser, place) -> None:
+    """Without its label a slider is found."""
+    with opened(browser, place, "#step=head", bypass_csp=True) as page:
+        page.evaluate("document.querySelector('label[for=token]').remove()")
+        assert "label" in {name for name, _ in violations(page)}
