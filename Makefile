@@ -18,7 +18,7 @@ PYTEST_FLAGS ?=
 export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
-.PHONY: help report test check docs clean tools
+.PHONY: help report test check docs tutorials clean tools
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -40,6 +40,9 @@ check: $(VENV)/.dev ## format, lint, types, layering
 docs: $(VENV)/.dev ## the documentation site; the last line is the path of its first page
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "docs: build/site/index.html"
+
+tutorials: $(VENV)/.dev ## run every tutorial, write its page and notebook anew
+	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/tutorials.py
 
 clean: ## remove caches and the default run; the environment (.venv) stays
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache runs/default

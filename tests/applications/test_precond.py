@@ -226,6 +226,18 @@ def test_directions_are_counted_with_their_error() -> None:
     assert abs(found.value - truth) < 4 * found.error
 
 
+def test_curvature_lies_in_one_direction_at_least() -> None:
+    """(tr A^2)^2 / tr A^4 >= 1 of every matrix, also where few probes miss most of one sharp direction."""
+    lam = torch.tensor([1.0, *[0.0] * 59], dtype=torch.float64)
+    missed = False
+    for seed in range(4):
+        Q = torch.linalg.qr(drawn(60, 60, seed=seed))[0]
+        seen = density(Dense((Q * lam) @ Q.mT, qf.Space((("w", (60,)),)), symmetric=True), 2, 3, seed=seed)
+        missed |= float(seen.n * (seen.weights * seen.nodes**2).sum(1).mean()) < 1  # tr A^2 = 1 by these probes
+        assert participation(seen).value >= 1
+    assert missed
+
+
 def test_what_cannot_be_made_is_a_row_with_its_reason() -> None:
     """Exact blocks of too many parameters; PSGD where H has a tensor of zeros; SOAP of one gradient."""
     model = nn.Sequential(nn.Linear(70, 70), nn.Linear(70, 1)).double()

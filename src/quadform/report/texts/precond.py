@@ -3,7 +3,7 @@
 EN = {
     "record_precond": "Preconditioners of {name}",
     "precond_title": "The Hessian as preconditioners see it",
-    "precond_ends": "size of the ends of P^-1/2 H P^-1/2",
+    "precond_ends": "size of the ends of P^(-1/2) H P^(-1/2)",
     "precond_fall": "predicted fall of the loss by the best step",
     "precond_top": "largest",
     "precond_low": "smallest, above 0",
@@ -31,7 +31,7 @@ EN = {
 KO = {
     "record_precond": "{name}의 전처리",
     "precond_title": "전처리가 보는 헤시안",
-    "precond_ends": "P^-1/2 H P^-1/2 양 끝 고윳값의 크기",
+    "precond_ends": "P^(-1/2) H P^(-1/2) 양 끝 고윳값의 크기",
     "precond_fall": "최적 걸음의 예측 손실 감소량",
     "precond_top": "가장 큼",
     "precond_low": "가장 작음, 0보다 큼",
