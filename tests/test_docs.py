@@ -1,4 +1,4 @@
-"""The documents tell the truth: the README's Python runs, its verbs exist, every cited key is in the bibliography."""
+"""The documents tell the truth: verbs exist, links lead somewhere, every cited key is in the bibliography."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from quadform.cli.main import _HELP, VERBS, fields_of
 from quadform.cli.parse import _flags
@@ -14,32 +13,6 @@ from quadform.cli.parse import _flags
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 CITATION = re.compile(r"\[([A-Z][A-Za-z]*\d\d)\b[^\]]*\]")
-
-
-def test_readme_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The five minutes in Python, each block as printed, on its own."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    names: list[dict] = [{} for _ in blocks]
-    for block, own in zip(blocks, names, strict=True):
-        exec(compile(block, "README.md", "exec"), own)
-    slopes = capsys.readouterr().out
-    assert "('W_Q', 'W_Q'): 5.99" in slopes or "('W_Q', 'W_Q'): 6.0" in slopes
-    H, H_o, H_f, risk = (names[0][n] for n in ("H", "H_o", "H_f", "risk"))
-    v = risk.space.random()
-    assert all(torch.allclose((H_o @ v)[n] + (H_f @ v)[n], (H @ v)[n], atol=1e-4) for n in v)
-
-
-def test_estimate_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example of solving and inverting, as printed: it converges, and deflation changes the products alone."""
-    text = (ROOT / "docs" / "estimate.md").read_text().partition("## Solving")[2]
-    own: dict = {}
-    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "estimate.md", "exec"), own)
-    assert capsys.readouterr().out.startswith("cg: converged, relative residual")
-    assert all(own[name].converged for name in ("step", "newton", "saddle_free", "again"))
-    assert own["newton"].method == "minres"
-    space = own["H"].domain
-    for got in (own["P"] @ own["g"], own["again"].x):
-        assert torch.allclose(space.flatten(got), space.flatten(own["step"].x), rtol=1e-3, atol=1e-4)
 
 
 def test_readme_verbs_exist() -> None:
@@ -98,44 +71,3 @@ def test_architecture_names_every_room() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     rooms = {p.parent.name for p in (ROOT / "src" / "quadform").glob("*/__init__.py")}
     assert not [room for room in rooms if f"`{room}/`" not in text]
-
-
-def test_monitor_page_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The complete script of docs/monitor.md: five readings, a record that can be read back."""
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "monitor.md").read_text()
-    own: dict = {}
-    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "monitor.md", "exec"), own)
-    assert capsys.readouterr().out.startswith("5 readings in 100 steps")
-    assert (tmp_path / "runs" / "watched" / "record.json").exists()
-    assert own["monitor"].last.logits.shape == own["monitor"].last.entropy.shape == (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("page", "package"), [("monitor-hf", "accelerate"), ("monitor-lightning", "pytorch_lightning")]
-)
-def test_pages_of_trainers_run(
-    page: str, package: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The complete script of each: three readings, no failure among the warnings."""
-    pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.chdir(tmp_path)
-    own: dict = {}
-    exec(compile(_scripts(f"{page}.md")[0], page, "exec"), own)
-    assert [r.step for r in own["callback"].monitor.history] == [10, 20, 30]
-    assert not [line for line in own["callback"].monitor.warnings if "nothing was measured" in line]
-    assert "lambda_max" in capsys.readouterr().out
-
-
-def _scripts(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
-
-
-def test_compress_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    """The example of pruning, as printed: half of the weights are gone from the model."""
-    own: dict = {}
-    text = (ROOT / "docs" / "compress.md").read_text()
-    exec(compile(re.findall(r"```python\n(.*?)```", text, re.S)[0], "compress.md", "exec"), own)
-    assert "hessian" in capsys.readouterr().out
-    weights = [own["model"][i].weight for i in (0, 2)]
-    assert sum(int((w == 0).sum()) for w in weights) == sum(w.numel() for w in weights) // 2
