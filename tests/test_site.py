@@ -99,6 +99,13 @@ def test_docstrings_keep_their_signs() -> None:
     assert docstrings.escaped("Two:\n\n* one\n* two") == "Two:\n\n* one\n* two"
 
 
+def test_a_page_that_nobody_listed_is_found() -> None:
+    """What mkdocs.yml does not name goes under More."""
+    nav = [f"'{name}'" for name in re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text())]
+    assert "notation.md" not in pages.unlisted(nav)
+    assert "notation.md" in pages.unlisted([page for page in nav if page != "'notation.md'"])
+
+
 def test_references_have_an_anchor_each() -> None:
     """Every key of the bibliography, with its title."""
     text = pages.references()

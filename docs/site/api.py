@@ -128,9 +128,24 @@ def _described(name: Name) -> str:
     if name.question is not None:
         return _call(name)
     anchor = f"[](){{#{name.path}}}\n\n" if name.path != name.defined else ""
-    inherited = "".join(f"\n        - {member}" for member in _inherited(name.value))
-    more = f"\n    options:\n      inherited_members:{inherited}" if inherited else ""
+    more = _options("members", _own(name.value)) or _options("inherited_members", _inherited(name.value))
     return f"{anchor}::: {name.defined}{more}"
+
+
+def _options(option: str, members: list[str]) -> str:
+    return f"\n    options:\n      {option}: [{', '.join(members)}]" if members else ""
+
+
+def _own(value: Any) -> list[str]:
+    """What a module defines, but for what is a public name by itself."""
+    if not isinstance(value, ModuleType):
+        return []
+    found = {n: v for n, v in vars(value).items() if getattr(v, "__module__", "") == value.__name__}
+    return [n for n, v in found.items() if not n.startswith("_") and _plain(v) and v not in _public()]
+
+
+def _plain(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
 
 
 def _inherited(value: Any) -> list[str]:
@@ -144,7 +159,7 @@ def _inherited(value: Any) -> list[str]:
 
 @cache
 def _public() -> frozenset[Any]:
-    return frozenset(n.value for room in rooms() for n in names(room) if inspect.isclass(n.value))
+    return frozenset(n.value for room in rooms() for n in names(room) if _plain(n.value))
 
 
 def _call(name: Name) -> str:

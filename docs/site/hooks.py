@@ -14,10 +14,13 @@ import pages
 
 
 def on_config(config: Any) -> Any:
-    """Tutorials and rooms have no list of their own in mkdocs.yml."""
+    """Tutorials and rooms have no list of their own in mkdocs.yml; a page that nobody listed is found under More."""
+    more = pages.unlisted(config.nav)
     for entry in config.nav:
         if "Tutorials" in entry:
             entry["Tutorials"] = pages.tutorials()
+        if "Guides" in entry and more:
+            entry["Guides"].append({"More": more})
         if "API reference" in entry:
             entry["API reference"] = ["reference/index.md", *(f"reference/{room}.md" for room in api.rooms())]
     config.nav = [entry for entry in config.nav if next(iter(entry.values()))]

@@ -101,8 +101,11 @@ def references() -> str:
 
 
 def tutorials() -> list[str]:
-    """The tutorials there are, in the order of their names."""
-    found = sorted(p.name for p in (DOCS / "tutorials").glob("*.md") if p.name != "index.md")
-    return [
-        f"tutorials/{name}" for name in (["index.md"] if (DOCS / "tutorials" / "index.md").exists() else []) + found
-    ]
+    """The tutorials there are, their list first."""
+    found = sorted(p.name for p in (DOCS / "tutorials").glob("*.md"))
+    return [f"tutorials/{name}" for name in sorted(found, key=lambda name: name != "README.md")]
+
+
+def unlisted(nav: object) -> list[str]:
+    """Pages of docs/ that the navigation in mkdocs.yml does not name."""
+    return sorted(p.name for p in DOCS.glob("*.md") if f"'{p.name}'" not in repr(nav))
