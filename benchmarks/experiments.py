@@ -7,8 +7,8 @@ measure RUNS PRESET PROCESSES SECONDS ID ...
                            run presets without figures, parts in several processes; `reproduce --out RUNS` draws them
 corpus                     pack the Python source installed here for the GPU protocol
 protocol DIR [SECONDS] [ID]
-                           run the GPU protocol (preset paper of `blocks`, or of another experiment that trains) into
-                           DIR, go on where it was, stop in time
+                           run the preset paper of `blocks`, or of another experiment, on a GPU into DIR, go on where it
+                           was, stop in time
 protocol-record DIR RUNS [ID]
                            make the record of a finished protocol
 """
@@ -19,8 +19,6 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-
-import torch
 
 from quadform.core.record import JSON_NAME, Estimate, Provenance, Record
 from quadform.core.work import Work
@@ -82,19 +80,19 @@ def protocol(folder: str, seconds: str = "540", name: str = "blocks") -> int:
     e = experiment(name)
     work = Work(folder, seconds=float(seconds), resume=True)
     work.begin(e.inputs("paper", e.config("paper")))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    work.keep(MADE, dataclasses.asdict(Provenance.collect(seed=0, dtype=torch.bfloat16, device=device)))
+    config = e.config("paper")
+    work.keep(MADE, dataclasses.asdict(e.made(config.seed)))
     scalars: dict[str, Estimate] = {}
     with work.in_time():
-        scalars, _ = e.run(e.config("paper"), Units(work, name))
+        scalars, _ = e.run(config, Units(work, name))
     for part in work.pieces:
         found = work[part]
         if "valid" in found:
             (loss, error), took = found["valid"].tolist(), float(found["seconds"])
             print(f"{part:44} loss {loss:.4f} +- {error:.4f}  cosine {float(found['cosine'][-1]):.3f}  {took:.1f} s")
-    for key, e in scalars.items():
-        if key.startswith(("gap/", "depth_gain/", "steps_ratio/", "speed/")):
-            print(f"{key:44} {e}")
+    for claim in e.claims if scalars else ():
+        verdict = claim.verdict(scalars, "paper")
+        print(f"{verdict.status:10} {verdict.number:32} {claim.wanted:16} {claim.text}")
     return 3 if work.partial else 0
 
 

@@ -1,12 +1,20 @@
-"""The paper's block: the closed form of its last attention layer is the network's own Hessian."""
+"""The paper's block: closed forms and norms by Grams are the network's own Hessian."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
-from quadform.curvature import Risk, gauss_newton, hessian
-from quadform.experiments.paper_block import batch_of, last_attention, paper_model
+from quadform.curvature import Risk, functional, gauss_newton, hessian
+from quadform.experiments import gram_norms
+from quadform.experiments.paper_block import PARTS, batch_of, last_attention, network_norms, paper_model
+
+
+def sum_of_squares(out: torch.Tensor, batch: Any) -> torch.Tensor:
+    return (out - batch[1]).square().sum()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -30,3 +38,44 @@ def test_weights_have_the_published_size() -> None:
     """All W ~ N(0, (0.8 / sqrt d)^2)."""
     model = paper_model(64, seed=0)
     assert float(model.layers[0].mlp.W_1.detach().std()) == pytest.approx(0.8 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("depth", "squared", "how"),
+    [
+        (3, False, {"norm": "none"}),
+        (2, False, {"norm": "layer"}),
+        (2, True, {"norm": "layer", "name": "post-ln"}),
+        (2, True, {"linear": True, "skip": 0.0}),
+    ],
+    ids=["none", "pre-ln", "post-ln", "linear"],
+)
+def test_norms_by_grams_are_those_of_the_dense_blocks(depth: int, squared: bool, how: dict[str, Any]) -> None:
+    """|H_o|, |H_f|, |H| of W_Q and W_V in every layer, none of their blocks built."""
+    model, batch = paper_model(3, depth, seed=1, sigma=0.3, **how), batch_of(3, seed=1)
+    if squared:
+        batch = (batch["tokens"], one_hot(batch["tokens"], 12).double())
+    risk = Risk(model, sum_of_squares if squared else None, batch, quiet=True)
+    parts = {"outer": gauss_newton(risk), "functional": functional(risk), "total": hessian(risk)}
+    names = [(part, f"layers.{layer}.attn.{w}") for layer in range(depth) for part, w in PARTS]
+    dense = torch.stack([parts[part].block(name, name).dense().norm() for part, name in names])
+    torch.testing.assert_close(network_norms(model, batch, squared=squared).flatten(), dense, rtol=1e-10, atol=1e-300)
+
+
+def test_chunks_change_no_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums are taken a few rows at a time where all do not fit."""
+    model, batch = paper_model(2, 2, seed=1, sigma=0.5, norm="layer"), batch_of(2, seed=1)
+    whole = network_norms(model, batch)
+    monkeypatch.setitem(gram_norms.ENTRIES, "cpu", 1)
+    torch.testing.assert_close(network_norms(model, batch), whole, rtol=1e-12, atol=0.0)
+
+
+def test_a_loss_that_rounds_to_nothing_keeps_its_curvature() -> None:
+    """Where the right digit has probability 1 - 1e-20, d2l/dlogits2 is of that size and not 0."""
+    model, batch = paper_model(4, seed=1, sigma=1.0), batch_of(1, seed=1)
+    net = gram_norms.GramNorms(model, batch)
+    net.logits = torch.nn.functional.one_hot(net.wanted, 12) * 46.0
+    C, g = net._loss()
+    p = float(torch.tensor(-46.0, dtype=torch.float64).exp())
+    assert float(C.square().sum()) == pytest.approx(2 * 11 * p, rel=1e-6)
+    assert float(g.abs().sum()) == pytest.approx(2 * 11 * p, rel=1e-6)

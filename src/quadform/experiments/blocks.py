@@ -389,5 +389,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
-    trains=True,
+    gpu="bfloat16",
 )

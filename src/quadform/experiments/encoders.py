@@ -271,5 +271,5 @@ EXPERIMENT = Experiment(
     figure=figure,
     claims=CLAIMS,
     needs=lambda config: (config.task,) if config.task else (),
-    trains=True,
+    gpu="bfloat16",
 )

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import Tensor
@@ -26,8 +26,8 @@ class Experiment:
 
     A config is a frozen dataclass with a `seed`. `run(config, units)` returns scalars and tensors; it neither draws nor
     prints nor writes. `asked` is the question in one sentence; the headline of the figure answers it. `needs(config)`
-    names fetched data without which it cannot run; `trains` says that its nets are trained on a GPU, in bfloat16, where
-    there is one.
+    names fetched data without which it cannot run; `gpu` is the dtype in which it computes on a GPU where there is one
+    ("": it stays on the CPU, in float64).
     """
 
     id: str
@@ -38,7 +38,7 @@ class Experiment:
     figure: Callable[[Record], Figure]
     claims: tuple[Claim, ...]
     needs: Callable[[Any], tuple[str, ...]] = lambda config: ()
-    trains: bool = False
+    gpu: Literal["", "bfloat16", "float64"] = ""
     asked: str = ""
 
     def config(self, preset: str, seed: int | None = None) -> Any:
@@ -50,13 +50,17 @@ class Experiment:
         """What a record of this experiment says it was asked."""
         return {"experiment": self.id, "preset": preset, "config": encode(config)}
 
+    def made(self, seed: int) -> Provenance:
+        """By what and where a run of now is made."""
+        if self.gpu and torch.cuda.is_available():
+            return Provenance.collect(seed=seed, device="cuda", dtype=getattr(torch, self.gpu))
+        return Provenance.collect(seed=seed, dtype=torch.float64)
+
     def measure(self, preset: str, *, seed: int | None = None, work: Work | None = None) -> Record:
         """Run a preset. `work` says where parts are kept, how long it may take, and what is shown."""
         config = self.config(preset, seed)
         inputs = self.inputs(preset, config)
-        gpu = self.trains and torch.cuda.is_available()
-        where: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16} if gpu else {"dtype": torch.float64}
-        made = Provenance.collect(seed=config.seed, **where)
+        made = self.made(config.seed)
         work = Work() if work is None else work
         work.begin(inputs)
         before, began = work.seconds, time.process_time()

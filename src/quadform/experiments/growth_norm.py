@@ -1,7 +1,8 @@
-"""Growth with the input scale behind layer normalisation: Pre-LN block, depth 1, exact norms."""
+"""Growth with the input scale behind layer normalisation: Pre-LN block, depth 1, exact norms of H_o, H_f and H."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,54 +14,57 @@ from ..report.figure import Figure, Rows
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_most, near
 from .experiment import Experiment, Units
-from .measure import grid, slope_of_mean
-from .paper_block import MEASURED, batch_of, network_norms, paper_model
+from .measure import grid, slope_of_mean, standard_error
+from .paper_block import PARTS, batch_of, network_norms, paper_model
+from .protocol import gpu_or_cpu
 
 RANGES = {"small": (0.01, 0.1), "middle": (0.1, 1.0), "large": (1.0, 10.0), "all": (0.01, 10.0)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Norms before attention, MLP and output (`layer`) and none, side by side."""
+    """Norms before attention, MLP and output (`layer`) and none, side by side; `points` scales from 0.01 to 10."""
 
-    dim: int = 32
-    sequences: int = 16
-    points: int = 10
-    draws: int = 3
+    dim: int = 128
+    sequences: int = 64
+    points: int = 19
+    draws: int = 20
     seed: int = 1234
 
 
 PRESETS = {
     "smoke": Config(dim=8, sequences=6, points=4, draws=2),
-    "cpu": Config(dim=8, sequences=16, points=10, draws=4),
+    "cpu": Config(dim=32, sequences=16, points=10, draws=3),
     "paper": Config(),
 }
 
 
-def _point(config: Config, seed: int, batch: dict[str, Tensor], norm: Any, sigma: float) -> dict[str, Tensor]:
-    return {"norms": network_norms(paper_model(config.dim, seed=seed, sigma=sigma, norm=norm), batch)[0]}
+def _net(config: Config, seed: int, norm: Any, scales: Tensor) -> dict[str, Tensor]:
+    """Norms (6, points) of one network at every scale."""
+    began, device = time.monotonic(), gpu_or_cpu(config.dim > 64, "growth-norm")
+    batch = batch_of(config.sequences, seed)
+    nets = (paper_model(config.dim, seed=seed, sigma=s, norm=norm, device=device) for s in scales.tolist())
+    norms = torch.stack([network_norms(net, batch)[0] for net in nets], -1)
+    return {"norms": norms, "seconds": torch.tensor(time.monotonic() - began)}
 
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     scales = grid(0.01, 10.0, config.points)
-    norms = torch.zeros(2, config.draws, len(MEASURED), config.points, dtype=torch.float64)
-    with units.plan(2 * config.draws * config.points):
+    norms = torch.zeros(2, config.draws, len(PARTS), config.points, dtype=torch.float64)
+    with units.plan(2 * config.draws):
         for draw in range(config.draws):
-            seed = config.seed + draw
-            batch = batch_of(config.sequences, seed)
             for k, norm in enumerate(("layer", "none")):
-                for i, s in enumerate(scales.tolist()):
-                    found = units(f"draw {draw}, {norm}, scale {s:.3g}", _point, config, seed, batch, norm, s)
-                    norms[k, draw, :, i] = found["norms"]
+                norms[k, draw] = units(f"draw {draw}, {norm}", _net, config, config.seed + draw, norm, scales)["norms"]
     scalars = {}
     for k, name in enumerate(("pre-ln", "none")):
-        for j, (part, w) in enumerate(MEASURED):
+        for j, (part, w) in enumerate(PARTS):
             for where, (low, high) in RANGES.items():
                 if float(norms[k, :, j].max()) > 0:
                     scalars[f"slope/{name}/{part}/{w}/{where}"] = slope_of_mean(scales, norms[k, :, j], low, high)
-    flattest = max(abs(scalars[f"slope/pre-ln/{part}/{w}/small"].value) for part, w in MEASURED)
-    scalars["flat_below"] = Estimate(flattest, kind="bound", note="largest |slope| of the Pre-LN block below 0.1")
-    return scalars, {"scales": scales, "norms": norms.mean(1)}
+    flattest = max((scalars[f"slope/pre-ln/{part}/{w}/small"] for part, w in PARTS), key=lambda e: abs(e.value))
+    note = "largest |slope| of the Pre-LN block below 0.1"
+    scalars["flat_below"] = Estimate(abs(flattest.value), flattest.error, "estimate", note=note)
+    return scalars, {"scales": scales, "norms": norms.mean(1), "spread": standard_error(norms, 1)}
 
 
 _FIG = "[ODS25, Fig. 6]"
@@ -90,6 +94,8 @@ CLAIMS = (
         0.3,
         _OWN,
     ),
+    near("large inputs: H(V) as a whole falls as X^-2", "slope/pre-ln/total/W_V/large", -2, 0.3, _OWN),
+    near("large inputs: H(Q) as a whole follows H_f, X^-1", "slope/pre-ln/total/W_Q/large", -1, 0.3, _OWN),
     at_most(
         "small inputs: with Pre-LN nothing depends on the input scale",
         "flat_below",
@@ -101,19 +107,17 @@ CLAIMS = (
 
 
 def figure(record: Record) -> Figure:
-    scales, norms = record.tensors["scales"].tolist(), record.tensors["norms"].tolist()
-    names = {
-        ("outer", "W_V"): "H_o value",
-        ("outer", "W_Q"): "H_o query",
-        ("functional", "W_V"): "H_f value",
-        ("functional", "W_Q"): "H_f query",
-    }
+    t, c = record.tensors, record.inputs["config"]
+    scales, norms = t["scales"].tolist(), t["norms"].tolist()
+    spread = t.get("spread", torch.zeros_like(t["norms"])).tolist()
+    symbols = {"outer": "H_o", "functional": "H_f", "total": "H"}
+    names = {(part, w): f"{symbols[part]} {'value' if w == 'W_V' else 'query'}" for part, w in PARTS}
     over, panels = Rows(), []
     for k, title in ((1, "no normalisation"), (0, "Pre-LN")):
         rows = [
-            {"x": s, "y": norms[k][j][i], "series": names[which]}
-            for j, which in enumerate(MEASURED)
-            for i, s in enumerate(scales)
+            {"x": s, "y": y, "series": names[which], **({"low": y - e, "high": y + e} if 0 < e < y else {})}
+            for which, of, errors in zip(PARTS, norms[k], spread[k], strict=False)
+            for s, y, e in zip(scales, of, errors, strict=True)
         ]
         panels.append(
             line_panel(
@@ -122,8 +126,9 @@ def figure(record: Record) -> Figure:
                 x="size of the embeddings, sigma",
                 y="|H(a, a)|",
                 title=title,
-                order=list(names.values()),
+                order=list(names.values())[: len(norms[k])],
                 guides={"H_o value": 2, "H_o query": 6} if k else {},
+                size=(300, 260),
             )
         )
     s = record.scalars
@@ -141,10 +146,11 @@ def figure(record: Record) -> Figure:
         rows=[
             (n, p, w, *(s[key].value if (key := f"slope/{n}/{p}/{w}/{r}") in s else None for r in RANGES))
             for n in ("pre-ln", "none")
-            for p, w in MEASURED
+            for p, w in PARTS
         ],
         tags=("exact", "estimate"),
-        caption=f"Width {record.inputs['config']['dim']}, one block, split at the logits, exact by unit vectors.",
+        caption=f"Width {c['dim']}, one block, {c['sequences']} sequences, {c['draws']} draws (bands: one standard "
+        "error), split at the logits, exact norms.",
     )
 
 
@@ -157,4 +163,5 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=CLAIMS,
+    gpu="float64",
 )

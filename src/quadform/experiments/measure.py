@@ -54,6 +54,12 @@ def mean(values: Sequence[float] | Tensor, note: str = "") -> Estimate:
     return Estimate(float(t.mean()), error=error, kind="estimate", note=note or f"mean of {len(t)} draws")
 
 
+def standard_error(t: Tensor, dim: int) -> Tensor:
+    """Of the mean over a dimension; 0 where there is one number."""
+    n = t.shape[dim]
+    return t.std(dim, correction=min(1, n - 1)) / n**0.5
+
+
 def band(e: Estimate, errors: float = 2.0) -> dict[str, float]:
     """The ends of a number's error bar in a figure, `low` and `high`; nothing where it has no error."""
     return {"low": e.value - errors * e.error, "high": e.value + errors * e.error} if e.error else {}

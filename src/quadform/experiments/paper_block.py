@@ -18,10 +18,9 @@ from ..core.designs import design
 from ..core.rng import stream
 from ..core.spec import Gain
 from ..corpora.datasets import Addition
-from ..curvature.operators import functional, gauss_newton
-from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
 from ..theory.attention import AttentionLayer
+from .gram_norms import GramNorms
 
 #: The positions whose logits are the answer: one before each of the six digits.
 ANSWER = slice(11, 17)
@@ -43,6 +42,7 @@ def paper_model(
     merged: bool = False,
     skip: float = 1.0,
     name: str = "pre-ln",
+    device: str = "cpu",
 ) -> Transformer:
     """The network, of another design where `name` says so.
 
@@ -79,7 +79,7 @@ def paper_model(
                 p.copy_(
                     (sigma / std if sigma is not None and where.startswith("embed.") else 1.0) * draw(where, p.shape)
                 )
-    return model.requires_grad_(True)
+    return model.to(device).requires_grad_(True)
 
 
 @torch.no_grad()
@@ -114,18 +114,25 @@ def last_attention(model: Transformer, batch: dict[str, Tensor]) -> AttentionLay
 
 
 #: What `network_norms` gives for every layer, in this order.
-MEASURED = (("outer", "W_V"), ("outer", "W_Q"), ("functional", "W_V"), ("functional", "W_Q"))
+PARTS: tuple[tuple[Literal["outer", "functional", "total"], Literal["W_V", "W_Q"]], ...] = (
+    ("outer", "W_V"),
+    ("outer", "W_Q"),
+    ("functional", "W_V"),
+    ("functional", "W_Q"),
+    ("total", "W_V"),
+    ("total", "W_Q"),
+)
+#: The parts of the split alone.
+MEASURED = PARTS[:4]
 
 
-def network_norms(model: Transformer, batch: Any, loss: Any = None) -> Tensor:
-    """Exact Frobenius norms (layers, 4) of the diagonal blocks of every attention layer, split at the network's output.
+def network_norms(model: Transformer, batch: Any, *, squared: bool = False) -> Tensor:
+    """Exact Frobenius norms (layers, 6) of the diagonal blocks of every attention layer, split at the network's output.
 
-    Dense by unit vectors; H_f has its own product, so nothing is lost to the subtraction H - H_o.
+    H_f has its own formula, so nothing is lost to the subtraction H - H_o.
     """
-    risk = Risk(model, loss, batch, params=("layers.*.attn.W_Q", "layers.*.attn.W_V"), quiet=True)
-    parts = {"outer": gauss_newton(risk, chunk=64), "functional": functional(risk, chunk=64)}
-    rows = []
+    net, rows = GramNorms(model, batch, squared=squared), []
     for layer in range(len(model.layers)):
-        blocks = [parts[part].block(f"layers.{layer}.attn.{w}", f"layers.{layer}.attn.{w}") for part, w in MEASURED]
-        rows.append(torch.stack([block.dense().norm() for block in blocks]))
-    return torch.stack(rows)
+        found = net.norms(layer)
+        rows.append(torch.stack([getattr(found[w], part) for part, w in PARTS]))
+    return torch.stack(rows).cpu()

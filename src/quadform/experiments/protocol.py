@@ -92,7 +92,7 @@ def gpu_or_cpu(needed: bool, what: str) -> str:
     if torch.cuda.is_available():
         return "cuda"
     if needed:
-        raise InputError(f"the paper preset of `{what}` trains on a GPU; this machine has no CUDA. Use the preset cpu.")
+        raise InputError(f"the paper preset of `{what}` needs a GPU; this machine has no CUDA. Use the preset cpu.")
     return "cpu"
 
 
