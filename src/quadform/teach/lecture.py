@@ -6,3 +6,4 @@ from .step import Step
 from .steps import attention, tokens
 
 STEPS: tuple[Step, ...] = (tokens.TOKENS, attention.PROJECTIONS, attention.HEAD)
+"""The steps of the lecture, in order."""
