@@ -99,7 +99,7 @@ def pyhessian(model: nn.Module, ids: Tensor, tol: float, options: argparse.Names
 def eigenthings(model: nn.Module, ids: Tensor, tol: float, options: argparse.Namespace) -> Found:
     from hessian_eigenthings import HessianOperator, lanczos, supervised_loss
 
-    steps = 24 if tol > 3e-3 else 48
+    steps = 80 if tol > 3e-3 else 120
     H = HessianOperator(Flat(model), [(ids, ids[:, 1:].flatten())], supervised_loss(nn.functional.cross_entropy))
     found = lanczos(H, k=TOP, which="LA", max_iter=steps, seed=0)
     return torch.as_tensor(found.eigenvalues).double().cpu(), list(found.eigenvectors), steps, f"{steps} steps"
@@ -123,11 +123,11 @@ def one(options: argparse.Namespace) -> None:
     ids, tol = batch["input_ids"], options.tol[0]
     found |= {"by": options.by[0], "tol": tol, "before_s": time.perf_counter() - START}
     begun = time.perf_counter()
-    math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    math = lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)  # noqa: E731
     if options.by[0] == "quadform":
         values, vectors, products, how = quadform(model, ids, tol, options)
     else:
-        with math:  # torch's fused attention has no second derivative
+        with math():  # torch's fused attention has no second derivative
             values, vectors, products, how = globals()[options.by[0]](model, ids, tol, options)
     if device == "cuda":
         torch.cuda.synchronize()
@@ -139,7 +139,7 @@ def one(options: argparse.Namespace) -> None:
     torch.cuda.empty_cache()
     torch.set_float32_matmul_precision("highest")
     residuals = []
-    with math:
+    with math():
         for value, vector in zip(values, vectors, strict=True):
             v = vector.to(device, torch.float32)
             v = v / v.norm()
@@ -155,7 +155,7 @@ def main(options: argparse.Namespace) -> None:
 
     out = options.out or (Path(os.environ["OUT"]) / "peers-spectrum.json" if os.environ.get("OUT") else None)
     began, small = time.monotonic(), options.small or not torch.cuda.is_available()
-    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32)), "rows": []}
+    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device="cpu" if small else "cuda")), "rows": []}
     if options.done is not None and options.done.exists():
         record["rows"] = [row for row in from_json(json.loads(options.done.read_text()))["rows"] if "failed" not in row]
     done = {(row["model"], row["by"], row["tol"]) for row in record["rows"]}
