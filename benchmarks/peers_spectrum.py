@@ -155,7 +155,8 @@ def main(options: argparse.Namespace) -> None:
 
     out = options.out or (Path(os.environ["OUT"]) / "peers-spectrum.json" if os.environ.get("OUT") else None)
     began, small = time.monotonic(), options.small or not torch.cuda.is_available()
-    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device="cpu" if small else "cuda")), "rows": []}
+    made = Provenance.collect(dtype=torch.float32, device="cpu" if small else "cuda")
+    record: dict[str, Any] = {"made": asdict(made), "rows": []}
     if options.done is not None and options.done.exists():
         record["rows"] = [row for row in from_json(json.loads(options.done.read_text()))["rows"] if "failed" not in row]
     done = {(row["model"], row["by"], row["tol"]) for row in record["rows"]}
