@@ -10,21 +10,19 @@ in an empty folder. Progress goes to stderr and is not shown.
 from __future__ import annotations
 
 import ast
-import base64
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quadform.report.figure import png, svg
+from quadform.report.figure import svg
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
-#: Pixels of a picture for each of the chart.
-SCALE = 1.5
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Cell:
     kind: str
     source: str
     text: str = ""
-    picture: bytes = b""
+    picture: str = ""
 
 
 def cells(script: str) -> list[Cell]:
@@ -66,12 +64,17 @@ def _executed(cell: Cell, own: dict[str, Any], where: str) -> Cell:
             shown = eval(compile(last, where, "eval"), own)
         if shown is not None and not hasattr(shown, "to_dict"):
             print(shown)
-    picture = png(svg(shown.to_dict()), SCALE) if hasattr(shown, "to_dict") else b""
+    picture = _drawn(shown.to_dict()) if hasattr(shown, "to_dict") else ""
     return Cell("code", cell.source, printed.getvalue().rstrip(), picture)
 
 
+def _drawn(chart: dict[str, Any]) -> str:
+    """A chart as SVG, its coordinates to two digits."""
+    return re.sub(r"(\.\d\d)\d+", r"\1", svg(chart))
+
+
 def page(name: str, found: list[Cell]) -> str:
-    """The tutorial as Markdown; its pictures lie beside it as `NAME-1.png`, `NAME-2.png`, ..."""
+    """The tutorial as Markdown; its pictures lie beside it as `NAME-1.svg`, `NAME-2.svg`, ..."""
     parts, drawn = [], 0
     for cell in found:
         if cell.kind == "markdown":
@@ -82,7 +85,7 @@ def page(name: str, found: list[Cell]) -> str:
             parts.append(f"```text\n{cell.text}\n```")
         if cell.picture:
             drawn += 1
-            parts.append(f"![What the code above draws]({name}-{drawn}.png)")
+            parts.append(f"![What the code above draws]({name}-{drawn}.svg)")
     made = f"made from [{name}.py]({name}.py) by `make tutorials`; notebook: [{name}.ipynb]({name}.ipynb)"
     parts.append(f"This page is {made}.")
     return "\n\n".join(parts) + "\n"
@@ -100,7 +103,7 @@ def notebook(found: list[Cell]) -> dict[str, Any]:
                 text = (cell.text + "\n").splitlines(keepends=True)
                 outputs.append({"output_type": "stream", "name": "stdout", "text": text})
             if cell.picture:
-                data = {"image/png": base64.b64encode(cell.picture).decode()}
+                data = {"image/svg+xml": cell.picture.splitlines(keepends=True)}
                 outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
             own |= {"execution_count": None, "outputs": outputs}
         made.append(own)
@@ -111,10 +114,10 @@ def notebook(found: list[Cell]) -> dict[str, Any]:
 def write(script: Path, folder: Path = FOLDER) -> None:
     """Run a script and write its page, its pictures and its notebook to `folder`."""
     name, found = script.stem, execute(script.read_text(), script.stem)
-    for old in folder.glob(f"{name}-*.png"):
+    for old in folder.glob(f"{name}-*.svg"):
         old.unlink()
     for i, cell in enumerate((c for c in found if c.picture), 1):
-        (folder / f"{name}-{i}.png").write_bytes(cell.picture)
+        (folder / f"{name}-{i}.svg").write_text(cell.picture)
     (folder / f"{name}.md").write_text(page(name, found))
     (folder / f"{name}.ipynb").write_text(json.dumps(notebook(found), indent=1, ensure_ascii=False) + "\n")
 

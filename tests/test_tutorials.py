@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import base64
 import importlib
 import json
 import math
@@ -62,10 +61,10 @@ def test_a_notebook_is_its_page(name: str) -> None:
     assert made == [(c.kind, c.source) for c in tutorials.cells((FOLDER / f"{name}.py").read_text())]
     shown = [out for c in book["cells"] for out in c.get("outputs", [])]
     assert ["".join(out["text"]).rstrip() for out in shown if "text" in out] == printed(page)
-    pictures = [base64.b64decode(out["data"]["image/png"]) for out in shown if "data" in out]
-    named = re.findall(r"\((\S+\.png)\)", page)
-    assert [(FOLDER / n).read_bytes() for n in named] == pictures
-    assert sorted(named) == sorted(p.name for p in FOLDER.glob(f"{name}-*.png"))
+    pictures = ["".join(out["data"]["image/svg+xml"]) for out in shown if "data" in out]
+    named = re.findall(r"\((\S+\.svg)\)", page)
+    assert [(FOLDER / n).read_text() for n in named] == pictures
+    assert sorted(named) == sorted(p.name for p in FOLDER.glob(f"{name}-*.svg"))
     assert all(len(picture) < 150_000 for picture in pictures)
 
 

@@ -6,7 +6,8 @@
 #
 # ## 1. A model in training
 #
-# A small network learns to multiply two numbers, with plain gradient descent on all its data.
+# A small network learns to multiply two numbers, with plain gradient descent on all its data. It is in float64, so that you get
+# the same digits as this page.
 
 # %%
 import copy
@@ -17,9 +18,9 @@ from torch import nn
 import quadform as qf
 
 torch.manual_seed(0)
-x = 2 * torch.rand(256, 2) - 1
+x = 2 * torch.rand(256, 2).double() - 1
 y = x[:, :1] * x[:, 1:]
-model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1))
+model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 1)).double()
 loss = nn.MSELoss()
 
 

@@ -7,7 +7,8 @@
 # ## 1. A model whose inputs have different sizes
 #
 # Six inputs from size 3 down to size 0.3; the label depends on the largest and the smallest. Plain gradient descent
-# learns from the large input first and is slow on the small one.
+# learns from the large input first and is slow on the small one. The model is in float64, so that you get the same digits
+# as this page.
 
 # %%
 import copy
@@ -18,11 +19,11 @@ from torch import nn
 import quadform as qf
 
 torch.manual_seed(0)
-x = torch.randn(4, 64, 6) * torch.logspace(0, -1, 6) * 10 / 3
+x = torch.randn(4, 64, 6).double() * torch.logspace(0, -1, 6) * 10 / 3
 y = (x[..., 0] + 10 * x[..., 5] > 0).long()
 batches = list(zip(x, y, strict=True))
 loss = nn.CrossEntropyLoss()
-model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
 
 
 def train(model, optimizer, steps):

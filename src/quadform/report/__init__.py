@@ -8,6 +8,7 @@ __getattr__, __dir__, __all__ = attach(
         "DARK": ".style",
         "Figure": ".figure",
         "LIGHT": ".style",
+        "Rows": ".figure",
         "Style": ".style",
         "blocks": ".attention.figures",
         "block_map": ".spectral",
