@@ -3,7 +3,7 @@
     python benchmarks/peers_spectrum.py [--models gpt2 llama] [--by quadform curvlinops pyhessian eigenthings]
         [--tol 1e-2 1e-3] [--precision high] [--limit SECONDS] [--each SECONDS] [--done FILE] [--small]
     peers: pip install --no-deps --target .cache/lib curvlinops-for-pytorch backpack-for-pytorch einconv einops
-           PyHessian hessian-eigenthings        (and PYTHONPATH=.cache/lib)
+           linear_operator PyHessian hessian-eigenthings        (and PYTHONPATH=.cache/lib)
 
 GPT-2 124M, 8 x 1,024 tokens, and a Llama of 1.24B parameters, 2 x 1,024; random weights, float32 (`--precision`: of
 torch's matrix products), the loss of the next token, the same for all. `process_s`: from the start of Python to its

@@ -21,6 +21,7 @@ from .retained import require_rules
 from .risk import Risk
 from .runners import Runner
 from .settings import without_cache
+from .several import NotTogether, together
 from .soundness import asymmetry, differ, direction, inner, length, rounding
 from .strategies import Prepared, Route, Strategy, Unsuitable
 from .units import Looked, Missing, NoUnit, Recomputed
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .unit_programs import Programs
 
 Scalar = Callable[[Vector], Tensor]
+Product = Callable[[Vector], dict[str, Tensor]]
 T = TypeVar("T")
 #: Of the risks whose loss takes the logits whole, what evaluates them.
 _UNCUT: WeakSet[Runner] = WeakSet()
@@ -37,10 +39,11 @@ _UNCUT: WeakSet[Runner] = WeakSet()
 
 @dataclass(frozen=True)
 class ByUnits(Strategy):
-    """Every unit keeps its input and is run again backwards; one vector after another."""
+    """Every unit keeps its input and is run again backwards, once for several vectors."""
 
     compile: bool = False  # one block, for all that compute the same
     made: list[Evaluation] = field(default_factory=list)  # one, once its derivatives were looked at
+    single: list[bool] = field(default_factory=list)  # once looked at: whether vectors go one after another
     fails: ClassVar[type[Exception]] = Exception
 
     @property
@@ -66,8 +69,28 @@ class ByUnits(Strategy):
             self.made.append(Evaluation(risk, units, self.kind.rows, self._programs()))
         (run,) = self.made
         if scalar is None:
-            return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
-        return Prepared(lambda V: self._each(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+            return Prepared(lambda V: self._together(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
+        return Prepared(lambda V: self._together(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+
+    def _together(self, product: Product, V: Vector) -> dict[str, Tensor]:
+        """The products in one pass, or one after another. The first in one pass are compared with one alone."""
+        if self.compile or True in self.single or next(iter(V.values())).shape[0] == 1:
+            return self._each(product, V)
+        try:
+            found = together(product, V)
+            if not self.single:
+                self._require_same(product, V, found)
+        except NotTogether as error:
+            say(f"{self.kind.what}: one vector after another ({error})")
+            self.single[:] = [True]
+            return self._each(product, V)
+        self.single[:] = [False]
+        return found
+
+    def _require_same(self, product: Product, V: Vector, found: Vector) -> None:
+        alone = product({n: t[-1] for n, t in V.items()})
+        if length({n: found[n][-1] - t for n, t in alone.items()}) > rounding(self.kind.risk) * length(alone):
+            raise NotTogether("the image is not that of the vector alone")
 
     def _programs(self) -> Programs | None:
         if not self.compile:

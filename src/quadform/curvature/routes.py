@@ -42,6 +42,8 @@ ROUTES = ("eager", "traced", "compiled", "units", "compiled-units", "auto")
 _COMPILE: dict[Route, tuple[bool, ...]] = {"traced": (False,), "compiled": (True, False)}
 #: Vectors that share one pass step by step. A program takes one: what they would share is kept anyway.
 CHUNK = 8
+#: Vectors that share one pass by units, whose tangents all live at a time.
+TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
             " reverse passes alone (eager), which see what training sees."
         )
         programs = []
-    units = [ByUnits(kind, chunk)] if forward and (risk.units or by_units) else []
+    units = [ByUnits(kind, min(chunk, TOGETHER))] if forward and (risk.units or by_units) else []
     ways: list[Strategy] = [*programs, *(units if by_units else ())]
     if wanted == "compiled-units" and units:
-        ways.insert(0, ByUnits(kind, chunk, compile=True))
+        ways.insert(0, ByUnits(kind, 1, compile=True))
     ways += [ByRetained(kind, chunk)] if kind.scalar is not None else []
     ways += [ByForward(kind, k) for k in sorted({chunk, 1}, reverse=True)] if forward else []
     ways += [ByReverse(kind, chunk)] if kind.by_reverse is not None else []
