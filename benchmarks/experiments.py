@@ -1,6 +1,6 @@
 """For the keepers of the project, `python benchmarks/experiments.py ...`:
 
-gallery docs               write the gallery from the committed records
+gallery docs               write the gallery from the committed records, and its score into the README
 keep RUNS [ID ...]         take finished records from a folder of `quadform reproduce` into docs/gallery/records
 verdicts RUNS              renew the table the tests compare with, from a folder of smoke runs
 measure RUNS PRESET PROCESSES SECONDS ID ...
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -28,8 +29,18 @@ from quadform.experiments.experiment import Units
 
 #: The table the tests compare with.
 VERDICTS = Path(__file__).resolve().parent.parent / "tests" / "experiments" / "verdicts.json"
+#: The score of the claims, as the gallery and the README tell it.
+SCORE = re.compile(r"\d+ experiments, \d+ claims: [^.]+not tested\.")
 #: The piece that says by what and where the parts were made.
 MADE = "made"
+
+
+def scored(docs: Path) -> None:
+    """Copy the score of the gallery into the README beside it."""
+    score = SCORE.search((docs / "gallery.md").read_text())
+    readme = docs.parent / "README.md"
+    if score and readme.exists():
+        readme.write_text(SCORE.sub(score[0], readme.read_text()))
 
 
 def keep(runs: str, names: list[str]) -> None:
@@ -117,6 +128,7 @@ def main(words: list[str]) -> int:
             from quadform.experiments.gallery import write_gallery
 
             print("\n".join(map(str, write_gallery(folder))))
+            scored(Path(folder))
         case ["keep", runs, *names]:
             keep(runs, names)
         case ["verdicts", runs]:

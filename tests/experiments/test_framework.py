@@ -22,7 +22,7 @@ from quadform.experiments.catalog import CATALOG, committed, experiment, recorde
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
 from quadform.experiments.experiment import Experiment, Units
-from quadform.experiments.gallery import committed_entries, markdown
+from quadform.experiments.gallery import _summary, committed_entries, markdown
 from quadform.experiments.pool import measure, parts_of
 from quadform.experiments.runner import work_of
 from quadform.report.figure import Rows
@@ -340,6 +340,7 @@ def test_the_gallery_is_drawn_from_the_committed_records() -> None:
     entries = committed_entries()
     assert entries
     assert (ROOT / "docs" / "gallery.md").read_text() == markdown(entries)
+    assert _summary(entries) in (ROOT / "README.md").read_text()
     for e in entries:
         assert (ROOT / "docs" / "gallery" / f"{e.experiment.id}.{e.kind}").exists()
 
