@@ -101,9 +101,9 @@ def references() -> str:
 
 
 def tutorials() -> list[str]:
-    """The tutorials there are, their list first."""
-    found = sorted(p.name for p in (DOCS / "tutorials").glob("*.md"))
-    return [f"tutorials/{name}" for name in sorted(found, key=lambda name: name != "README.md")]
+    """The list of tutorials, then each in the order of that list."""
+    listed = re.findall(r"^\| \[[^\]]+\]\((\w+\.md)\)", (DOCS / "tutorials" / "README.md").read_text(), re.M)
+    return [f"tutorials/{name}" for name in ("README.md", *listed)]
 
 
 def unlisted(nav: object) -> list[str]:

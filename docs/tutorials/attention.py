@@ -54,9 +54,9 @@ found.plot("heat_map")
 
 # %%
 eigenvalues = found.eigenvalues("total")
-print(
-    f"{(eigenvalues < -1e-12).sum()} of {len(eigenvalues)} eigenvalues are negative, from {eigenvalues.min():.2f} to {eigenvalues.max():.2f}"
-)
+low, high = eigenvalues.min(), eigenvalues.max()
+print(f"{len(eigenvalues)} eigenvalues from {low:.2f} to {high:.2f}")
+print(f"{(eigenvalues < -1e-12).sum()} are negative")
 print(f"H_f over H: {found.whole_norm('functional') / found.whole_norm('total'):.2f}")
 
 # %% [markdown]
@@ -70,7 +70,10 @@ print(f"H_f over H: {found.whole_norm('functional') / found.whole_norm('total'):
 sweep = qf.vary(layer, "scale", 0.01, 0.1)
 for part in ("outer", "functional"):
     slopes = sweep.slopes(part)
-    print(part.ljust(11), "  ".join(f"{a[-1]}{b[-1]} {power:.2f}" for (a, b), power in slopes.items()))
+    print(
+        part.ljust(11),
+        "  ".join(f"{a[-1]}{b[-1]} {power:.2f}" for (a, b), power in slopes.items()),
+    )
 
 # %%
 found.plot("growth")
@@ -86,11 +89,16 @@ found.plot("growth")
 
 # %%
 linear = qf.attention(tokens=6, d_model=4, seed=0, attention="linear")
-print("outer  ", "  ".join(f"{name} {linear.slope('outer', name).value:.2f}" for name in linear.blocks))
+print(
+    "outer  ",
+    "  ".join(
+        f"{name} {linear.slope('outer', name).value:.2f}" for name in linear.blocks
+    ),
+)
 
 # %% [markdown]
 # ## What to try next
 #
-# - `quadform explore` opens a page with sliders for scale, temperature, tokens and masks: see [explorer.md](../explorer.md).
-# - `qf.theory.MultiHeadAttentionLayer` has the same for several heads and an output matrix: see [theory.md](../theory.md).
+# - `quadform explore` opens a page with sliders for scale, temperature, tokens and masks: see [the live page](../explorer.md).
+# - `qf.theory.MultiHeadAttentionLayer` has the same for several heads and an output matrix: see [closed forms](../theory.md).
 # - [My own attention variant](attention_variant.md) takes any score function.

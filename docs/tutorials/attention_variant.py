@@ -21,10 +21,14 @@ X, W_Q, W_K, W_V, Y = qf.toy(tokens=6, d_model=4, seed=0)
 
 def distance_scores(theta):
     Q, K = X[None] @ theta["W_Q"], X[None] @ theta["W_K"]
-    return -(Q[..., :, None, :] - K[..., None, :, :]).square().sum(-1) / Q.shape[-1] ** 0.5
+    return (
+        -(Q[..., :, None, :] - K[..., None, :, :]).square().sum(-1) / Q.shape[-1] ** 0.5
+    )
 
 
-layer = qf.theory.ScoreAttentionLayer(distance_scores, {"W_Q": W_Q, "W_K": W_K}, X, W_V, Y)
+layer = qf.theory.ScoreAttentionLayer(
+    distance_scores, {"W_Q": W_Q, "W_K": W_K}, X, W_V, Y
+)
 for (a, b), norm in layer.norms().items():
     print(f"|H({a}, {b})| = {norm.value:.3f}")
 
@@ -42,11 +46,16 @@ for (a, b), norm in layer.norms().items():
 class DistanceAttention(nn.Module):
     def __init__(self):
         super().__init__()
-        self.W_Q, self.W_K, self.W_V = (nn.Parameter(W.clone()) for W in (W_Q, W_K, W_V))
+        self.W_Q, self.W_K, self.W_V = (
+            nn.Parameter(W.clone()) for W in (W_Q, W_K, W_V)
+        )
 
     def scores(self, X):
         Q, K = X @ self.W_Q, X @ self.W_K
-        return -(Q[..., :, None, :] - K[..., None, :, :]).square().sum(-1) / Q.shape[-1] ** 0.5
+        return (
+            -(Q[..., :, None, :] - K[..., None, :, :]).square().sum(-1)
+            / Q.shape[-1] ** 0.5
+        )
 
     def forward(self, X):
         return self.scores(X).softmax(-1) @ (X @ self.W_V)
@@ -65,7 +74,8 @@ print("closed form = differentiated twice:", bool(gap < 1e-12))
 
 # %%
 findings = qf.testing.check_operator(H)
-print(f"{sum(finding.ok for finding in findings)} of {len(findings)} properties hold, among them:")
+held = sum(finding.ok for finding in findings)
+print(f"{held} of {len(findings)} properties hold, among them:")
 for finding in findings[3:8]:
     print(" ", finding.name)
 
@@ -114,7 +124,9 @@ except Exception as error:
 
 
 def distance_attend(q, k, v, *, causal=False, mask=None, bias=None, scale=None):
-    T = -(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) * (scale or q.shape[-1] ** -0.5)
+    T = -(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) * (
+        scale or q.shape[-1] ** -0.5
+    )
     T = T if bias is None else T + bias
     if causal and mask is None:
         mask = torch.ones(T.shape[-2:], dtype=torch.bool).tril()
@@ -122,16 +134,19 @@ def distance_attend(q, k, v, *, causal=False, mask=None, bias=None, scale=None):
 
 
 tokens = torch.randint(16, (8, 12), generator=torch.Generator().manual_seed(0))
-model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0, dtype=torch.float64)
+model = qf.Transformer(
+    design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0, dtype=torch.float64
+)
 for name in ("dot product", "distance"):
     if name == "distance":
         model.attend = distance_attend
     found = qf.spectrum(model, [{"tokens": tokens}], top=1, bottom=0)
-    print(f"{name:12} loss {model.loss({'tokens': tokens}).item():.3f}  λ_max {found.top[0].value:.2f}")
+    loss = model.loss({"tokens": tokens}).item()
+    print(f"{name:12} loss {loss:.3f}  λ_max {found.top[0].value:.2f}")
 
 # %% [markdown]
 # ## What to try next
 #
 # - Learned parameters of the scores, such as a temperature, are further entries of `theta`.
-# - Rotary positions, ALiBi, soft caps and sinks are score functions too: see [theory.md](../theory.md).
-# - [curvature.md](../curvature.md) says what is checked before a Hessian is computed.
+# - Rotary positions, ALiBi, soft caps and sinks are score functions too: see [closed forms](../theory.md).
+# - [Hessian operators](../curvature.md) says what is checked before a Hessian is computed.

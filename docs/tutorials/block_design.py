@@ -47,7 +47,9 @@ for finding in qf.testing.check_design(config, depth=24):
 # %%
 designs = {"mine": mine, "pre-ln": "pre-ln", "no-skip": "no-skip"}
 for name, block in designs.items():
-    cosine = qf.propagation.predict(design(block, **shape), seq_len=16).tensors["cosine"]
+    cosine = qf.propagation.predict(design(block, **shape), seq_len=16).tensors[
+        "cosine"
+    ]
     print(name.ljust(8), "  ".join(f"{c:.2f}" for c in cosine.tolist()))
 
 # %% [markdown]
@@ -72,7 +74,9 @@ def batch(seed):
 
 models, optimizers = {}, {}
 for name, block in designs.items():
-    model = models[name] = qf.Transformer(design=block, seed=0, dtype=torch.float64, **shape)
+    model = models[name] = qf.Transformer(
+        design=block, seed=0, dtype=torch.float64, **shape
+    )
     optimizer = optimizers[name] = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(30):
         optimizer.zero_grad()
@@ -89,9 +93,10 @@ for name, block in designs.items():
 
 # %%
 for name, model in models.items():
-    signal = qf.signal(model, [batch(100)])
-    rate = qf.lr(model, [batch(100)], optimizer=optimizers[name], verify=0, products=15)
-    print(f"{name:8} token cosine {signal.layers('cosine')[-1].value:5.2f}   ceiling of AdamW {rate.ceiling.value:.2e}")
+    cosine = qf.signal(model, [batch(100)]).layers("cosine")[-1].value
+    optimizer = optimizers[name]
+    rate = qf.lr(model, [batch(100)], optimizer=optimizer, verify=0, products=15)
+    print(f"{name:8} token cosine {cosine:5.2f}  ceiling {rate.ceiling.value:.2e}")
 
 # %% [markdown]
 # **How to read it.** The first two have learned the task, and their tokens point in different directions. The tokens of `no-skip` still
@@ -101,5 +106,5 @@ for name, model in models.items():
 # ## What to try next
 #
 # - Change one field of `mine` at a time: `norm="none"`, `activation="swiglu"`, `mixing=Mixing(alpha=1, gamma=1)`.
-# - [designs.md](../designs.md) lists the 21 designs of the papers, each a value like this one.
+# - [Block designs](../designs.md) lists the 21 designs of the papers, each a value like this one.
 # - `quadform compare` sets named designs side by side under a time budget.

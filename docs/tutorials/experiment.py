@@ -45,16 +45,23 @@ def norms_of(seed):
 
 def run(config, units):
     with units.plan(config.draws):
-        drawn = [units(f"draw {i}", norms_of, config.seed + i) for i in range(config.draws)]
+        drawn = [
+            units(f"draw {i}", norms_of, config.seed + i) for i in range(config.draws)
+        ]
     norms = {name: torch.stack([d[name] for d in drawn]) for name in ("W_Q", "W_V")}
     slopes = {
-        name: (n[:, -1] / n[:, 0]).log() / (TEMPERATURES[-1] / TEMPERATURES[0]).log() for name, n in norms.items()
+        name: (n[:, -1] / n[:, 0]).log() / (TEMPERATURES[-1] / TEMPERATURES[0]).log()
+        for name, n in norms.items()
     }
     scalars = {
-        f"slope/{name}": qf.Estimate(float(s.mean()), float(s.std() / config.draws**0.5), "estimate")
+        f"slope/{name}": qf.Estimate(
+            float(s.mean()), float(s.std() / config.draws**0.5), "estimate"
+        )
         for name, s in slopes.items()
     }
-    return scalars, {"temperatures": TEMPERATURES} | {name: n.mean(0) for name, n in norms.items()}
+    return scalars, {"temperatures": TEMPERATURES} | {
+        name: n.mean(0) for name, n in norms.items()
+    }
 
 
 # %% [markdown]
@@ -88,7 +95,9 @@ def figure(record):
     return charts.figure_of(
         "hot-attention",
         "Curvature of hot attention",
-        charts.side_by_side(over, charts.line_panel(over, rows, x="temperature t", y="|H_o(W, W)|")),
+        charts.side_by_side(
+            over, charts.line_panel(over, rows, x="temperature t", y="|H_o(W, W)|")
+        ),
         headline=f"Query curvature falls as t^{record.scalars['slope/W_Q'].value:.2f}.",
         reading="Both axes are logarithmic: a power of t is a straight line.",
         not_meaning="A small curvature does not mean that a matrix does not matter.",
@@ -116,7 +125,8 @@ EXPERIMENT = Experiment(
 # %%
 record = EXPERIMENT.measure("smoke")
 for verdict in EXPERIMENT.verdicts(record):
-    print(f"{verdict.status:8} {verdict.claim.text}: {verdict.number}, wanted {verdict.claim.wanted}")
+    print(f"{verdict.status}: {verdict.claim.text}")
+    print(f"    {verdict.number}, wanted {verdict.claim.wanted}")
 
 # %%
 EXPERIMENT.figure(record).chart
@@ -133,5 +143,5 @@ EXPERIMENT.figure(record).chart
 #
 # ## What to try next
 #
-# - [experiments.md](../experiments.md): presets, records, how a run goes on after Ctrl-C.
-# - [gallery.md](../gallery.md): what came out for every experiment of the papers, red claims included.
+# - [Experiments](../experiments.md): presets, records, how a run goes on after Ctrl-C.
+# - [The gallery](../gallery.md): what came out for every experiment of the papers, red claims included.

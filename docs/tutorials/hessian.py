@@ -15,8 +15,19 @@ from torch import nn
 
 import quadform as qf
 
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.norm = nn.Linear(4, 16), nn.LayerNorm(16)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(self.norm(torch.tanh(self.hidden(x))))
+
+
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3))
+model = Net()
 x = torch.randn(64, 4)
 y = x[:, :3].argmax(1)
 loss = nn.CrossEntropyLoss()
@@ -29,10 +40,13 @@ loss = nn.CrossEntropyLoss()
 # %%
 risk = qf.Risk(model, loss, (x, y))
 H = qf.hessian(risk)
-v = risk.space.random(generator=torch.Generator().manual_seed(0))  # a random direction, {name: tensor}
+v = risk.space.random(
+    generator=torch.Generator().manual_seed(0)
+)  # a random direction, {name: tensor}
 Hv = H @ v
 print("H is", " x ".join(map(str, H.shape)))
-print({name: tuple(t.shape) for name, t in Hv.items()})
+for name, t in Hv.items():
+    print(name, tuple(t.shape))
 
 # %% [markdown]
 # A vector is a dict with the names and shapes of the parameters, and so is the product. This small H can also be written
@@ -41,9 +55,14 @@ print({name: tuple(t.shape) for name, t in Hv.items()})
 
 # %%
 matrix = H.dense()
-close = torch.allclose(matrix @ risk.space.flatten(v), risk.space.flatten(Hv), atol=1e-5)
+close = torch.allclose(
+    matrix @ risk.space.flatten(v), risk.space.flatten(Hv), atol=1e-5
+)
 print("product = matrix times vector:", close)
-print("block of the two linear layers:", tuple(H.block("0.weight", "3.weight").dense().shape))
+print(
+    "block of the two linear layers:",
+    tuple(H.block("hidden.weight", "out.weight").dense().shape),
+)
 H_o, H_f = qf.gauss_newton(risk), qf.functional(risk)
 print("H = H_o + H_f:", torch.allclose(H_o.dense() + H_f.dense(), matrix, atol=1e-5))
 
@@ -77,13 +96,23 @@ print("\n".join(found.verdict_lines()))
 from transformers import GPT2Config, GPT2LMHeadModel
 
 torch.manual_seed(0)
-config = GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+config = GPT2Config(
+    vocab_size=50,
+    n_positions=16,
+    n_embd=32,
+    n_layer=2,
+    n_head=2,
+    bos_token_id=0,
+    eos_token_id=0,
+)
 gpt2 = GPT2LMHeadModel(config).eval()
 tokens = torch.randint(50, (4, 16))
 batch = {"input_ids": tokens, "labels": tokens}
 
 found = qf.spectrum(gpt2, [batch], top=1)
-print(f"{gpt2.num_parameters():,} parameters, largest eigenvalue {found.top[0].value:.2f}")
+print(
+    f"{gpt2.num_parameters():,} parameters, largest eigenvalue {found.top[0].value:.2f}"
+)
 print("\n".join(found.verdict_lines()))
 
 # %% [markdown]
@@ -91,7 +120,9 @@ print("\n".join(found.verdict_lines()))
 # the heads by number:
 
 # %%
-block = qf.hessian(qf.Risk(gpt2, None, batch)).block("*h.0.attn.W_Q", "*h.0.attn.W_V[1]")
+block = qf.hessian(qf.Risk(gpt2, None, batch)).block(
+    "*h.0.attn.W_Q", "*h.0.attn.W_V[1]"
+)
 print("W_Q against the values of head 1:", " x ".join(map(str, block.shape)))
 
 # %% [markdown]
@@ -108,5 +139,5 @@ found.plot("block_map")
 # ## What to try next
 #
 # - `qf.spectrum(model, batches, loss, density=True)` adds the density of all eigenvalues.
-# - `H.solve(b)` and `H.inverse(damping=1e-3)` solve linear systems: see [estimate.md](../estimate.md).
+# - `H.solve(b)` and `H.inverse(damping=1e-3)` solve linear systems: see [estimates and linear systems](../estimate.md).
 # - [Which learning rate](learning_rate.md) turns λ_max into a learning rate.

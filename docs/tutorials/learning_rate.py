@@ -63,11 +63,13 @@ print("\n".join(found.verdict_lines()))
 # Two copies of the model go on from here, one at half the ceiling, one at twice the ceiling.
 
 # %%
-shown = (0, 5, 10, 11, 12, 13, 14)
+shown = (0, 5, 10, 12, 13, 14, 15, 16)
 print("step         " + "".join(f"{step:>9}" for step in shown))
 for factor in (0.5, 2.0):
     twin = copy.deepcopy(model)
-    losses = train(twin, torch.optim.SGD(twin.parameters(), lr=factor * found.ceiling.value), 15)
+    losses = train(
+        twin, torch.optim.SGD(twin.parameters(), lr=factor * found.ceiling.value), 17
+    )
     print(f"{factor:.1f} x ceiling" + "".join(f"{losses[step]:9.2g}" for step in shown))
 
 # %% [markdown]
@@ -83,7 +85,7 @@ for factor in (0.5, 2.0):
 # %%
 found = qf.lr(model, [(x, y)], loss, optimizer="sgd", lr=0.1, verify=20)
 print("\n".join(found.verdict_lines()))
-print(f"a cautious choice: {found.suggest():.3f}")
+print(f"a fifth of the ceiling: {found.suggest():.3f}")
 
 # %% [markdown]
 # ## 5. Adam
@@ -105,5 +107,5 @@ print("\n".join(found.verdict_lines()))
 # ## What to try next
 #
 # - Give several batches: `found.interval` is the range of the ceilings on each of them alone.
-# - `qf.Monitor` follows the ceiling inside your own training loop: see [monitor.md](../monitor.md).
-# - `quadform lr RUN` on the command line judges a whole run, step by step: see [panel.md](../panel.md).
+# - `qf.Monitor` follows the ceiling inside your own training loop: see [watching a training run](../monitor.md).
+# - `quadform lr RUN` on the command line judges a whole run, step by step: see [the guide to learning rates](../panel.md).

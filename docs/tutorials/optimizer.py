@@ -36,7 +36,8 @@ def train(model, optimizer, steps):
         return loss(model(x.flatten(0, 1)), y.flatten()).item()
 
 
-print(f"loss after 200 steps of SGD: {train(model, torch.optim.SGD(model.parameters(), lr=0.1), 200):.3f}")
+final = train(model, torch.optim.SGD(model.parameters(), lr=0.1), 200)
+print(f"loss after 200 steps of SGD: {final:.3f}")
 
 # %% [markdown]
 # ## 2. The Hessian in four metrics
@@ -45,10 +46,23 @@ print(f"loss after 200 steps of SGD: {train(model, torch.optim.SGD(model.paramet
 # directions. `qf.precond` measures it for each P. P is built from the gradients of the batches, the weights held fixed.
 
 # %%
-found = qf.precond(model, batches, loss, methods=("none", "adam", "shampoo", "kfac"), products=40)
+found = qf.precond(
+    model, batches, loss, methods=("none", "adam", "shampoo", "kfac"), products=40
+)
 table = found.table()
-for name in ("preconditioner", "lambda_max", "directions", "predicted fall", "measured fall"):
-    print(f"{name:15}" + "".join(f"{c if isinstance(c, str) else f'{c:.3g}':>12}" for c in table.column(name)))
+for name in (
+    "preconditioner",
+    "lambda_max",
+    "directions",
+    "predicted fall",
+    "measured fall",
+):
+    print(
+        f"{name:15}"
+        + "".join(
+            f"{c if isinstance(c, str) else f'{c:.3g}':>12}" for c in table.column(name)
+        )
+    )
 
 # %% [markdown]
 # **How to read it.** *directions* is the number of directions that share the curvature: the larger, the rounder. *predicted
@@ -72,9 +86,8 @@ found.plot()
 for name, make in (("none", torch.optim.SGD), ("adam", torch.optim.Adam)):
     twin = copy.deepcopy(model)
     rate = found.by(name).ceiling.value / 2
-    print(
-        f"{make.__name__:5} at {rate:.3f}: loss after 40 steps {train(twin, make(twin.parameters(), lr=rate), 40):.3f}"
-    )
+    final = train(twin, make(twin.parameters(), lr=rate), 40)
+    print(f"{make.__name__:5} at {rate:.3f}: loss after 40 steps {final:.3f}")
 
 # %% [markdown]
 # ## 4. Take a step by hand
@@ -90,11 +103,12 @@ step = P.inverse(damping=0.1) @ risk.gradient()
 with torch.no_grad():
     for name, weight in model.named_parameters():
         weight -= step[name]
-    print(f"loss after one K-FAC step: {loss(model(x.flatten(0, 1)), y.flatten()).item():.3f}")
+    final = loss(model(x.flatten(0, 1)), y.flatten()).item()
+print(f"loss after one K-FAC step: {final:.3f}")
 
 # %% [markdown]
 # ## What to try next
 #
 # - `qf.precond(model, batches, loss)` compares all ten metrics; `optimizer_state=FILE` reads Adam's P from a checkpoint.
-# - [preconditioners.md](../preconditioners.md) lists the formula of each P and what *damping* means.
+# - [The guide to preconditioners](../preconditioners.md) lists the formula of each P and what *damping* means.
 # - `qf.optim` has Newton and Gauss-Newton steps that are shaped like `torch.optim`.

@@ -17,7 +17,9 @@ import quadform as qf
 torch.manual_seed(0)
 x = torch.randn(8, 64, 6).double()
 y = x[..., :1] * x[..., 1:2] + x[..., 2:3]
-model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1)).double()
+model = nn.Sequential(
+    nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1)
+).double()
 loss = nn.MSELoss()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 for _ in range(300):
@@ -26,8 +28,8 @@ for _ in range(300):
     optimizer.step()
 
 batches = list(zip(x, y, strict=True))
-with torch.no_grad():
-    print(f"loss {loss(model(x), y).item():.4f} with {sum(p.numel() for p in model.parameters())} parameters")
+count = sum(p.numel() for p in model.parameters())
+print(f"loss {loss(model(x), y).item():.4f} with {count} parameters")
 
 # %% [markdown]
 # ## 2. Take half of the weights away
@@ -36,7 +38,9 @@ with torch.no_grad():
 # that the method has not seen (the last quarter). Your model is not changed.
 
 # %%
-found = qf.prune(model, batches, loss, sparsity=0.5, method=("magnitude", "sparsegpt", "hessian"))
+found = qf.prune(
+    model, batches, loss, sparsity=0.5, method=("magnitude", "sparsegpt", "hessian")
+)
 print(found.table())
 print(found.said())
 
@@ -58,10 +62,8 @@ import copy
 smaller = copy.deepcopy(model)
 smaller.load_state_dict(found.weights, strict=False)
 zeros = sum(int((w == 0).sum()) for w in found.weights.values())
-with torch.no_grad():
-    print(
-        f"{zeros} of {sum(w.numel() for w in found.weights.values())} weights are 0, loss {loss(smaller(x), y).item():.4f}"
-    )
+count = sum(w.numel() for w in found.weights.values())
+print(f"{zeros} of {count} weights are 0, loss {loss(smaller(x), y).item():.4f}")
 
 # %% [markdown]
 # ## 4. Fewer bits instead
@@ -80,6 +82,6 @@ print(rounded.said())
 #
 # ## What to try next
 #
-# - `structure="2:4"`, `"rows"` or `"heads"` takes away what hardware can use: see [compress.md](../compress.md).
+# - `structure="2:4"`, `"rows"` or `"heads"` takes away what hardware can use: see [the guide to compression](../compress.md).
 # - `qf.quantize(..., budget=4)` gives sensitive matrices more bits than others, under one mean.
 # - `quadform prune RUN --out FOLDER` writes a model that every other command opens.

@@ -30,20 +30,23 @@ from quadform.estimate import eigenpairs
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
-model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0, dtype=torch.float64)
-tokens = torch.randint(16, (8, 12), generator=torch.Generator().manual_seed(0))
+torch.manual_seed(0)
+tokens = torch.randint(16, (8, 12))
+model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0)
 
 mesh = init_device_mesh("cpu", (world,))
 for block in model.layers:
     fully_shard(block, mesh=mesh)
 fully_shard(model, mesh=mesh)
 
-risk = qf.Risk(model, None, [{"tokens": tokens[rank::world]}])  # every process its own rows
+batch = {"tokens": tokens[rank::world]}  # every process its own rows
+risk = qf.Risk(model, None, [batch])
 pairs = eigenpairs(qf.hessian(risk), top=2)
 if rank == 0:
-    held, whole = (sum(n) for n in zip(*((p.to_local().numel(), p.numel()) for p in model.parameters())))
+    held = sum(p.to_local().numel() for p in model.parameters())
+    whole = sum(p.numel() for p in model.parameters())
     print(f"{world} processes; the first holds {held:,} of {whole:,} weights")
-    print("largest eigenvalues:", "  ".join(f"{e.value:.6f}" for e in pairs.top))
+    print("largest eigenvalues:", "  ".join(f"{e.value:.4f}" for e in pairs.top))
 dist.destroy_process_group()
 """
 
@@ -53,7 +56,15 @@ dist.destroy_process_group()
 # %%
 script = Path("worker.py")
 script.write_text(WORKER)
-command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+command = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    str(script),
+]
 done = subprocess.run(command, capture_output=True, text=True)
 print(done.stdout if done.returncode == 0 else done.stderr)
 
@@ -66,10 +77,12 @@ print(done.stdout if done.returncode == 0 else done.stderr)
 # The whole model on all the data gives the same numbers, to rounding:
 
 # %%
-model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0, dtype=torch.float64)
-tokens = torch.randint(16, (8, 12), generator=torch.Generator().manual_seed(0))
-pairs = eigenpairs(qf.hessian(qf.Risk(model, None, [{"tokens": tokens}])), top=2)
-print("largest eigenvalues:", "  ".join(f"{e.value:.6f}" for e in pairs.top))
+torch.manual_seed(0)
+tokens = torch.randint(16, (8, 12))
+model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0)
+risk = qf.Risk(model, None, [{"tokens": tokens}])
+pairs = eigenpairs(qf.hessian(risk), top=2)
+print("largest eigenvalues:", "  ".join(f"{e.value:.4f}" for e in pairs.top))
 
 # %% [markdown]
 # ## What to know
@@ -81,5 +94,5 @@ print("largest eigenvalues:", "  ".join(f"{e.value:.6f}" for e in pairs.top))
 # ## What to try next
 #
 # - `torchrun --nproc-per-node 8 --no-python quadform spectrum MODEL --device cuda --fsdp` does all this from the command line.
-# - [distributed.md](../distributed.md): which questions take sharded models, splitting data only, and the cost of a product.
-# - [distributed-trainers.md](../distributed-trainers.md): inside torchtitan, accelerate and Lightning.
+# - [Sharded models](../distributed.md): which questions take sharded models, splitting data only, and the cost of a product.
+# - [Sharded models in a trainer](../distributed-trainers.md): inside torchtitan, accelerate and Lightning.

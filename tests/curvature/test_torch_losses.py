@@ -43,6 +43,23 @@ def test_products_are_those_of_the_loss_written_out(model: nn.Module, loss: Any,
     assert torch.equal(short, written)
 
 
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.HuberLoss(delta=0.3), F.smooth_l1_loss])
+def test_gauss_newton_needs_no_other_way(model: nn.Module, loss: Any) -> None:
+    """Forward derivatives, several vectors at once: nothing to tell; J^T (d2l/dF2) J, both by reverse passes."""
+    risk = qf.Risk(model, loss, (X, X.flip(0)))
+    H_o = qf.gauss_newton(risk)
+    found = H_o.dense()
+    assert H_o.why == ()
+    weights, F_ = dict(model.named_parameters()), model(X)
+    J = torch.stack([risk.space.flatten(dict(zip(weights, g, strict=True))) for g in _rows(F_, weights)])
+    G = torch.autograd.functional.hessian(lambda out: loss(out.view_as(F_), X.flip(0)), F_.detach().flatten())
+    torch.testing.assert_close(found, J.T @ G @ J, rtol=1e-10, atol=1e-14)
+
+
+def _rows(out: torch.Tensor, weights: dict[str, Any]) -> list[Any]:
+    return [torch.autograd.grad(o, list(weights.values()), retain_graph=True) for o in out.flatten()]
+
+
 def test_batches_weigh_as_many_terms_as_they_have(model: nn.Module) -> None:
     """Two batches of unequal size give the Hessian of all rows at once."""
     loss = nn.CrossEntropyLoss()

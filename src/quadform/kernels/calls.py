@@ -18,8 +18,8 @@ class AttentionBy(TorchFunctionMode):
     """A scope in which `instead` answers `F.scaled_dot_product_attention`, under whatever name code has imported it.
 
     It belongs to the thread that enters it; nothing of torch changes. `calls` counts. `nn.MultiheadAttention` takes no
-    fused step inside, which would have no derivative. Embeddings with a padding token and weight norms are answered by
-    `embedding` and `weight_norm`.
+    fused step inside, which would have no derivative. Embeddings with a padding token, weight norms, squared and Huber
+    losses are answered by `embedding`, `weight_norm`, `mse_loss` and `huber_loss`.
     """
 
     def __init__(self, instead: Attention) -> None:
@@ -37,6 +37,10 @@ class AttentionBy(TorchFunctionMode):
             return embedding(*args, **kwargs)
         if func is torch._weight_norm:
             return weight_norm(*args, **kwargs)
+        if func is functional.mse_loss:
+            return mse_loss(*args, **kwargs)
+        if func is functional.huber_loss:
+            return huber_loss(*args, **kwargs)
         return func(*args, **kwargs)
 
     def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -74,6 +78,22 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, *ar
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """g v / |v|, the norm over all axes but `dim`; torch's own has a wrong second derivative (2.13) and no forward."""
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def mse_loss(input: Tensor, target: Tensor, *args: Any, reduction: str = "mean", **kwargs: Any) -> Tensor:
+    """`F.mse_loss` whose mean is taken outside; the gradient of torch's own mean has no forward derivative (2.13)."""
+    if reduction != "mean" or any(option is not None for option in (*args, *kwargs.values())):
+        return functional.mse_loss(input, target, *args, reduction=reduction, **kwargs)
+    return functional.mse_loss(input, target, reduction="none").mean()
+
+
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """`F.huber_loss` by `F.smooth_l1_loss`, delta times which it is; its own gradient has no forward derivative."""
+    if weight is not None:
+        return functional.huber_loss(input, target, reduction, delta, weight)
+    return delta * functional.smooth_l1_loss(input, target, reduction=reduction, beta=delta)
 
 
 def _none(tensors: Any) -> bool:

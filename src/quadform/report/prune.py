@@ -35,7 +35,7 @@ def bars(answer: Compressed, name: str, words: tuple[str, str, str], texts: Text
             color=alt.Color(
                 "which:N",
                 scale=alt.Scale(domain=kinds, range=[style.signed(1), style.ink, style.muted]),
-                legend=alt.Legend(title=None, orient="bottom"),
+                legend=alt.Legend(title=None, orient="bottom", labelLimit=300),
             ),
         )
         .properties(width=420, height=54)

@@ -41,7 +41,7 @@ def quantize_each(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
             color=alt.Color(
                 "which:N",
                 scale=alt.Scale(domain=kinds, range=[style.signed(1), style.ink]),
-                legend=alt.Legend(title=None, orient="bottom"),
+                legend=alt.Legend(title=None, orient="bottom", labelLimit=300),
             ),
             shape=alt.Shape("which:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), legend=None),
         )
