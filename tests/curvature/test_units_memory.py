@@ -11,8 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.profiler import profile
 
+from quadform.core.errors import InputError
 from quadform.curvature import Risk, functional, gauss_newton, hessian
-from quadform.curvature.by_units import Evaluation
+from quadform.curvature.by_units import ByUnits, Evaluation
+from quadform.curvature.foresight import graph_bytes
+from quadform.curvature.retained import Retained
+from quadform.curvature.units import NoUnit
 from quadform.distributed.processes import Group
 
 F64 = torch.float64
@@ -157,11 +161,99 @@ def test_units_are_taken_where_the_graph_does_not_fit(problem: Any, make: Any, m
     assert least < whole / 2
     assert A.route == "units"
     (why,) = A.why
-    assert "the graph of the gradient takes more than" in why
+    assert "the graph would take about" in why
     assert why.endswith(f"; by its {BLOCKS} units, which are run again backwards.")
     assert capsys.readouterr().err == why + "\n"
     for n, t in (A @ v).items():
         torch.testing.assert_close(t, want[n])
+
+
+def test_the_graph_is_foreseen_from_one_block(problem: Any) -> None:
+    """To a few percent, at the memory of one block; a model that fits stays eager."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    with risk.context():
+        (loss, gradient), most = risk.foreseen, allocated(lambda: graph_bytes(risk))[0]
+        assert gradient == pytest.approx(
+            Retained(lambda p: risk.run(p, batch)[0], risk.params, risk.space.names).bytes, rel=0.03
+        )
+    assert loss < 0.6 * gradient
+    assert most < 2 * gradient / BLOCKS
+    assert all("forward" not in block.__dict__ for block in model.blocks)
+    for make in (hessian, gauss_newton, functional):
+        A = make(risk)
+        A @ risk.space.random(dtype=F64)
+        assert (A.route, A.why) == ("eager", ())
+
+
+@pytest.mark.parametrize("share", [0.4, 1.9])
+def test_gauss_newton_goes_by_units_where_its_graph_does_not_fit(problem: Any, share: float, monkeypatch: Any) -> None:
+    """One vector takes 1.2 times the graph of the loss, eight 3 times: fewer at once first, then units."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    assert risk.soundness.twice
+    V = risk.space.random(8, dtype=F64)
+    want = gauss_newton(risk) @ V
+    with risk.context():
+        room = share * risk.foreseen[0]
+    monkeypatch.setattr(Group, "free_here", lambda group, device: room)
+    A = gauss_newton(risk)
+    found = A @ V
+    assert A.route == ("units" if share < 1 else "eager")
+    assert A.why[0] == "Gauss-Newton: 8 vectors at once do not fit the memory; 4 at once."
+    for n, t in found.items():
+        torch.testing.assert_close(t, want[n])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_eager_products_that_run_out_of_memory_go_by_units(
+    problem: Any, error: Exception, monkeypatch: Any, capsys: Any
+) -> None:
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    assert risk.soundness.twice
+
+    def full(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("quadform.curvature.strategies.Retained", full)
+    H = hessian(risk)
+    H @ risk.space.random(dtype=F64)
+    assert H.route == "units"
+    line = f"Hessian: a product does not fit the memory; by its {BLOCKS} units, which are run again backwards."
+    assert (H.why, capsys.readouterr().err) == ((line,), line + "\n")
+
+
+def test_a_graph_that_does_not_fit_and_blocks_that_are_no_units(problem: Any, monkeypatch: Any) -> None:
+    """The refusal speaks of memory."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    assert risk.soundness.twice
+    monkeypatch.setattr(Group, "free_here", lambda group, device: 1e6)
+    monkeypatch.setattr(ByUnits, "prepare", lambda *args: (_ for _ in ()).throw(NoUnit("a tensor leaves a unit")))
+    with pytest.raises(InputError, match=r"does not fit the memory, and this model cannot be run by units.*shorter"):
+        hessian(risk) @ risk.space.random(dtype=F64)
+
+
+def test_graphs_are_counted_where_blocks_differ(problem: Any, monkeypatch: Any) -> None:
+    """What the first block does not tell is seen while the graph is made."""
+    model, batch = problem
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    assert risk.soundness.twice
+    with risk.context():
+        room = risk.foreseen[1]
+    risk.__dict__["foreseen"] = (0.0, 0.0)
+    monkeypatch.setattr(Group, "free_here", lambda group, device: room)
+    H = hessian(risk)
+    H @ risk.space.random(dtype=F64)
+    assert "the graph of the gradient takes more than" in H.why[0]
+    assert H.route == "units"
 
 
 def test_programs_that_do_not_fit_give_way_to_units(problem: Any, monkeypatch: Any) -> None:

@@ -28,6 +28,7 @@ from .batches import batches_of, of_batch
 from .calling import Loss, bare
 from .choosing import of_function, of_module
 from .counting import shifts, terms
+from .foresight import graph_bytes
 from .fsdp import Fsdp, ShardedRunner, fsdp_of
 from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_unusable
 from .retained import gradients
@@ -355,6 +356,11 @@ class Risk:
         from .soundness import Soundness, check
 
         return check(self) if self.shards is None else Soundness()  # products look for themselves
+
+    @cached_property
+    def foreseen(self) -> tuple[float, float]:
+        """Bytes that the graphs of the loss and of its gradient would hold; 0 without units. See `foresight`."""
+        return graph_bytes(self) if self.units else (0.0, 0.0)
 
     def trusted(self, route: str) -> Soundness:
         """`soundness` for a route: by units, that of derivatives by units, at the memory of one such product."""

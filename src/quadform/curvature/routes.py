@@ -52,13 +52,15 @@ class Choice:
 
     ways: tuple[Strategy, ...]
     why: tuple[str, ...] = ()
+    short: bool = False  # others take more memory than there is
 
     def without(self, error: Unsuitable) -> Choice:
         """What is left when the first does not suit; `InputError` where nothing is."""
         first, *rest = self.ways
         left = [way for way in rest if not error.also(way)]
         if not left:
-            raise InputError(f"{first.kind.what}: {_nothing_left(first.kind, error)}") from error
+            nothing = _TOO_LARGE.format(error) if self.short else _nothing_left(first.kind, error)
+            raise InputError(f"{first.kind.what}: {nothing}") from error
         instead = left[0].how
         if first.route != "eager":
             instead = f"{instead if left[0].route != 'eager' else 'step by step'} instead"
@@ -74,14 +76,21 @@ class Choice:
             if not any(isinstance(way, ByUnits) for way in rest):
                 raise error
             reason = str(error) if isinstance(error, TooLarge) else "a product does not fit the memory"
-            return self.without(Unsuitable(reason, lambda way: not isinstance(way, ByUnits)))
+            found = self.without(Unsuitable(reason, lambda way: not isinstance(way, ByUnits)))
+            return dataclasses.replace(found, short=True)
         half = dataclasses.replace(first, together=max(1, first.together // 2))
         text = f"{first.together} vectors at once do not fit the memory; {half.together} at once."
         return self._said([half, *rest], f"{first.kind.what}: {text}")
 
     def _said(self, ways: list[Strategy], why: str) -> Choice:
         say(why)
-        return Choice(tuple(ways), (*self.why, why))
+        return Choice(tuple(ways), (*self.why, why), self.short)
+
+
+_TOO_LARGE = (
+    "its graph does not fit the memory, and this model {}. Nothing was measured. Give shorter sequences or smaller"
+    " batches, or name its parts in `Risk(..., units=)`."
+)
 
 
 def _nothing_left(kind: Kind, error: Unsuitable) -> str:

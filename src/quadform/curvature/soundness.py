@@ -22,6 +22,7 @@ from ..core.errors import InputError
 from ..core.forward import jvp
 from ..core.rng import stream
 from ..core.space import Vector
+from .foresight import require_room
 from .retained import Retained, gradients
 from .risk import Risk
 from .units import NoUnit
@@ -107,6 +108,7 @@ def through_by_units(risk: Risk) -> bool:
 
 def _require_gradient(risk: Risk, batch: Any) -> None:
     most = risk.room / PEAK if risk.units else math.inf
+    require_room(risk.foreseen[1], most)
     if not Retained(lambda p: risk.run(p, batch)[0], risk.params, tuple(risk.params), most).depends:
         raise InputError(
             "the loss has no gradient: it does not see the parameters, or only through `.detach()` or"
