@@ -1,4 +1,4 @@
-"""The lecture, served, and one engine for all tests of a module."""
+"""The lecture, served, and one engine for all tests of a module; its model has been trained for a few steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from quadform.teach.server import application
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine()
+def engine() -> Iterator[Engine]:
+    made = Engine()
+    made.pupil.start(steps=12)
+    made.pupil.finish()
+    yield made
+    made.pupil.stop()
+    made.pupil.finish()
 
 
 @pytest.fixture(scope="module")

@@ -46,10 +46,15 @@ def opened(browser, place: Place, where: str = "", *, size: tuple[int, int] = (1
 def violations(page) -> list:
     if not AXE.exists():
         pytest.fail(f"axe-core is not at {AXE}; `make test` installs it (npm install --prefix .cache/axe axe-core).")
-    page.evaluate(AXE.read_text(encoding="utf-8"))
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.read_text(encoding="utf-8"))
     found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", WCAG)
     assert len(found["passes"]) > 15
     return [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found["violations"]]
+
+
+#: One step for each kind of picture and control: axe looks at these.
+LOOKED_AT = {"en": ("head", "residual", "decoding"), "ko": ("masks", "training")}
 
 
 @pytest.mark.parametrize(("lang", "size", "scheme"), [("en", (1280, 720), "light"), ("ko", (375, 667), "dark")])
@@ -70,8 +75,9 @@ def test_all_steps_by_keyboard(browser, place, lang, size, scheme) -> None:
             assert control["y"] >= 0, name
             assert control["y"] + control["height"] <= bottom, name
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
-            page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
-            assert violations(page) == [], name
+            if name in LOOKED_AT[lang]:
+                page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
+                assert violations(page) == [], name
             if i + 1 < len(NAMES):
                 page.keyboard.press("ArrowRight")
         assert page.is_disabled("#next")
@@ -91,16 +97,32 @@ def test_a_slider_and_a_sentence_move_the_picture(browser, place) -> None:
         assert "sees" in page.inner_text("#says")
         assert page.input_value("#token") == "3"
         page.fill("#sentence", "we read a book")
-        page.wait_for_function("document.getElementById('says').textContent.includes('“a”')")
+        page.wait_for_function("() => document.getElementById('says').textContent.includes('“a”')")
         assert page.evaluate("document.activeElement.id") == "sentence"
         page.reload()
-        page.wait_for_function("document.getElementById('says').textContent.includes('“a”')")
+        page.wait_for_function("() => document.getElementById('says').textContent.includes('“a”')")
         assert page.input_value("#sentence") == "we read a book"
         page.fill("#sentence", " ")
         page.wait_for_selector("#error-sentence:visible")
         assert page.get_attribute("#sentence", "aria-invalid") == "true"
         page.fill("#sentence", "again")
         page.wait_for_selector("#error-sentence", state="hidden")
+
+
+def test_training_is_started_and_stopped(browser, place) -> None:
+    """The button: Start, the loss moves by itself, Stop; coming back to the step shows the same run."""
+    with opened(browser, place, "#step=training&steps=1500") as page:
+        page.click("#train")
+        page.wait_for_function("() => document.getElementById('says').textContent.startsWith('Step ')")
+        page.wait_for_function("() => document.getElementById('train').textContent === 'Stop'")
+        page.click("#train")
+        page.wait_for_function("() => document.getElementById('says').textContent.startsWith('After ')")
+        said = page.inner_text("#says")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("html[data-ready=decoding]")
+        page.click("#back")
+        page.wait_for_selector("html[data-ready=training]")
+        assert page.inner_text("#says") == said
 
 
 def test_the_other_language_is_the_same_step(browser, place) -> None:

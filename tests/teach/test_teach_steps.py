@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from quadform.core.spec import BlockSpec, Gain
+from quadform.nn.frame import Frame
 from quadform.teach.controls import Choice, Sentence, Slider, read
 from quadform.teach.engine import BY_NAME, Engine
 from quadform.teach.lecture import STEPS
@@ -37,11 +39,13 @@ def ends_of(step: str) -> list[dict[str, Any]]:
     ends: list[dict[str, Any]] = [{}]
     for c in BY_NAME[step].controls:
         if isinstance(c, Slider):
-            ends += [{c.name: c.low}, {c.name: c.high}]
+            ends += [{c.name: c.low}] if c.name == "products" else [{c.name: c.low}, {c.name: c.high}]
         elif isinstance(c, Choice):
             ends += [{c.name: value} for value in c.values]
         elif isinstance(c, Sentence):
             ends += [{c.name: "one"}, {c.name: "a b a b a b a b a b"}]
+    if step == "hessian":  # few products: it is asked six times
+        ends = [{"products": 4} | end for end in ends]
     return ends
 
 
@@ -166,3 +170,75 @@ def test_a_word_beyond_the_end_is_the_last(engine: Engine) -> None:
     got = engine.answer(json.dumps({"seq": 1, "step": "head", "values": {"sentence": "a b", "token": 8}}))
     slider = next(c for c in got["controls"] if c["name"] == "token")
     assert (slider["value"], slider["high"]) == (2, 2)
+
+
+def test_heads_are_softmaxes_of_their_own_columns(engine: Engine) -> None:
+    """Head h reads columns h d_k to (h + 1) d_k of Q and K; the sentence names the two that differ most."""
+    found = shown(engine, "heads", heads="4")
+    model, tokens = sentence_model("the cat sees the dog", heads=4)
+    X = model.embed(tokens, Frame.of(5, None, False, tokens.device))[0]
+    attn = model.layers[0].attn
+    maps = []
+    for h in range(4):
+        own = slice(2 * h, 2 * h + 2)
+        maps.append(((X @ attn.W_Q[:, own]) @ (X @ attn.W_K[:, own]).T / math.sqrt(2)).softmax(-1))
+        torch.testing.assert_close(panel(found, h), maps[h], **CLOSE)
+    far = {(a, b): float((maps[a] - maps[b]).abs().sum(1).mean() / 2) for a in range(4) for b in range(a)}
+    (b, a), most = max(far.items(), key=lambda pair: pair[1])
+    assert f"Heads {a + 1} and {b + 1} differ most" in found.says
+    assert f"{100 * most:.0f}" in found.says
+
+
+@pytest.mark.parametrize(("mask", "pad"), [("none", 1), ("causal", 1), ("padding", 3), ("both", 2)])
+def test_masks_hide_what_they_say(engine: Engine, mask: str, pad: int) -> None:
+    """Row i sees column j unless j > i (causal) or j is padding; weights are those of the softmax over what is seen."""
+    words = ["the", "cat", "sees", "the", "dog"]
+    found = shown(engine, "masks", mask=mask, pad=pad)
+    columns = 5 + (pad if mask in ("padding", "both") else 0)
+    free = shown(engine, "masks", mask="none").panels[1]["values"]
+    for i in range(5):
+        seen = [j for j in range(columns) if not (mask in ("causal", "both") and j > i) and j < 5]
+        row = found.panels[1]["values"][i]
+        assert [j for j in range(columns) if row[j] is not None] == seen
+        assert [j for j in range(columns) if found.panels[0]["values"][i][j] is not None] == seen
+        total = sum(free[i][j] for j in seen)
+        assert [row[j] for j in seen] == pytest.approx([free[i][j] / total for j in seen], rel=1e-12)
+    blocked = 5 * columns - sum(x is not None for row in found.panels[1]["values"] for x in row)
+    assert (f"{blocked} of {5 * columns} pairs" in found.says) == (blocked > 0)
+    assert found.panels[1]["columns"] == [*words, *["<pad>"] * (columns - 5)]
+
+
+# --- the rest of a block ----------------------------------------------------------------------------------------------
+def test_residual_and_norm_keep_words_apart(engine: Engine) -> None:
+    """One block without either is softmax attention, then a ReLU network; a deep stack of them collapses."""
+    found = shown(engine, "residual", parts="neither", depth=1)
+    model, tokens = sentence_model(
+        "the cat sees the dog", d_model=32, heads=4, design=BlockSpec(norm="none", attn=Gain(skip=0), mlp=Gain(skip=0))
+    )
+    X = model.embed(tokens, Frame.of(5, None, False, tokens.device))[0]
+    attn, mlp = model.layers[0].attn, model.layers[0].mlp
+    heads = []
+    for h in range(4):
+        own = slice(8 * h, 8 * h + 8)
+        A = ((X @ attn.W_Q[:, own]) @ (X @ attn.W_K[:, own]).T / math.sqrt(8)).softmax(-1)
+        heads.append(A @ X @ attn.W_V[:, own])
+    Y = (torch.cat(heads, 1) @ attn.W_O @ mlp.W_1).relu() @ mlp.W_2
+    pairs = [float(torch.cosine_similarity(Y[i], Y[j], dim=0)) for i in range(5) for j in range(i)]
+    assert found.printed[1] == pytest.approx(sum(pairs) / len(pairs), rel=1e-9)
+    assert found.printed[3] == pytest.approx(float(Y.square().mean().sqrt()), rel=1e-9)
+    deep = {parts: shown(engine, "residual", parts=parts, depth=24).printed[24] for parts in ("both", "neither")}
+    assert deep["neither"] > 0.999 > deep["both"]
+
+
+@pytest.mark.parametrize(("kind", "bend"), [("relu", torch.relu), ("gelu", torch.nn.functional.gelu)])
+def test_the_network_works_row_by_row(engine: Engine, kind: str, bend: Any) -> None:
+    """Out = bend(N W_1) W_2, and a word's row of N is normalised: mean 0, variance 1."""
+    found = shown(engine, "ffn", activation=kind, ratio=2, token=4)
+    before, after, out = (panel(found, i) for i in range(3))
+    model, _ = sentence_model("the cat sees the dog", d_ff=16, activation=kind)
+    torch.testing.assert_close(after, bend(before), **CLOSE)
+    torch.testing.assert_close(out, after @ model.layers[0].mlp.W_2, **CLOSE)
+    N = torch.linalg.lstsq(model.layers[0].mlp.W_1.T, before.T).solution.T
+    torch.testing.assert_close(N.mean(1), torch.zeros(5, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(N.var(1, correction=0), torch.ones(5, dtype=torch.float64), atol=1e-4, rtol=0)
+    assert found.printed[0] == pytest.approx(float((after == 0).double().mean()))

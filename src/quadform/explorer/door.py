@@ -42,8 +42,10 @@ _KINDS = {".js": "text/javascript", ".css": "text/css"}
 
 
 class Answering(Protocol):
-    """What stands behind a socket: a message in, an answer out."""
+    """What stands behind a socket: a message in, an answer out. `busy`: it works beside its answers."""
 
+    @property
+    def busy(self) -> bool: ...
     def answer(self, text: str | bytes) -> dict[str, Any]: ...
 
 
@@ -87,7 +89,7 @@ def behind(
         WebSocketRoute(f"{below}/live", live),
     ]
     app = Starlette(routes=routes)
-    app.state.worker = worker
+    app.state.busy = lambda: worker.busy or engine.busy
     app.add_middleware(Door, token=token, own=own)
     return app
 

@@ -66,6 +66,7 @@ class Engine:
     uploads: Uploads = field(default_factory=Uploads)
     cost: Cost = field(default_factory=Cost)
     kept: OrderedDict[State, Record] = field(default_factory=OrderedDict)
+    busy: bool = False
 
     def answer(self, text: str | bytes) -> dict[str, Any]:
         """The answer to a message as it came: an `answer`, a `wait`, a question (`ask`), or an `error` at a control."""

@@ -145,7 +145,7 @@ class Served(Done):
                 timer.start()
             self.server.run(sockets=[self.place.listening])
         say("closed")
-        if self.server.page.state.worker.busy:  # nobody waits for that answer; leaving in the usual way would, or tear
+        if self.server.page.state.busy():  # nobody waits for that work; leaving in the usual way would, or tear
             sys.stdout.flush()  # its threads down as they work
             sys.stderr.flush()
             os._exit(0)

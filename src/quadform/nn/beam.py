@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +15,26 @@ if TYPE_CHECKING:
     from .decode import Hypothesis, Run, Search
 
 
-def beam_search(run: Run, how: Search) -> list[list[Hypothesis]]:
-    """Beam search, all sentences at once; the bookkeeping of ended hypotheses is vectorised too."""
+@dataclass(frozen=True)
+class Grown:
+    """One step of a beam, (sentences, beam) each: the hypotheses that are kept, and those that ended (where `ends`).
+
+    `log_prob` is summed over the tokens so far; `parent` counts among the kept hypotheses of the step before.
+    """
+
+    log_prob: Tensor
+    parent: Tensor
+    token: Tensor
+    ends: Tensor
+    ended_log_prob: Tensor
+    ended_parent: Tensor
+
+
+def beam_search(run: Run, how: Search, watch: Callable[[Grown], None] | None = None) -> list[list[Hypothesis]]:
+    """Beam search, all sentences at once; the bookkeeping of ended hypotheses is vectorised too.
+
+    `watch` is told of every step.
+    """
     device = run.given.device
     K, B = how.beam, len(run.given)
     tokens = run.given.new_zeros(B, K, run.capacity)
@@ -38,6 +58,8 @@ def beam_search(run: Run, how: Search) -> list[list[Hypothesis]]:
         made = t - run.lengths
         forced = made < 0 if t < run.longest else None
         score, parent, choice, ends = _candidates(run, logits, score, made)
+        if watch is not None:
+            watch(Grown(score, parent, choice, *(ends or (torch.zeros_like(choice, dtype=torch.bool), score, parent))))
         n = (made + 1).clamp_min(1)
         if ends is not None and bool(ends[0].any()):
             hits, values, rows = ends

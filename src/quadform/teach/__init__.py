@@ -7,5 +7,12 @@ __getattr__, __dir__, __all__ = attach(
     {
         "STEPS": ".lecture",
         "sentence_model": ".words",
+        "attention_maps": ".maps",
+        "DATA": ".pupil",
+        "number_config": ".pupil",
+        "number_model": ".pupil",
+        "source_of": ".pupil",
+        "target_of": ".pupil",
+        "trained_model": ".pupil",
     },
 )

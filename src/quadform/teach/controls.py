@@ -78,21 +78,25 @@ class Sentence:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of several words (`choice_WORD`)."""
+    """One of several words (`choice_WORD`) or numbers; the first one stands at the start unless `start` is given."""
 
     name: str
     values: tuple[str, ...]
+    start: str = ""
 
     def read(self, value: Any, lang: str) -> str:
+        value = str(value)
         if value not in self.values:
-            raise Refused(self.name, "choice", got=str(value)[:40], known=", ".join(self.values))
-        return str(value)
+            raise Refused(self.name, "choice", got=value[:40], known=", ".join(self.values))
+        return value
 
     def first(self, lang: str) -> str:
-        return self.values[0]
+        return self.start or self.values[0]
 
     def json(self, value: Any, texts: Texts, most: float | None) -> dict[str, Any]:
-        return {"kind": "choice", "choices": [{"value": v, "label": texts(f"choice_{v}")} for v in self.values]}
+        labels = [v if v.isdigit() else texts(f"choice_{v}") for v in self.values]
+        choices = [{"value": v, "label": label} for v, label in zip(self.values, labels, strict=True)]
+        return {"kind": "choice", "choices": choices}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,12 @@ class Engine:
     """Answers messages one after the other, on one thread: the matrices are small."""
 
     pupil: Pupil = field(default_factory=Pupil)
+    acted: str = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a model is being trained."""
+        return self.pupil.running
 
     def answer(self, text: str | bytes) -> dict[str, Any]:
         """The answer to a message as it came: an `answer`, or an `error` at a control."""
@@ -50,8 +56,21 @@ class Engine:
             raise Refused("", "message")
         values, texts = read(step.controls, body.get("values", {}), lang), LANGUAGES[lang]
         torch.set_num_threads(1)
-        shown = step.show(Asked(values=values, texts=texts, pupil=self.pupil))
-        return {"kind": "answer", "seq": seq, **view(step, values, shown, texts)}
+        asked = Asked(values=values, texts=texts, pupil=self.pupil)
+        acted = self._act(step, asked, body.get("action"))
+        return {"kind": "answer", "seq": seq, "acted": acted, **view(step, values, step.show(asked), texts)}
+
+    def _act(self, step: Step, asked: Asked, action: Any) -> str | None:
+        """Do what a button asks, once: the page repeats it until it is answered, since only its newest event counts."""
+        if action is None:
+            return None
+        name, number = (action.get("name"), action.get("id")) if isinstance(action, dict) else (None, None)
+        if name not in step.acts or not isinstance(number, str):
+            raise Refused("", "message")
+        if number != self.acted:
+            self.acted = number
+            step.acts[name](asked)
+        return number
 
 
 def view(step: Step, values: dict[str, Any], shown: Shown, texts: Texts) -> dict[str, Any]:
@@ -61,8 +80,9 @@ def view(step: Step, values: dict[str, Any], shown: Shown, texts: Texts) -> dict
     controls = [
         {
             "name": c.name,
-            "label": texts(f"control_{c.name}"),
+            "label": texts(f"action_{shown.actions[c.name]}" if c.name in shown.actions else f"control_{c.name}"),
             "value": clipped[c.name],
+            "action": shown.actions.get(c.name, ""),
             **c.json(clipped[c.name], texts, most.get(c.name)),
         }
         for c in step.controls

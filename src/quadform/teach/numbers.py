@@ -14,10 +14,10 @@ def share(value: float) -> str:
     """A share in per cent; ends that are not exact read as such."""
     percent = 100 * value
     if 0 < percent < 0.5:
-        return "< 1 %"
+        return "<\u00a01\u00a0%"
     if 99.5 <= percent < 100:
-        return "> 99 %"
-    return f"{percent:.0f} %"
+        return ">\u00a099\u00a0%"
+    return f"{percent:.0f}\u00a0%"
 
 
 def vector(values: Iterable[float]) -> str:

@@ -31,7 +31,8 @@ class Asked:
 class Shown:
     """A sentence that follows from the numbers, pictures, an exercise, and the Python behind them.
 
-    The last line of `python` prints the numbers `printed`. `most` narrows sliders whose range depends on the others.
+    The last line of `python` prints the numbers `printed`. `most` narrows sliders whose range depends on the others,
+    `actions` says what a button does now (`action_NAME`), `running` that the answer will change by itself.
     """
 
     says: str
@@ -42,16 +43,18 @@ class Shown:
     answer: str
     most: Mapping[str, float] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
+    actions: Mapping[str, str] = field(default_factory=dict)
     running: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step; its words are `title_NAME` and `text_NAME`."""
+    """One step; its words are `title_NAME` and `text_NAME`. `acts` is what its buttons can do."""
 
     name: str
     controls: tuple[Control, ...]
     show: Callable[[Asked], Shown]
+    acts: Mapping[str, Callable[[Asked], None]] = field(default_factory=dict)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
