@@ -30,6 +30,7 @@ LR, STEPS, QUESTIONS = 5e-3, 400, 50
 #: Steps between two copies for the page, and between two rounds of questions.
 COPY_EVERY, ASK_EVERY = 10, 50
 DATA = NumberWords(to="ko", digits=3)
+"""Number words of up to three digits, English to Korean."""
 
 
 def number_model(seed: int = 0) -> Transformer:
