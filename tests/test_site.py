@@ -95,7 +95,7 @@ def test_links_of_the_root_folder_lead_to_pages() -> None:
 
 def test_docstrings_keep_their_signs() -> None:
     """Markup outside of code is escaped, inside it is not; a list stays a list."""
-    assert docstrings.escaped("a < b, x*y, W_Q and `W_Q * x`") == r"a \< b, x\*y, W\_Q and `W_Q * x`"
+    assert docstrings.escaped("a < b, x*y, W_Q and `W_Q * x`") == r"a &lt; b, x\*y, W\_Q and `W_Q * x`"
     assert docstrings.escaped("Two:\n\n* one\n* two") == "Two:\n\n* one\n* two"
 
 

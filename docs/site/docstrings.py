@@ -10,8 +10,10 @@ import griffe
 
 def escaped(doc: str) -> str:
     """`a < b`, `x*y` and `[ODS25]` stay what they are; lists and indented formulas stay lists and formulas."""
-    parts = re.split(r"(``.*?``|`[^`]*`|^ {4,}.*$)", doc, flags=re.S | re.M)
-    return "".join(p if i % 2 else re.sub(r"(?<!\\)(<|(?<!^)(?<!\n)\*|_)", r"\\\1", p) for i, p in enumerate(parts))
+    parts = re.split(r"(``.*?``|`[^`]*`|^ {4,}[^\n]*$)", doc, flags=re.S | re.M)
+    plain = (re.sub(r"(?<!^)(?<!\n)(?<!\\)\*|_", r"\\\g<0>", p.replace("<", "&lt;")) for p in parts[::2])
+    parts[::2] = plain
+    return "".join(parts)
 
 
 class Docstrings(griffe.Extension):

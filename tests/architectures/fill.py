@@ -84,7 +84,7 @@ def page(record: dict[str, Any]) -> str:
     low = {n: [b for b, c in r["batches"].items() if c.get("dtype") == "float32"] for n, r in rows.items()}
     in_low = ", ".join(f"{n} ({', '.join(b)})" for n, b in low.items() if b)
     lines = [
-        "# Architectures",
+        "# Supported architectures",
         "",
         f"{len(rows)} architectures of transformers {record['transformers']}, tiny and random, {cells} batches,"
         f" {refused} of them refused.",
