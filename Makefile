@@ -18,7 +18,7 @@ PYTEST_FLAGS ?=
 export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
-.PHONY: help report test check docs tutorials clean tools
+.PHONY: help report test check docs tutorials support clean tools
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -38,11 +38,14 @@ check: $(VENV)/.dev ## format, lint, types, layering
 	@echo "== layering"; $(BIN)/lint-imports --no-cache
 
 docs: $(VENV)/.dev ## the documentation site; the last line is the path of its first page
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "docs: build/site/index.html"
 
 tutorials: $(VENV)/.dev ## run every tutorial, write its page and notebook anew
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/tutorials.py
+
+support: ## one cell of docs/support.md: make support PYTHON=python3.12 BUILD=2.12.1+cpu
+	@$(PYTHON) benchmarks/support.py $(PYTHON) $(BUILD) $(if $(INDEX),--index $(INDEX))
 
 clean: ## remove caches and the default run; the environment (.venv) stays
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache runs/default

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import posixpath
 import re
@@ -39,7 +40,8 @@ def linked(text: str, folder: str, page: str) -> str:
         if inside is None and (ROOT / place).exists():
             return words if words == place else f"{words} (`{place}`)"
         if inside is None:
-            return match.group()  # left as it is: a broken link is an error of the build
+            logging.getLogger("mkdocs.links").warning("%s: there is no %s", page, place)  # an error with --strict
+            return match.group()
         if inside == "decisions":
             inside += ".md"
         if words == target.removesuffix("/") or words == target:

@@ -5,7 +5,7 @@ Names are imported when first used: `import quadform` loads neither torch nor th
 
 from .core.lazy import attach
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = attach(
     __name__,

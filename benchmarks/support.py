@@ -1,0 +1,87 @@
+"""Does quadform work with this Python and this torch? One cell of the table in docs/support.md.
+
+    python benchmarks/support.py python3.12 2.12.1+cpu [--index URL]
+
+Makes a virtual environment, installs that torch and this checkout, and runs `quadform verify` and a sample of the
+tests. The result goes to benchmarks/records/support.json. Of torch the exact build is asked for, such as `2.12.1+cpu`,
+because a plain version may bring a build with gigabytes of packages; `--index` names a package index that has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORD = ROOT / "benchmarks" / "records" / "support.json"
+#: What depends most on torch and on Python: operators, derivatives, patches of attention, files, the command line.
+SAMPLE = [
+    "tests/core",
+    "tests/theory/test_attention_layer.py",
+    "tests/curvature/test_curvature.py",
+    "tests/curvature/test_torch_losses.py",
+    "tests/curvature/test_routes.py",
+    "tests/estimate/test_eigenpairs.py",
+    "tests/test_trap_hessian.py",
+    "tests/test_imports.py",
+]
+NEEDED = ["pytest", "pytest-xdist", "hypothesis", "jaxtyping", "mpmath"]
+
+
+def pins() -> str:
+    """constraints.txt without torch and what is built for one torch alone."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return "\n".join(line for line in lines if not re.match(r"(torch|triton)==", line)) + "\n"
+
+
+def check(python: str, torch: str, index: str | None) -> dict[str, object]:
+    """The row of the record; ends with a sentence where the environment cannot be made."""
+    folder = ROOT / "build" / "support" / f"{Path(python).name}-torch{torch}"
+    run([python, "-m", "venv", "--clear", str(folder)])
+    there = str(folder / "bin" / "python")
+    (folder / "pins.txt").write_text(pins())
+    pip = [there, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    more = ["--extra-index-url", index] if index else []
+    if subprocess.run([*pip, *more, f"torch=={torch}"]).returncode:
+        sys.exit(f"no torch {torch} for {python} in this package index; name one that has it with --index URL")
+    run([*pip, "-c", str(folder / "pins.txt"), f"torch=={torch}", "-e", f"{ROOT}[cli,report]", *NEEDED])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    verified = subprocess.run([there, "-m", "quadform", "verify"], cwd=ROOT, env=env).returncode == 0
+    tested = subprocess.run(
+        [there, "-m", "pytest", "-n", "0", *SAMPLE], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    print(tested.stdout)
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", tested.stdout)}
+    versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
+    found = subprocess.run([there, "-c", versions], capture_output=True, text=True, check=True).stdout.split()
+    ok = verified and tested.returncode == 0
+    return {"python": found[0], "torch": found[1], "ok": ok, "verified": verified, "tests": counts}
+
+
+def run(words: list[str]) -> None:
+    """A step that must succeed."""
+    if subprocess.run(words).returncode:
+        sys.exit(f"failed: {' '.join(words)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", help="an interpreter: python3.12")
+    parser.add_argument("torch", help="the exact build: 2.12.1+cpu")
+    parser.add_argument("--index", help="a further package index")
+    asked = parser.parse_args()
+    row = check(asked.python, asked.torch, asked.index)
+    rows = json.loads(RECORD.read_text()) if RECORD.exists() else []
+    rows = [r for r in rows if (r["python"], r["torch"]) != (row["python"], row["torch"])]
+    RECORD.write_text(json.dumps([*rows, row], indent=1) + "\n")
+    print(f"Python {row['python']}, torch {row['torch']}: {'works' if row['ok'] else 'does not work'}; {row['tests']}")
+    sys.exit(0 if row["ok"] else 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Files of a release agree with each other: version, citation, changelog, support table, issue templates."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import quadform
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    """CITATION.cff has the fields that its format asks for, and says what pyproject.toml says."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()
+    assert str(cited["version"]) == quadform.__version__
+    assert cited["license"] == PROJECT["license"]
+    assert cited["keywords"] == PROJECT["keywords"]
+    assert [author["name"] for author in cited["authors"]] == [author["name"] for author in PROJECT["authors"]]
+
+
+def test_the_changelog_has_a_section_of_this_version() -> None:
+    """Unreleased first, then the version of the package; a heading stands once in a section."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    sections = re.findall(r"^## \[(.*?)\]", text, re.M)
+    assert sections[:2] == ["Unreleased", quadform.__version__]
+    for section in re.split(r"^## ", text, flags=re.M)[1:]:
+        headings = re.findall(r"^### (.*)", section, re.M)
+        assert len(headings) == len(set(headings)), headings
+
+
+def test_the_support_table_is_that_of_the_record() -> None:
+    """The rows are the Pythons of pyproject.toml; `checked` is a cell whose check passed, and no other is."""
+    text = (ROOT / "docs" / "support.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in re.findall(r"^\|.*\|$", text, re.M)]
+    torches = [head.removeprefix("torch ") for head in rows[0][1:]]
+    table = {
+        (row[0].removeprefix("Python "), t): cell for row in rows[2:] for t, cell in zip(torches, row[1:], strict=True)
+    }
+    assert {python for python, _ in table} == {c.rpartition(" :: ")[2] for c in PROJECT["classifiers"] if ":: 3." in c}
+    assert f"torch>={torches[0]}" in PROJECT["dependencies"]
+    record = json.loads((ROOT / "benchmarks" / "records" / "support.json").read_text())
+    passed = {(minor(row["python"]), minor(row["torch"])) for row in record if row["ok"]}
+    assert {cell for cell, said in table.items() if said == "checked"} == passed
+
+
+def minor(version: str) -> str:
+    """3.11.7 -> 3.11."""
+    return ".".join(version.split(".")[:2])
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")), ids=lambda p: p.stem)
+def test_issue_forms_are_complete(form: Path) -> None:
+    """A name, a description, and fields with a kind, a label and an id of their own."""
+    found = yaml.safe_load(form.read_text())
+    assert found["name"]
+    assert found["description"]
+    assert all(field["type"] in ("textarea", "input") and field["attributes"]["label"] for field in found["body"])
+    assert len({field["id"] for field in found["body"]}) == len(found["body"])
