@@ -87,7 +87,8 @@ def line_panel(
         for align, dx in (("left", 2), ("right", -2)):
             words = over([e for e in ends if e["align"] == align]).mark_text(align=align, dx=dx)
             layers.append(words.encode(x=X, y=Y, color=colour, text="series:N"))
-    return alt.layer(*layers).properties(title=title, width=size[0], height=size[1])
+    heading = alt.Title(title, frame="group")  # over the axes, also where the name of a line stands above them
+    return alt.layer(*layers).properties(title=heading, width=size[0], height=size[1])
 
 
 def bar_panel(
@@ -146,10 +147,12 @@ def cell_panel(
     scheme: str = "viridis",
     domain: list[float] | None = None,
     blocks: Sequence[tuple[str, float]] = (),
+    counted: tuple[str, str] | None = None,
 ) -> Any:
     """A matrix as coloured cells; entries that are not finite stay blank.
 
     `blocks` are names and widths in cells, from the first row and column on: lines part them, names stand beside.
+    `counted` says in place of names what columns and rows count, from 0.
     """
     from ..report.packages import alt
 
@@ -167,6 +170,12 @@ def cell_panel(
     bare: Any = {"ticks": False, "domain": False, "grid": False, "title": None, "labelPadding": 3, **how}
     short = bare | {"labels": bool(named) and all(len(name) <= 4 for name, _ in blocks)}
     axis, beside = alt.Axis(orient="top", **short), alt.Axis(**bare)
+    if counted:
+        axis, beside = (
+            alt.Axis(orient=side, title=what, ticks=False, domain=False, grid=False, labelExpr="floor(datum.value)",
+                     values=[i + 0.5 for i in range(0, many, max(1, many // 6))])
+            for side, what, many in zip(("bottom", "left"), counted, (m, n), strict=True)
+        )  # fmt: skip
     X = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, m], nice=False))
     Y = alt.Y("y:Q", axis=beside, scale=alt.Scale(domain=[n, 0], nice=False))
     shade: Any = {"scheme": scheme, **({"domain": domain} if domain else {})}
@@ -180,7 +189,7 @@ def cell_panel(
         parts += [{"x": 0, "x2": m, "y": e, "y2": e} for e in ends[1:-1]]
         lines = over(parts).mark_rule(color=LIGHT.paper, strokeWidth=1.6)
         layers.append(lines.encode(x=X, x2="x2:Q", y=Y, y2="y2:Q"))
-    return alt.layer(*layers).properties(title=title, width=size, height=size)
+    return alt.layer(*layers).properties(title=alt.Title(title, frame="group"), width=size, height=size)
 
 
 def number_panel(
@@ -211,12 +220,14 @@ def _short(value: float | None) -> str:
     return f"{value + 0.0:.2f}".rstrip("0").rstrip(".") if abs(value) >= 0.005 else "0"
 
 
-def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "independent") -> Any:
-    """Panels in a grid, in the house style."""
+def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "independent", below: Any = None) -> Any:
+    """Panels in a grid, in the house style; `below` is one more, as wide as it is."""
     from ..report.packages import alt
 
     how = {"color": colours, "strokeDash": colours}
-    return over.finish(alt.concat(*panels, columns=columns).resolve_scale(**how), LIGHT)  # type: ignore[arg-type]  # settings by name
+    grid: Any = alt.concat(*panels, columns=columns)
+    grid = grid if below is None else alt.vconcat(grid, below)
+    return over.finish(grid.resolve_scale(**how), LIGHT)  # type: ignore[arg-type]  # settings by name
 
 
 def figure_of(

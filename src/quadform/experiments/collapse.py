@@ -151,7 +151,7 @@ def figure(record: Record) -> Figure:
     over, s, c = Rows(), record.scalars, record.inputs["config"]
     names = [k.removeprefix("loss/") for k in s if k.startswith("loss/")]
     ends = {"short": str(c["short"]), "long": str(c["long"])}
-    words = {w: f"warm-up {v} of {c['steps']}" for w, v in ends.items()}
+    words = {w: f"warm-up {v} of {c['steps']:,}" for w, v in ends.items()}
     kinds = list(dict.fromkeys(n.partition(", warm-up")[0] for n in names if ", warm-up" in n))
     frozen = [frozen_run(c["branches"][-1], branch) for branch in c["frozen"]]
     panels = []
@@ -165,7 +165,7 @@ def figure(record: Record) -> Figure:
         high = s["unigram"].value + 0.6
         panels.append(line_panel(over, rows, x="step", y="training loss (nats)", log=(False, False), points=False,
                                  domain=(None, [low - 0.1, high]), order=drawn, title=words[w],
-                                 rules=[s["unigram"].value], legend=None if w == "short" else ""))  # fmt: skip
+                                 rules=[s["unigram"].value]))  # fmt: skip
     for key, title, form, domain in (
         ("loss", "validation loss (nats)", ".2f", None),
         ("cosine", "token cosine after the last block", ".2f", [0, 1.15]),

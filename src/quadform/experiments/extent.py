@@ -24,18 +24,20 @@ class Extent:
     high: float
     log: bool
     pixels: float
+    whole: bool = False  # counts: no marks between them
 
     @classmethod
     def of(
         cls, values: Sequence[float], log: bool, domain: Sequence[float] | None, pixels: float, room: float = 0.03
     ) -> Extent:
         """An axis that holds these values, with some room at its ends, or the one that is wanted."""
+        whole = not log and bool(values) and all(float(v).is_integer() for v in values)
         if domain is not None:
-            return cls(domain[0], domain[1], log, pixels)
+            return cls(domain[0], domain[1], log, pixels, whole)
         low, high = min(values, default=0.1 if log else 0.0), max(values, default=1.0)
         if not log:
             stretch = (high - low) or abs(high) or 1.0
-            return cls(low - 0.03 * stretch if low else 0.0, high + max(room, 0.03) * stretch, log, pixels)
+            return cls(low - 0.03 * stretch if low else 0.0, high + max(room, 0.03) * stretch, log, pixels, whole)
         stretch = math.log10(high / low) if high > low else 1.0
         return cls(low / 10 ** (0.03 * stretch + 0.05), high * 10 ** (room * stretch + 0.05), log, pixels)
 
@@ -65,7 +67,8 @@ class Extent:
         from ..report.packages import alt
 
         if not self.log:
-            axis = alt.Axis(title=title, labelOverlap="parity", labelSeparation=6)
+            counts = {"tickMinStep": 1} if self.whole else {}
+            axis = alt.Axis(title=title, labelOverlap="parity", labelSeparation=6, **counts)
             return {"scale": alt.Scale(domain=[self.low, self.high], nice=False), "axis": axis}
         marks = decades(self.low, self.high)
         if len(marks["values"]) < 2:  # less than a decade: plain numbers

@@ -140,7 +140,7 @@ def figure(record: Record) -> Figure:
     spread = record.tensors.get("spread", torch.full_like(norms, torch.nan))
     deepest, c = norms.shape[0], record.inputs["config"]
     over, panels = Rows(), []
-    for k, (part, w) in sorted(enumerate(PARTS[: norms.shape[2]]), key=lambda item: (SYMBOLS[item[1][0]], item[1][1])):
+    for k, (part, w) in sorted(enumerate(PARTS[: norms.shape[2]]), key=lambda item: (item[0] // 2, item[1][1])):
         rows = [
             {"x": s, "y": value, "series": f"layer {layer + 1}", **(_band(value, error) if c["draws"] > 1 else {})}
             for layer in range(deepest)

@@ -237,8 +237,9 @@ def figure(record: Record) -> Figure:
             (k, *(10 ** s[f"median/{k}/{n}"].value for n in ATTENTION), s[f"negative_share/{k}"].value)
             for k in ("softmax", "linear")
         ],
-        caption=f"Width {record.inputs['config']['dim']}, {record.inputs['config']['draws']} draws; maps: first draw, "
-        "mean over cells.",
+        caption=f"Width {record.inputs['config']['dim']}, {record.inputs['config']['sequences']} sequences, "
+        f"{record.inputs['config']['draws']} draws (published: one, of the same size); maps: first draw, mean over "
+        "cells.",
     )
 
 

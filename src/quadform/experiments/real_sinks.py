@@ -107,7 +107,8 @@ def figure(record: Record) -> Figure:
     heat = cell_panel(
         over,
         t["sink"].tolist(),
-        title="attention on the first token: layers down, heads across",
+        title="attention on the first token",
+        counted=("head", "layer"),
         legend="share",
         size=240,
         domain=[0, 1],
@@ -132,11 +133,12 @@ def figure(record: Record) -> Figure:
         legend=None,
         title="cosine of the other tokens",
         domain=(None, [0, 1]),
+        size=(740, 160),
     )
     return figure_of(
         "real-sinks",
         "Sinks and massive activations of a real model",
-        side_by_side(over, heat, norms, cosine),
+        side_by_side(over, heat, norms, below=cosine),
         headline=f"{s['sink_heads'].value:.0f} of {t['sink'].numel()} heads put over half of their attention on the "
         f"first token, whose residual is up to {s['massive'].value:.0f} times the median.",
         reading="Bright cells are heads that look at the first token whatever it is.",

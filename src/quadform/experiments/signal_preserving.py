@@ -15,7 +15,7 @@ from ..core.tat import tat_slope
 from ..propagation import shaping
 from ..propagation.profile import layer_kernels
 from ..report.figure import Figure, Rows
-from .charts import cell_panel, figure_of, line_panel
+from .charts import cell_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units
 
@@ -158,14 +158,19 @@ def figure(record: Record) -> Figure:
     at = (1, depth // 3 + 1, 2 * depth // 3 + 1, depth)
     panels = [
         cell_panel(
-            over, t[f"{f}_kernels"][i].tolist(), title=f"{f}, layer {at[i]}", legend="cosine", size=120, domain=[0, 1]
+            over,
+            t[f"{f}_kernels"][i].tolist(),
+            title=f"{f.upper()}, layer {at[i]}",
+            legend="cosine",
+            size=120,
+            domain=[0, 1],
         )
         for f in FINAL
         for i in range(4)
     ]
     rows = [
-        {"x": l, "y": float(c), "series": name}
-        for name in ("pre-ln", "u-spa", "e-spa", "sas-p")
+        {"x": l, "y": float(c), "series": series}
+        for name, series in (("pre-ln", "Pre-LN"), ("u-spa", "U-SPA"), ("e-spa", "E-SPA"), ("sas-p", "SAS-P"))
         for l, c in enumerate(t[f"profile_{name}"])
     ]
     profile = line_panel(
@@ -179,20 +184,13 @@ def figure(record: Record) -> Figure:
         title="whole blocks, MLPs included (mean field)",
         size=(520, 200),
     )
-    from ..report.packages import alt
-
-    grid = alt.vconcat(alt.concat(*panels, columns=4), profile).resolve_scale(
-        color="independent", strokeDash="independent"
-    )
-    from ..report.style import LIGHT
-
     worst = max(s[f"{f}/error"].value for f in FINAL)
     return figure_of(
         "signal-preserving",
         "Signal-preserving attention over depth",
-        over.finish(grid, LIGHT),
-        headline=f"Over {depth} layers the kernels follow their targets to {worst:.0e}: u-spa ends at one cosine for "
-        f"all pairs, e-spa at a slow exponential fall.",
+        side_by_side(over, *panels, columns=4, below=profile),
+        headline=f"Over {depth} layers the kernels follow their targets to {worst:.0e}: U-SPA ends at one cosine for "
+        f"all pairs, E-SPA at a slow exponential fall.",
         reading="Each square is the cosine between the first 32 tokens. Bright everywhere is collapse.",
         not_meaning="The matrices are exact only while the logits are zero; training moves them.",
         columns=("quantity", "value"),

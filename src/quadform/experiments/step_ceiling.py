@@ -32,7 +32,7 @@ from ..curvature.risk import Risk
 from ..estimate.lanczos import eigenpairs
 from ..nn.transformer import Transformer
 from ..report.figure import Figure, Rows
-from .charts import figure_of, line_panel, side_by_side
+from .charts import COLOURS, figure_of, line_panel, side_by_side
 from .claims import at_most
 from .experiment import Experiment, Units
 
@@ -171,6 +171,7 @@ def figure(record: Record) -> Figure:
     t, s = record.tensors, record.scalars
     over, panels = Rows(), []
     order = [f"{f:g}x, {kind}" for f in FRACTIONS for kind in ("measured", "predicted")]
+    colours = {name: COLOURS[i // 2] for i, name in enumerate(order)}
     for setting in ("small", "plain"):
         at = list(SIZES).index(setting)
         rows = [
@@ -184,7 +185,8 @@ def figure(record: Record) -> Figure:
             for k in range(STEPS + 1)
         ]
         y, title = "distance along the top direction", f"AdamW, {_WORDS[setting]}"
-        panels.append(line_panel(over, rows, x="step", y=y, title=title, order=order, log=(False, True)))
+        panels.append(line_panel(over, rows, x="step", y=y, title=title, order=order, colours=colours,
+                                 log=(False, True)))  # fmt: skip
     small = max(s[f"error/small/{r}/{f}"].value for r in RULES for f in FRACTIONS)
     plain = sum(s[f"error/plain/{r}/{f}"].value <= 0.10 for r in RULES for f in FRACTIONS)
     return figure_of(

@@ -158,7 +158,7 @@ def figure(record: Record) -> Figure:
                 over,
                 rows,
                 x="share of all eigenvalues",
-                y="eigenvalue",
+                y="|eigenvalue|",
                 log=(False, True),
                 title=title,
                 points=False,
@@ -167,11 +167,11 @@ def figure(record: Record) -> Figure:
             )
         )
     bars = [{"name": n, "value": s[f"norm/{n}/{state}"].value, "group": state} for n in WEIGHTS for state in STATES]
-    panels.append(bar_panel(over, bars, x="norm of the diagonal block, last layer", log=True, groups=STATES, width=260))
+    norms = bar_panel(over, bars, x="norm of the diagonal block, last layer", log=True, groups=STATES, width=620)
     return figure_of(
         "trained-hessian",
         "The Hessian of a trained Transformer",
-        side_by_side(over, *panels),
+        side_by_side(over, *panels, below=norms),
         headline=f"lambda_max is {s['top/at initialisation'].value:.3g} before and {s['top/trained'].value:.3g} after, "
         f"lambda_min {s['bottom/at initialisation'].value:.3g} and {s['bottom/trained'].value:.3g}; "
         f"{s['negative/trained'].value:.0%} of the eigenvalues are negative "
