@@ -16,9 +16,12 @@ from at_work import Causal, main, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import quadform as qf
 from quadform import distributed as qd
+from quadform.curvature.alive import Alive
 from quadform.curvature.outline import Counted
 from quadform.curvature.share import share_of
 from quadform.curvature.units import find
@@ -282,16 +285,58 @@ def planned(g: qd.Group) -> dict[str, Any]:
     risk = qf.Risk(cut(gpt(), (g.world,)), cross_entropy, batch, quiet=True)
     shards = risk.shards.shards  # type: ignore[union-attr]
     v = risk.space.random(1, dtype=torch.float64)
-    for kind in (qf.hessian, qf.gauss_newton, qf.functional):
+    for kind in (qf.hessian, qf.gauss_newton, qf.functional)[: None if g.world == 2 else 2]:
         A = kind(risk)
         A.apply(v)
         shards.gathered = shards.reduced = 0
-        with Counted() as counted:
+        with Counted() as counted, Alive() as alive:
             A.apply(v)
         want = share_of(whole, kind.__name__, g.world)
-        seen = (counted.taken().flops, shards.gathered, shards.reduced)
-        found[kind.__name__] = [a / b for a, b in zip(seen, (want.flops, want.gathered, want.reduced), strict=True)]
+        seen = (counted.taken().flops, shards.gathered, shards.reduced, alive.peak)
+        told = (want.flops, want.gathered, want.reduced, want.product)
+        found[kind.__name__] = [a / b for a, b in zip(seen, told, strict=True)]
     return found
+
+
+def deep() -> nn.Module:
+    """Twelve blocks whose weights outweigh their activations."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 24)) for _ in range(12))).double()
+
+
+class Whole(TorchDispatchMode):
+    """Shapes of the tensors made in this scope that hold more than `most` numbers, but for rows of `local` numbers."""
+
+    def __init__(self, most: float, local: int) -> None:
+        super().__init__()
+        self.most, self.local, self.found = most, local, set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and t.numel() > self.most and self.local not in t.shape:
+                self.found.add(tuple(t.shape))
+        return out
+
+
+def peaks(g: qd.Group) -> dict[str, Any]:
+    """Live bytes of a product beyond its image, by those of the weights of a unit; tensors of more than n / 4."""
+    x = torch.randn(2, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model = deep()
+    n, unit = (8 * sum(p.numel() for p in m.parameters()) for m in (model, model[0]))
+    risk = qf.Risk(cut(model, (g.world,)), lambda out, batch: out.square().mean(), (x, x), quiet=True)
+    v, found = risk.space.random(1, dtype=torch.float64), {}
+    for kind in (qf.hessian, qf.gauss_newton):
+        A = kind(risk)
+        A.apply(v)
+        with Alive() as alive:
+            A.apply(v)
+        found[kind.__name__] = (alive.peak - n / g.world) / unit
+    H = qf.hessian(risk)
+    with Whole(n / 8 / g.world, risk.space.size) as whole:
+        density(H, 2, 3, known=eigenpairs(H, 1, max_products=5))
+        trace(H, 4)
+    return found | {"whole": sorted(whole.found)}
 
 
 def refused(g: qd.Group) -> dict[str, Any]:

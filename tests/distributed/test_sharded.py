@@ -8,8 +8,9 @@ import pytest
 from test_distributed import Found, at_work
 
 CHECKS = {
+    1: "planned",
     2: "own hugging_face asked estimates refused raising planned differing killed",
-    4: "own copies pairs planned estimates broken",
+    4: "own copies pairs planned peaks estimates broken",
 }
 #: Seconds in which a failure is heard of, on a busy machine.
 SOON = 30
@@ -74,11 +75,22 @@ def test_eigenpairs(found: Found, mesh: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hessian", "gauss_newton", "functional"])
 def test_plans(found: Found, kind: str) -> None:
-    """FLOPs, numbers gathered and numbers added up of a product on 2 and 4 processes are predicted from shapes."""
-    for result in results(found, "planned"):
-        flops, gathered, reduced = result[kind]
+    """FLOPs, numbers gathered and added up, and live bytes of a product on 1, 2 and 4 processes are predicted from
+    shapes."""
+    for result in [r for r in results(found, "planned") if kind in r]:
+        flops, gathered, reduced, alive = result[kind]
         assert abs(flops - 1) <= 0.1
         assert gathered == reduced == 1
+        assert abs(alive - 1) <= 0.1
+
+
+def test_memory(found: Found) -> None:
+    """Of 12 blocks on 4 processes a product takes its image, n / 4, and at most 6 times the weights of one. In
+    eigenpairs, densities and traces no tensor has more than n / 4 numbers, several local shards apart."""
+    for result in results(found, "peaks"):
+        assert result["hessian"] <= 6
+        assert result["gauss_newton"] <= 4
+        assert result["whole"] == []
 
 
 def test_questions(found: Found) -> None:

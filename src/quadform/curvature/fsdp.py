@@ -21,7 +21,7 @@ from torch.func import functional_call
 from ..core.errors import CheckFailed, InputError
 from ..distributed.processes import Group, current
 from ..distributed.sharding import mapped
-from ..distributed.shards import fsdp_modules, is_sharded, local, processes_of, shards_of
+from ..distributed.shards import Shards, fsdp_modules, is_sharded, local, processes_of, shards_of
 from .batches import batches_of
 from .calling import Loss
 from .runners import ModuleRunner
@@ -50,19 +50,21 @@ class Fsdp:
         assert shards is not None
         if train_mode:
             raise InputError("weights that are cut over processes are measured in evaluation mode (train_mode=False).")
-        self.model, self.shards, self.units = model, shards, find(model, units)
+        self._set(model, shards, find(model, units), processes_of(shards))
+        self._same_everywhere()
+
+    def _set(self, model: nn.Module, shards: Shards, units: Mapping[str, nn.Module], group: Group) -> None:
+        self.model, self.shards, self.units, self.group = model, shards, units, group
         first: dict[int, str] = {}
         every = model.named_parameters(remove_duplicate=False)
         self.known = {n: first.setdefault(id(t), n) for n, t in every}  # tied weights under their first name
-        owned = {n for n in self.known if any(n.startswith(f"{u}." if u else "") for u in self.units)}
+        owned = {n for n in self.known if any(n.startswith(f"{u}." if u else "") for u in units)}
         beside = {first for n, first in self.known.items() if n not in owned}
         self.outside = tuple(n for n in shards.cuts if n in beside)
-        self.group: Group = processes_of(shards)
         self.busy = False  # a product answers for the units and brings the weights outside
         self.order = 0  # a checksum of what was gathered, in order
         self.counts: list[int] = []  # batches of each process
         self.wide = False  # the output of the network was seen cut along tokens
-        self._same_everywhere()
 
     def _same_everywhere(self) -> None:
         """Buffers, and weights that several processes hold copies of (HSDP), must be the same in each."""

@@ -81,18 +81,21 @@ def functional(
         g = output_gradient(risk, theta, batch, split)
         return _derivative_of_gradient(lambda p: (g * risk.output(p, batch, split)).sum(), theta, v, rows)
 
-    def scalar(theta: Vector, batch: Any) -> Tensor:
-        F = risk.output(theta, batch, split)
-        shift = torch.zeros_like(F, requires_grad=True)
-        fixed = {n: t.detach() for n, t in theta.items()}
-        (g,) = torch.autograd.grad(risk.run(fixed, batch, split, shift)[0], shift)
-        return (g * F).sum()
-
     if split is None:
         _say_other_ways(risk, route)
     options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
+    scalar = partial(along_output, risk, split)
     A = _RiskOperator(risk, product, what="functional part", scalar=scalar, **options)
     return _select(A, rows, cols)
+
+
+def along_output(risk: Risk, split: str | None, theta: Vector, batch: Any) -> Tensor:
+    """<g, F> with g = dl/dF held fixed, whose Hessian is H_f."""
+    F = risk.output(theta, batch, split)
+    shift = torch.zeros_like(F, requires_grad=True)
+    fixed = {n: t.detach() for n, t in theta.items()}
+    (g,) = torch.autograd.grad(risk.run(fixed, batch, split, shift)[0], shift)
+    return (g * F).sum()
 
 
 def gauss_newton(

@@ -44,6 +44,12 @@ class BySharded(ByUnits):
         except NoUnit as error:
             raise InputError(f"{self.kind.what}: {self.cannot(1)} ({error}), and its weights are cut.") from error
 
+    def _each(self, one: Callable[[Vector], dict[str, Tensor]], V: Vector) -> dict[str, Tensor]:
+        if next(iter(V.values())).shape[0] > 1:
+            return super()._each(one, V)
+        image = one({n: t[0] for n, t in V.items()})  # added up in storage of its own: not copied
+        return {n: image[n].detach()[None] for n in self.kind.rows}
+
     def prepare(self, i: int, V: Vector, kept: Kept) -> Prepared:
         risk, split, scalar = self.kind.risk, self.kind.split, self.kind.scalar
         assert risk.shards is not None
@@ -139,9 +145,8 @@ class Sharded(Evaluation):
     def _reduced(self, whole: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Local shards of the sum over the processes of `weight` times what each found, None for zero. Losses that a
         model computes in float32 do not meet the weight before."""
-        cuts, like = self.fsdp.shards.cuts, next(iter(self.risk.params.values()))
-        own = [like.new_zeros(cuts[n].shape) if g is None else self.weight * g.detach() for n, g in whole.items()]
-        return dict(zip(whole, self.fsdp.shards.reduce(list(whole), own), strict=True))
+        like, own = next(iter(self.risk.params.values())), [None if g is None else g.detach() for g in whole.values()]
+        return dict(zip(whole, self.fsdp.shards.reduce(list(whole), own, self.weight, like), strict=True))
 
 
 class _Gathered(Recomputed):

@@ -1,39 +1,40 @@
 """What each of several processes takes for a product of a model that is cut over them, from shapes alone.
 
-A unit gathers W and V forwards and, for the Hessian, again backwards (Gauss-Newton: W alone); weights outside the units
-are gathered once with their tangents; one image is added up. In forward passes F of matrix work a pass with tangents
-is 3 F, its reverse pass with tangents 6 F, without 2 F, and a unit is run again. Source: [own], counted in the tests.
+The product of the first process is run without numbers and without the others (`sharded`), and counted: matrix work,
+numbers gathered and added up, bytes alive at one time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..core.memory import in_words
+from ..core.space import Vector
+from ..distributed import ALONE
+from ..distributed.shards import Cut, Shards
+from .alive import Alive
+from .fsdp import Fsdp
+from .operators import along_output
 from .outline import Counted, empty, unmasked
 from .risk import Risk
-from .units import find
-
-#: Forward passes of matrix work in a product, inside the units and outside of them.
-FORWARD = {"hessian": (12.0, 9.0), "gauss_newton": (6.0, 5.0), "functional": (13.0, 10.0)}
-#: How often W and V of a unit are gathered in a product.
-GATHERED = {"hessian": (2, 2), "gauss_newton": (2, 1), "functional": (3, 2)}
-#: Bytes at the peak of a product by those of the weights of the largest unit: 6 to 16, and 6 to 10, were seen with few
-#: tokens, where weights outweigh activations.
-PEAK = {"hessian": 16.0, "gauss_newton": 10.0, "functional": 16.0}
+from .sharded import Sharded
+from .units import RECORDING, find
 
 
 @dataclass(frozen=True)
 class Share:
     """Of one product over all batches, in each of `world` processes: floating-point operations of matrix products,
-    numbers gathered and added up, bytes sent; bytes of its weights, and at the peak of a product (an estimate)."""
+    numbers gathered and added up, bytes sent; bytes of its weights, and of all that a product makes, at its peak."""
 
     world: int
     flops: float
@@ -57,55 +58,81 @@ def share_of(risk: Risk, kind: str, world: int) -> Share:
     The model is whole here, or without numbers (`Outline`). Whole batches go to the processes, so that the one with
     most decides.
     """
-    assert isinstance(risk.model, nn.Module)
-    units = find(risk.model)
-    numbers = {n: t.numel() for n, t in risk.model.named_parameters()}
-    inside = {n for n in numbers for u in units if n.startswith(f"{u}.")}
-    P = sum(numbers.values())
-    P_u, n_u = sum(numbers[n] for n in inside), sum(numbers[n] for n in inside if n in risk.params)
-    n = sum(numbers[name] for name in risk.params)
-    size, turns = risk.dtype.itemsize, math.ceil(len(risk.batches) / world)
-    of_W, of_V = GATHERED[kind]
-    gathered = of_W * P_u + of_V * n_u + (P - P_u) + (n - n_u)
-    within, beyond, kept = _forward(risk, units)
-    largest = max((sum(p.numel() for p in m.parameters()) for m in units.values()), default=P)
-    passes = FORWARD[kind]
+    held = {**risk.constants(), **risk.params}
+    first = Imagined(risk.model, world)
+    shards, size = first.shards, risk.dtype.itemsize
+    at = {
+        n: t.new_empty(shards.cuts[n].piece(0), device="meta") if n in shards.cuts else empty(t)
+        for n, t in held.items()
+    }
+    alone = copy.copy(risk)
+    alone._set(params={n: at[n] for n in risk.params}, shards=first)
+    run = Sharded(alone, first)
+    run.frozen = {n: t for n, t in at.items() if n not in risk.params}
+    batch, v = empty(unmasked(risk.batches[0])), {n: t.clone() for n, t in alone.params.items()}
+    turns = math.ceil(len(risk.batches) / world)
+    with risk.context(), _Nothing():
+        with torch.no_grad():
+            risk.run(empty(held), batch)  # also looks for the output of the network
+        known: Any = None
+        while known != (known := _learnt(run)):
+            shards.gathered = shards.reduced = 0
+            with Alive() as alive, Counted() as counted:
+                image = _product(run, kind, batch, v)
+    beside = sum(t.numel() for t in image.values()) * size if turns > 1 else 0  # the sum over the batches before
     return Share(
         world=world,
-        flops=turns * (passes[0] * within + passes[1] * beyond),
-        gathered=turns * gathered,
-        reduced=turns * n,
-        sent=turns * (gathered + n) * (world - 1) / world * size,
-        weights=P / world * size,
-        product=(PEAK[kind] * largest + 4 * (P - P_u) + n / world) * size + 2 * kept,
+        flops=turns * counted.flops,
+        gathered=turns * shards.gathered,
+        reduced=turns * shards.reduced,
+        sent=turns * (shards.gathered + shards.reduced) * (world - 1) / world * size,
+        weights=sum(math.prod(c.shape) for c in shards.cuts.values()) / world * size,
+        product=alive.peak + beside,
     )
 
 
-def _forward(risk: Risk, units: Mapping[str, nn.Module]) -> tuple[float, float, float]:
-    """Floating-point operations of a forward pass on the first batch inside the units and outside, and the bytes of
-    what the units are given."""
-    inside = begun = given = 0.0
-
-    def enter(module: nn.Module, args: Any, options: Any) -> None:
-        nonlocal begun, given
-        begun = counted.flops
-        given += sum(t.numel() * t.element_size() for t in (*args, *options.values()) if _activation(t))
-
-    def leave(*_: Any) -> None:
-        nonlocal inside
-        inside += counted.flops - begun
-
-    theta, batch = empty({**risk.constants(), **risk.params}), empty(unmasked(risk.batches[0]))
-    with risk.context(), contextlib.ExitStack() as stack, torch.no_grad(), Counted() as counted:
-        risk.run(theta, batch)  # also looks for the output of the network
-        counted.taken()
-        for unit in units.values():
-            stack.callback(unit.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(unit.register_forward_hook(leave).remove)
-        risk.run(theta, batch)
-        whole = counted.taken().flops
-    return inside, whole - inside, given
+def _learnt(run: Sharded) -> tuple[bool, ...]:
+    """What a product finds out on its way, and begins anew with."""
+    return run.fsdp.wide, run.cut is None, run.recording, *(unit in RECORDING for unit in run.units.values())
 
 
-def _activation(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.is_floating_point()
+def _product(run: Sharded, kind: str, batch: Any, v: Vector) -> dict[str, Tensor]:
+    risk = run.risk
+    if kind == "gauss_newton":
+        return run.gauss_newton(batch, v, None)
+    if kind == "functional":
+        return run.hessian(lambda p: along_output(risk, None, p, batch), risk.params, v)
+    return run.hessian(lambda p: risk.run(p, batch)[0], risk.params, v)
+
+
+class Imagined(Fsdp):
+    """The first of `world` processes that a model would be cut over, block by block; the others are not there."""
+
+    def __init__(self, model: Any, world: int) -> None:
+        cuts = {n: Cut.of(tuple(t.shape), world) for n, t in model.named_parameters()}
+        self._set(model, _Unsent(world, cuts), find(model) or {"": model}, ALONE)
+
+    @contextlib.contextmanager
+    def product(self) -> Iterator[None]:
+        self.busy = True
+        yield
+
+
+class _Nothing(TorchDispatchMode):
+    """Whether a condition holds is answered with yes, where there are no numbers: models of transformers ask whether
+    nothing is masked, and whether nothing is packed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and args[0].dtype is torch.bool:
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+class _Unsent(Shards):
+    """Messages that nobody gets."""
+
+    def __init__(self, world: int, cuts: dict[str, Cut]) -> None:
+        super().__init__(SimpleNamespace(ndim=1, size=lambda axis=0: world, get_local_rank=lambda axis: 0), cuts)
+
+    def _send(self, collective: Any, *tensors: Tensor, axis: int) -> None:
+        self.calls += 1

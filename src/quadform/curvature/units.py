@@ -285,16 +285,16 @@ def reverse(
     """vjp of a function of a unit. Of some reverse rules (silu, mish, group norm) torch takes forward derivatives only
     while it records a graph of them."""
     with torch.no_grad():  # tangents need no history
-        if unit not in _RECORDING:
+        if unit not in RECORDING:
             try:
                 return list(vjp(function, *at)[1](cotangents, retain_graph=False, create_graph=False))
             except NotImplementedError:
-                _RECORDING.add(unit)
+                RECORDING.add(unit)
         return list(vjp(function, *at)[1](cotangents, retain_graph=False, create_graph=True))
 
 
 #: Units that have such rules.
-_RECORDING: WeakSet[nn.Module] = WeakSet()
+RECORDING: WeakSet[nn.Module] = WeakSet()
 
 
 class _Pair:

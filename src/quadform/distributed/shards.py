@@ -32,6 +32,12 @@ class Cut:
     axis: int
     lengths: tuple[int, ...]
 
+    @classmethod
+    def of(cls, shape: tuple[int, ...], pieces: int, axis: int = 0) -> Cut:
+        """As `torch.chunk` cuts: pieces of one length, the last ones shorter or empty."""
+        each = -(-shape[axis] // pieces)
+        return cls(shape, axis, tuple(max(0, min(each, shape[axis] - r * each)) for r in range(pieces)))
+
     def piece(self, r: int) -> tuple[int, ...]:
         """The shape of piece r."""
         return (*self.shape[: self.axis], self.lengths[r], *self.shape[self.axis + 1 :])
@@ -71,17 +77,18 @@ class Shards:
         columns = rows.split([c.room for c in cuts], dim=1)
         return [self._joined(c, part) for c, part in zip(cuts, columns, strict=True)]
 
-    def reduce(self, names: Sequence[str], whole: Sequence[Tensor]) -> list[Tensor]:
-        """The local shards of sums over all processes; half precision is added in float32."""
+    def reduce(self, names: Sequence[str], whole: Sequence[Tensor | None], weight: float, like: Tensor) -> list[Tensor]:
+        """The local shards of sums over all processes, each with a weight, None for zero; of the kind of `like`, half
+        precision added in float32."""
         if not names:
             return []
-        cuts, kind = [self.cuts[n] for n in names], whole[0].dtype
+        cuts, kind = [self.cuts[n] for n in names], like.dtype
         wide = torch.float32 if kind.itemsize < 4 else kind
-        rows = whole[0].new_zeros((self.pieces, sum(c.room for c in cuts)), dtype=wide)
+        rows = like.new_zeros((self.pieces, sum(c.room for c in cuts)), dtype=wide)
         for c, part, t in zip(cuts, rows.split([c.room for c in cuts], dim=1), whole, strict=True):
-            for row, piece in zip(part, t.split(c.lengths, dim=c.axis), strict=True):
-                row[: piece.numel()] = piece.reshape(-1)
-        if rows.device.type == "cpu":  # gloo waits for a reduce-scatter without listening
+            for row, piece in zip(part, () if t is None else t.split(c.lengths, dim=c.axis), strict=False):
+                torch.mul(piece.reshape(-1), weight, out=row[: piece.numel()])
+        if rows.device.type in ("cpu", "meta"):  # gloo waits for a reduce-scatter without listening
             parts = torch.empty_like(rows)
             self._send(dist.all_to_all_single, parts.view(-1), rows.view(-1), axis=-1)
             own = parts.sum(0)
@@ -236,9 +243,7 @@ def _cut(name: str, t: Any, mesh: Any, owners: Mapping[str, Any]) -> Cut:
     if t.device_mesh != mesh:
         raise InputError(f"`{name}` is cut over other processes than the first weight. Use one mesh for all.")
     shards, axis = mesh.size(mesh.ndim - 1), last.dim % max(t.dim(), 1)
-    each = -(-t.shape[axis] // shards)
-    lengths = tuple(max(0, min(each, t.shape[axis] - r * each)) for r in range(shards))
-    cut = Cut(tuple(t.shape), axis, lengths)
+    cut = Cut.of(tuple(t.shape), shards, axis)
     if tuple(t.to_local().shape) != cut.piece(mesh.get_local_rank(mesh.ndim - 1)):
         raise InputError(f"`{name}` is cut into pieces of other lengths than `torch.chunk` gives; this is not known.")
     return cut
