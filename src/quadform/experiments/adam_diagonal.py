@@ -10,7 +10,6 @@ how much it differs. Intervals and seeds were fixed before any run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,7 +27,7 @@ from ..report.figure import Figure, Rows
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, near
 from .experiment import Experiment, Units
-from .measure import mean, slope
+from .measure import mean, slope, spearman
 
 #: Kinds of weights by the ends of their names, in the order of the figure.
 KINDS = {
@@ -159,8 +158,7 @@ def entries_of(A: Operator, which: Tensor) -> Tensor:
 
 def rank_correlation(x: Tensor, y: Tensor) -> float:
     """Spearman's, of what both see."""
-    u, v = (t.argsort().argsort().double() for t in _seen(x, y))
-    return float(torch.corrcoef(torch.stack([u, v]))[0, 1]) if len(u) > 2 else math.nan
+    return float(spearman(*_seen(x, y)))
 
 
 def power(x: Tensor, y: Tensor) -> float:

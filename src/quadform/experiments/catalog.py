@@ -40,6 +40,7 @@ CATALOG: dict[str, str] = {
     "step-ceiling": ".step_ceiling",
     "spikes": ".spikes",
     "newton": ".newton",
+    "flatness": ".flatness",
     "obs": ".obs",
     "quantization": ".quantization",
     "pruning": ".pruning",

@@ -91,6 +91,38 @@ def line_panel(
     return alt.layer(*layers).properties(title=heading, width=size[0], height=size[1])
 
 
+def point_panel(
+    over: Rows,
+    rows: Iterable[Row],
+    *,
+    x: str,
+    y: str,
+    title: str = "",
+    order: Sequence[str] | None = None,
+    log: tuple[bool, bool] = (True, False),
+    size: tuple[int, int] = (300, 230),
+) -> Any:
+    """Points of `rows` with entries x, y, series: a colour and a shape for each series, named in a legend.
+
+    On a log axis values that are not positive are left out.
+    """
+    from ..report.packages import alt
+
+    kept = [r for r in rows if _shown(r["x"], log[0]) and _shown(r["y"], log[1])]
+    names = list(order) if order else list(dict.fromkeys(r["series"] for r in kept))
+    X, Y = (
+        Extent.of([r[letter] for r in kept], is_log, None, pixels).settings(words)
+        for letter, is_log, words, pixels in zip("xy", log, (x, y), size, strict=True)
+    )
+    key: dict[str, Any] = {"sort": names, "title": None, "legend": alt.Legend() if len(names) > 1 else None}
+    colour = alt.Color("series:N", scale=alt.Scale(domain=names, range=[*(COLOURS * 4)[: len(names)]]), **key)
+    tip = [alt.Tooltip("series:N", title=" "), alt.Tooltip("x:Q", format=".3g"), alt.Tooltip("y:Q", format=".3g")]
+    shape = alt.Shape("series:N", scale=alt.Scale(domain=names), **key)
+    marks = over(kept).mark_point(filled=True, size=45, opacity=0.85)
+    shown = marks.encode(x=alt.X("x:Q", **X), y=alt.Y("y:Q", **Y), color=colour, shape=shape, tooltip=tip)
+    return shown.properties(title=title, width=size[0], height=size[1])
+
+
 def bar_panel(
     over: Rows,
     rows: Iterable[Row],
@@ -224,7 +256,7 @@ def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "ind
     """Panels in a grid, in the house style; `below` is one more, as wide as it is."""
     from ..report.packages import alt
 
-    how = {"color": colours, "strokeDash": colours}
+    how = dict.fromkeys(("color", "strokeDash", "shape"), colours)
     grid: Any = alt.concat(*panels, columns=columns)
     grid = grid if below is None else alt.vconcat(grid, below)
     return over.finish(grid.resolve_scale(**how), LIGHT)  # type: ignore[arg-type]  # settings by name

@@ -38,7 +38,7 @@ class Experiment:
     figure: Callable[[Record], Figure]
     claims: tuple[Claim, ...]
     needs: Callable[[Any], tuple[str, ...]] = lambda config: ()
-    gpu: Literal["", "bfloat16", "float64"] = ""
+    gpu: Literal["", "bfloat16", "float32", "float64"] = ""
     asked: str = ""
 
     def config(self, preset: str, seed: int | None = None) -> Any:

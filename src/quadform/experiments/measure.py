@@ -1,15 +1,16 @@
-"""Arithmetic that several experiments share: slopes, geometric grids, means over draws."""
+"""Arithmetic that several experiments share: slopes, geometric grids, means over draws, rank correlations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.record import Estimate
+from ..core.rng import stream
 from ..theory.attention import AttentionLayer
 
 
@@ -63,3 +64,29 @@ def standard_error(t: Tensor, dim: int) -> Tensor:
 def band(e: Estimate, errors: float = 2.0) -> dict[str, float]:
     """The ends of a number's error bar in a figure, `low` and `high`; nothing where it has no error."""
     return {"low": e.value - errors * e.error, "high": e.value + errors * e.error} if e.error else {}
+
+
+def ranks(x: Tensor) -> Tensor:
+    """Ranks along the last axis from 1 on, ties at their mean."""
+    a, b = x[..., :, None], x[..., None, :]
+    return (a > b).sum(-1) + ((a == b).sum(-1) + 1) / 2
+
+
+def spearman(x: Tensor, y: Tensor) -> Tensor:
+    """Spearman's rank correlation along the last axis; NaN where one of both is constant."""
+    u, v = (ranks(t).double() for t in (x, y))
+    u, v = u - u.mean(-1, keepdim=True), v - v.mean(-1, keepdim=True)
+    return (u * v).sum(-1) / (u.square().sum(-1) * v.square().sum(-1)).sqrt()
+
+
+def bootstrapped(f: Callable[[Tensor], Tensor], count: int, note: str, draws: int = 1000) -> Estimate:
+    """f of all `count` units, with the error and the 95 % interval of draws of units with replacement.
+
+    f takes numbers of units (rows, count) and gives a value for each row; rows without one (NaN) are left out.
+    """
+    value = float(f(torch.arange(count)[None]))
+    found = f(torch.randint(count, (draws, count), generator=stream(0, f"bootstrap/{count}"))).double()
+    found = found[found.isfinite()]
+    low, high = found.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    said = f"{note}; 95 % interval {low:.2f} to {high:.2f}, {draws} draws with replacement"
+    return Estimate(value, error=float(found.std()), kind="estimate", note=said)

@@ -18,16 +18,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 from ..core.record import Estimate, Record
-from ..corpora.datasets import Addition, Batch
+from ..corpora.datasets import Addition
 from ..nn.transformer import Transformer
 from ..report.figure import Figure, Rows
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units
 from .measure import mean
+from .stacked import Stack, drawn_together
 
 #: The nets in the order of the figure; Transformers by what `design` is told.
 TRANSFORMERS: dict[str, dict[str, Any]] = {
@@ -135,16 +135,9 @@ def _train(name: str, optimizer: str, config: Config) -> dict[str, Tensor]:
     data, gpu, began = Addition(digits=config.digits), torch.cuda.is_available(), time.perf_counter()
     device, rates, seeds = "cuda" if gpu else "cpu", grid(optimizer, config), config.each_seed
     models = [net(name, config, data, seed).to(device, torch.float32 if gpu else torch.float64) for seed in seeds]
-    stacked = {n: p.repeat(len(rates), *(1,) * (p.dim() - 1)) for n, p in stack_module_state(models)[0].items()}
-    stacked = {n: p.detach().clone() for n, p in stacked.items()}
+    stack = Stack(models, len(rates), half=gpu)
+    stacked = stack.params
     rate = torch.tensor(rates, dtype=torch.float64).repeat_interleave(len(seeds)).to(next(iter(stacked.values())))
-
-    def loss(params: dict[str, Tensor], batch: Batch) -> Tensor:
-        with torch.autocast(device, torch.bfloat16, enabled=gpu):
-            logits = functional_call(models[0], params, (batch["tokens"],))
-            return nn.functional.cross_entropy(logits.flatten(0, -2), batch["labels"].flatten())
-
-    each = vmap(grad_and_value(loss))
     made: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "SGD": lambda: torch.optim.SGD(stacked.values(), lr=1.0, momentum=0.9),
         "Adam": lambda: torch.optim.Adam(stacked.values(), lr=1.0, betas=(0.9, 0.99)),
@@ -153,10 +146,8 @@ def _train(name: str, optimizer: str, config: Config) -> dict[str, Tensor]:
     losses = torch.empty(len(rate), config.steps, dtype=torch.float64)
     feeds = [data.batches("train", config.batch, seed) for seed in seeds]
     for k in range(config.steps):
-        own = [next(feed) for feed in feeds]
-        batch = {key: torch.stack([b[key] for b in own]).repeat(len(rates), 1, 1).to(device) for key in own[0]}
-        gradients, values = each(stacked, batch)
-        losses[:, k] = values.detach()
+        batch = drawn_together([next(feed) for feed in feeds], len(rates), stack.device)
+        gradients, losses[:, k] = stack.gradients(batch)
         before = {n: p.clone() for n, p in stacked.items()}
         for n, p in stacked.items():
             p.grad = gradients[n]
