@@ -370,6 +370,27 @@ def test_shampoo_is_read_from_the_factors_of_a_file(tmp_path: Path, key: str) ->
     assert x.top.value == pytest.approx(float(lam.max()), rel=1e-6)
 
 
+def test_soap_is_read_from_a_file_and_is_not_taken_for_adam(tmp_path: Path) -> None:
+    """P of the saved state is that of `pre.soap` after the same gradients; `lr` refuses the state as one of Adam."""
+    package = pytest.importorskip("pytorch_optimizer")
+    optimizer, gradients, model, batches, loss = stepped(package.SOAP, betas=(0.95, 0.95), weight_decay=0.0)
+    torch.save(optimizer.state_dict(), tmp_path / "s.pt")
+    asked: dict[str, Any] = {"optimizer_state": tmp_path / "s.pt", "damping": 1e-2, "tol": 1e-8, "progress": False}
+    found = qf.precond(model, batches, loss, methods=("soap",), **asked)
+    assert "SOAP, its saved bases" in str(found)
+    P = pre.soap(gradients).dense()
+    P = P + 1e-2 * P.trace() / len(P) * torch.eye(len(P), dtype=P.dtype)
+    lam = torch.linalg.eigvals(torch.linalg.solve(P, qf.hessian(qf.Risk(model, loss, batches)).dense())).real
+    assert found.seen[0].top.value == pytest.approx(float(lam.max()), rel=1e-6)
+    with pytest.raises(InputError, match="holds no state of Adam"):
+        qf.lr(model, batches, loss, state=tmp_path / "s.pt", progress=False)
+    once, _, _, _, _ = stepped(package.SOAP, betas=(0.95, 0.95))
+    once.param_groups[0]["step"] = 1
+    torch.save(once.state_dict(), tmp_path / "once.pt")
+    refused = qf.precond(model, batches, loss, methods=("soap",), **asked | {"optimizer_state": tmp_path / "once.pt"})
+    assert "has seen one gradient" in refused.refused["soap"]
+
+
 def test_refusals() -> None:
     model, batch = linear()
     with pytest.raises(UnknownName, match="Did you mean `kfac`"):
@@ -378,7 +399,7 @@ def test_refusals() -> None:
         qf.precond(model, [batch], squared, methods=())
     with pytest.raises(InputError, match="none below 0"):
         qf.precond(model, [batch], squared, damping=(0.1, -1.0))
-    with pytest.raises(InputError, match="is read for adam, adafactor, shampoo"):
+    with pytest.raises(InputError, match="is read for adam, adafactor, shampoo, soap"):
         qf.precond(model, [batch], squared, methods=("none",), optimizer_state="x.pt")
 
 

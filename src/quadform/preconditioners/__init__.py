@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = attach(
         "diagonal": ".exact",
         "ekfac": ".factored",
         "kfac": ".factored",
+        "factor_names": ".saved",
         "kind_of": ".saved",
         "mean_eigenvalue": ".operators",
         "of_eigenpairs": ".spectral",
@@ -25,5 +26,6 @@ __getattr__, __dir__, __all__ = attach(
         "shampoo": ".moments",
         "shampoo_of": ".saved",
         "soap": ".moments",
+        "soap_of": ".saved",
     },
 )

@@ -13,7 +13,7 @@ from ..opening import ModelQuestion, Opening
 #: Preconditioners by name; `blocks` are exact blocks of H_o, one for each tensor.
 METHODS = ("none", "diagonal", "adam", "adafactor", "shampoo", "soap", "kfac", "ekfac", "psgd", "blocks")
 #: Those whose P can be read from the state of an optimizer.
-SAVED = ("adam", "adafactor", "shampoo")
+SAVED = ("adam", "adafactor", "shampoo", "soap")
 
 
 def shares_of(text: str) -> tuple[float, ...]:
@@ -54,8 +54,8 @@ class PrecondQuestion(ModelQuestion):
     )
     optimizer_state: str | None = option(
         None,
-        "Optimizer state that Adam, Adafactor or Shampoo is read from: a run folder, torch's optimizer.pt, a checkpoint"
-        " that holds one, or the folder of a Hugging Face checkpoint (no code in it is run).",
+        "Optimizer state that Adam, Adafactor, Shampoo or SOAP is read from: a run folder, torch's optimizer.pt, a"
+        " checkpoint that holds one, or the folder of a Hugging Face checkpoint (no code in it is run).",
         metavar="FILE",
         shown="(default: the run's, else the gradients of the probe)",
     )

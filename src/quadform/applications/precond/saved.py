@@ -32,7 +32,7 @@ def stepper_of(asked: PrecondQuestion, subject: Subject) -> Stepper | None:
 
 
 def state_of(asked: PrecondQuestion, subject: Subject) -> tuple[str, SavedState] | None:
-    """The named state where it is Adafactor's or Shampoo's, and whose it is; None where it is Adam's, or none is named.
+    """The named state where it is another's than Adam's, and whose it is; None where it is Adam's, or none is named.
 
     A state that no P can be made of is refused, and one whose optimizer is not among the methods.
     """
@@ -48,14 +48,15 @@ def state_of(asked: PrecondQuestion, subject: Subject) -> tuple[str, SavedState]
 
 
 def saved_metric(name: str, asked: PrecondQuestion, subject: Subject, risk: Risk) -> pre.Blocks | None:
-    """P of Adafactor or Shampoo from the named file; None where it is not theirs."""
+    """P of Adafactor, Shampoo or SOAP from the named file; None where it is not theirs."""
     own = state_of(asked, subject)
     if own is None or own[0] != name:
         return None
     found, kind = own[1], {"dtype": risk.dtype, "device": risk.device}
     if name == "shampoo":
         return pre.shampoo_of(found.states, risk.space, kind)
-    return pre.adafactor_of(found.groups[0], found.states, risk.space, kind)
+    own_kind = pre.soap_of if name == "soap" else pre.adafactor_of
+    return own_kind(found.groups[0], found.states, risk.space, kind)
 
 
 def identity_of(asked: PrecondQuestion, subject: Subject) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...core.errors import FileError, InputError
 from ...integrations.trainer_files import optimizer_state, state_file
+from ...preconditioners import factor_names, kind_of
 from ...train.folder import is_run
 from ...train.runs import Run, open_run
 from .rules import Stepper, adam, read_optimizer
@@ -49,8 +50,8 @@ def stepper_of_file(where: str | Path, model: nn.Module, names: tuple[str, ...])
             raise InputError(f"the optimizer state at `{where}` belongs to another model.")
         return stepper
     found = read_state(where, model)
-    if "betas" not in found.groups[0]:
-        raise InputError(f"`{found.path}` holds no state of Adam (no betas); name the optimizer instead.")
+    if kind_of(found.groups[0], found.states) not in ("adam", "") or "betas" not in found.groups[0]:
+        raise InputError(f"`{found.path}` holds no state of Adam; name the optimizer instead.")
     return _adam(found, names)
 
 
@@ -117,8 +118,3 @@ def _fits(state: Any, p: Tensor) -> bool:
             return (state[row].numel(), state[col].numel()) == (p[..., 0].numel(), p[..., 0, :].numel())
     sizes = [len(state[key]) for axis in range(p.dim()) for key in factor_names(axis) if key in state]
     return not sizes or sizes == list(p.shape)
-
-
-def factor_names(axis: int) -> tuple[str, str]:
-    """What packages call the factor of an axis in the state of Shampoo."""
-    return f"precond_{axis}", f"pre_cond_{axis}"
