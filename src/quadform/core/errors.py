@@ -58,6 +58,7 @@ EXTRAS = {
     "gguf": "hf",
     "tokenizers": "text",
     "sacrebleu": "text",
+    "pytorch_optimizer": "optimizers",
     "triton": "kernels",
 }
 

@@ -46,6 +46,7 @@ CATALOG: dict[str, str] = {
     "pruning": ".pruning",
     "adam-diagonal": ".adam_diagonal",
     "sgd-adam": ".sgd_adam",
+    "optimizers": ".optimizers",
     "gpt-sinks": ".gpt_sinks",
     "real-sinks": ".real_sinks",
     "trained-hessian": ".trained_hessian",

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ..core.operator import Operator
-from ..core.progress import say
 from ..core.structured import Diagonal, KroneckerDiagonal
 from ..curvature.operators import gauss_newton
 from ..curvature.risk import Risk
@@ -210,6 +209,5 @@ def _assembled(sweep: Sweep, blocks: list[Operator], what: str, products: int) -
     space = risk.space.select(*rest)
     found = diagonal(gauss_newton(risk).sub(space, space), products, seed=sweep.seed)
     blocks.append(Diagonal({n: d.clamp_min(0).to(risk.dtype) for n, d in found.value.items()}, space))
-    say(f"{what}: no factors for {', '.join(rest[:4])}{' ...' * (len(rest) > 4)}; the diagonal of H_o there")
     notes.append(f"diagonal of H_o ({found.note}): {', '.join(rest)}")
     return Blocks(blocks, risk.space, notes, {} if found.kind == "exact" else found.stderr)
