@@ -314,7 +314,7 @@ def test_the_summary_in_the_package_is_that_of_the_records() -> None:
     """`recorded()` has the numbers of every record of the repository, in the order of the catalogue."""
     script = runpy.run_path(str(ROOT / "benchmarks" / "experiments.py"))
     assert {name: dataclasses.asdict(row) for name, row in recorded().items()} == script["summary"]()
-    assert list(recorded()) == list(CATALOG)
+    assert list(recorded()) == [name for name in CATALOG if committed(name) is not None]
 
 
 def test_an_installed_package_says_where_the_records_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
