@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quadform.corpora.datasets import Addition
-from quadform.experiments import blocks
+from quadform.experiments import blocks, v_skipinit
 from quadform.experiments.packed import Packed
 from quadform.experiments.protocol import Recipe, train_run
 from quadform.nn.transformer import Transformer
@@ -122,3 +122,22 @@ def test_a_packed_corpus_is_windows_of_its_tokens(tmp_path, monkeypatch: pytest.
     assert torch.equal(labels, tokens + 1)
     assert int(labels.max()) < 50
     assert set(next(data.batches("valid", 4))["tokens"].flatten().tolist()) == {55}
+
+
+def test_sooner_counts_the_steps_to_the_others_last_loss() -> None:
+    """A run that is where another ends after a quarter of the steps took a quarter; one that never is there, 1."""
+    slow = torch.linspace(4.0, 2.0, 80)
+    fast = torch.cat((torch.full((18,), 3.0), torch.full((62,), 1.0)))
+    assert v_skipinit.sooner(fast, slow) == pytest.approx(4.0)
+    assert v_skipinit.sooner(torch.full((80,), 3.0), slow) == 1.0
+
+
+def test_v_skipinit_is_trained_with_each_of_its_rates_at_both_depths() -> None:
+    """The others have one rate; beta < 1 is of the first depth and moves W_V and W_O alone."""
+    config = v_skipinit.PRESETS["paper"]
+    runs = v_skipinit.plan(config, 0)
+    own = [(r.depth, r.lr) for name, r in runs.items() if name.startswith("shaped, depth")]
+    assert own == [(d, r) for d in (18, 72) for r in config.rates]
+    assert {r.lr for name, r in runs.items() if not name.startswith("shaped, depth")} == {config.lr}
+    assert runs["shaped, beta 0.2"].projections == ("orthogonal", 0.2)
+    assert runs["shaped, beta 0.2"].depth == 18

@@ -98,3 +98,10 @@ def test_a_guide_has_its_slope() -> None:
     (guide,) = guide_lines([{"x": 0.01, "y": 1e-9, "series": "a"}], {"a": 6, "b": 2}, X, Y)
     (a, b) = guide["line"]
     assert math.isclose(math.log(b["y"] / a["y"]) / math.log(b["x"] / a["x"]), 6)
+
+
+def test_counts_have_no_marks_between_them() -> None:
+    """An axis of whole numbers, steps or layers, is marked at whole numbers."""
+    steps, shares = (Extent.of(values, False, None, 300).settings("x") for values in ([0, 1, 5], [0.0, 0.5]))
+    assert steps["axis"].to_dict()["tickMinStep"] == 1
+    assert "tickMinStep" not in shares["axis"].to_dict()

@@ -37,6 +37,7 @@ CATALOG: dict[str, str] = {
     "collapse": ".collapse",
     "encoders": ".encoders",
     "training": ".training",
+    "warm-up": ".warm_up",
     "step-ceiling": ".step_ceiling",
     "spikes": ".spikes",
     "newton": ".newton",
