@@ -64,7 +64,7 @@ class Engine:
         """Do what a button asks, once: the page repeats it until it is answered, since only its newest event counts."""
         if action is None:
             return None
-        name, number = (action.get("name"), action.get("id")) if isinstance(action, dict) else (None, None)
+        name, number = (str(action.get("name")), action.get("id")) if isinstance(action, dict) else ("", None)
         if name not in step.acts or not isinstance(number, str):
             raise Refused("", "message")
         if number != self.acted:

@@ -30,7 +30,7 @@ def sentence_model(sentence: str, d_model: int = 8, **settings: Any) -> tuple[Tr
 
     Post-LN, sinusoidal positions, embeddings times sqrt(d_model).
     """
-    usual = {"design": "post-ln", "kind": "encoder", "depth": 1, "heads": 1, "vocab": VOCAB}
+    usual: dict[str, Any] = {"design": "post-ln", "kind": "encoder", "depth": 1, "heads": 1, "vocab": VOCAB}
     inputs = {"positions": "sinusoidal", "embed_norm": "none", "embed_scale": d_model**0.5}
     model = Transformer(**usual | inputs | settings, d_model=d_model, seed=0, dtype=torch.float64)
     return model.eval().requires_grad_(False), torch.tensor([ids(words_of(sentence))])

@@ -72,7 +72,7 @@ function matrix(panel, width) {
       svg.append(box);
       if (value === null) svg.append(element("path", { d: `M${x} ${y + tall - 1}L${x + cell - 1} ${y}`, class: "axis" }));
       else if (numbers && cell > 34) {
-        const text = element("text", { x: x + cell / 2, y: y + tall / 2 + 5, "text-anchor": "middle" }, panel.percent ? percent(value) : written(value, cell > 46 ? 2 : 1));
+        const text = element("text", { x: x + cell / 2, y: y + tall / 2 + 5, "text-anchor": "middle" }, panel.percent ? percent(value) : written(value, high < 1 ? 3 : cell > 46 ? 2 : 1));
         text.style.fill = ink;
         svg.append(text);
       }
@@ -96,7 +96,7 @@ function bars(panel, width) {
     const [fill] = shade(value < 0 ? -0.6 : 0.6, 1);
     svg.append(element("rect", { x: from, y: y + 3, width: Math.max(to - from, 1), height: tall - 7, fill }));
     if (i === mark) svg.append(element("rect", { x: from, y: y + 3, width: Math.max(to - from, 1), height: tall - 7, class: "mark" }));
-    const words = panel.percent ? percent(value) : written(value);
+    const words = panel.percent ? percent(value) : written(value, high - low < 1 ? 3 : 2);
     svg.append(element("text", { x: value < 0 ? from - 5 : to + 5, y: y + tall / 2 + 4, "text-anchor": value < 0 ? "end" : "start", "font-weight": i === mark ? 700 : 400 }, words));
   });
   svg.append(element("line", { x1: x(0), x2: x(0), y1: 0, y2: height, class: "axis" }));
@@ -196,15 +196,15 @@ function tree(panel, width) {
   nodes.forEach((n, i) => { if (n.parent !== null) children[n.parent].push(i); });
   let leaves = 0;
   const place = (i) => {
-    const below = children[i].map(place);
-    ys[i] = below.length ? below.reduce((a, b) => a + b, 0) / below.length : leaves++;
+    const kids = children[i].map(place);
+    ys[i] = kids.length ? kids.reduce((a, b) => a + b, 0) / kids.length : leaves++;
     return ys[i];
   };
   place(0);
   const deepest = Math.max(...nodes.map((n) => n.depth), 1), small = innerWidth <= 860;
   const row = Math.max(small ? 17 : 22, Math.min(50, (small ? 330 : 470) / leaves)), step = Math.min((width - 70) / deepest, 150);
   const key = 30, height = row * leaves + key + 8, svg = canvas(width, height, panel.title);
-  const X = (n) => 18 + step * n.depth, Y = (i) => key + row * (ys[i] + 0.5), r = Math.min(13, row / 2 - 1); // so that a number fits below
+  const X = (n) => 18 + step * n.depth, Y = (i) => key + row * (ys[i] + 0.5), below = row >= 30, r = below ? Math.min(13, (row - 14) / 2) : Math.min(13, row / 2 - 1);
   const style = { best: ["--ink", 4, ""], kept: ["--accent", 2, ""], dropped: ["--muted", 1.5, "3 4"], ended: ["--accent", 2, ""] };
   const kind = (n) => (n.best ? "best" : n.kind);
   nodes.forEach((n, i) => {
@@ -221,8 +221,8 @@ function tree(panel, width) {
     shape.style.stroke = css(colour);
     shape.append(element("title", {}, `${n.label} ${written(n.log_prob, 3)}`));
     svg.append(shape, sized({ x: at.x, y: at.y + r * 0.4, "text-anchor": "middle" }, n.label, Math.max(r * 1.15, 9)));
-    const low = row >= 36 ? { x: at.x, y: at.y + r + 13, "text-anchor": "middle" } : { x: at.x + r + 3, y: at.y - 3 };
-    if (n.parent !== null && (row >= 36 || step > 74)) svg.append(sized({ ...low, class: kind(n) === "dropped" ? "quiet" : "", "font-weight": n.best ? 700 : 400 }, written(n.log_prob), small || row < 24 ? 11.5 : 13.5));
+    const low = below ? { x: at.x, y: at.y + r + 13, "text-anchor": "middle" } : { x: at.x + r + 3, y: at.y - 3 };
+    if (n.parent !== null && (below || step > 74)) svg.append(sized({ ...low, class: kind(n) === "dropped" ? "quiet" : "", "font-weight": n.best ? 700 : 400 }, written(n.log_prob), small || row < 24 ? 11.5 : 13.5));
   });
   let x = 4;
   ["best", "kept", "dropped", "ended"].forEach((name, k) => {

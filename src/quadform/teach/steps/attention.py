@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..words import sentence_model, words_of
 _TOKEN = Slider(name="token", low=1, high=8, start=2)
 
 
-def _read(asked: Asked, **settings: float) -> tuple[list[str], Tensor, Attention, Frame]:
+def _read(asked: Asked, **settings: Any) -> tuple[list[str], Tensor, Attention, Frame]:
     """Words, the input X (1, n, d) of the first layer, its attention, and the frame of the pass."""
     model, tokens = sentence_model(asked["sentence"], **settings)
     frame = Frame.of(tokens.shape[1], None, False, tokens.device)

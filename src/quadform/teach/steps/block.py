@@ -50,7 +50,7 @@ def residual(asked: Asked) -> Shown:
             for name in VARIANTS
         ]
 
-    last, skip = cosines[chosen][-1], VARIANTS[chosen]
+    last, (kept, normed) = cosines[chosen][-1], VARIANTS[chosen]
     said = {"parts": t(f"choice_{chosen}"), "depth": depth, "size": say(sizes[chosen][-1] / sizes[chosen][0])}
     alone = not math.isfinite(last)
     says = t("says_residual_one", **said) if alone else t("says_residual", cosine=say(last), **said)
@@ -64,7 +64,7 @@ def residual(asked: Asked) -> Shown:
             ),
             lines(t("panel_size"), t("axis_block"), t("axis_size"), series(sizes), size="half", log=True),
         ],
-        python=RESIDUAL_PYTHON.format(sentence=asked["sentence"], skip=skip[0], norm=skip[1], depth=depth),
+        python=RESIDUAL_PYTHON.format(sentence=asked["sentence"], skip=kept, norm=normed, depth=depth),
         printed=[] if alone else [*cosines[chosen], *sizes[chosen]],
         exercise=t("exercise_residual"),
         answer=t("answer_residual"),

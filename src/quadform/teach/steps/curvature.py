@@ -104,8 +104,8 @@ def hessian_step(asked: Asked) -> Shown:
             "says_hessian",
             a=NAMES[i],
             b=NAMES[j],
-            norm=say(float(V[i, j])),
-            error=say(float(error[i, j])),
+            norm=f"{float(V[i, j]):.3g}",
+            error=f"{float(error[i, j]):.2g}",
             ratio=say(ratio, 1),
         )
         + " "
@@ -206,7 +206,7 @@ def _descend(model: Transformer, batch: dict[str, Tensor], rate: float, push: di
     weights = [dict(run.named_parameters()) for run in runs]
     with torch.no_grad():
         for name, v in push.items():
-            weights[1][name] += PUSH * v
+            weights[1][name].add_(v, alpha=PUSH)
     grown, losses = [1.0], []
     for _ in range(TRIED):
         for run, own in zip(runs, weights, strict=True):
@@ -214,7 +214,7 @@ def _descend(model: Transformer, batch: dict[str, Tensor], rate: float, push: di
             grads = torch.autograd.grad(loss, list(own.values()))
             with torch.no_grad():
                 for p, g in zip(own.values(), grads, strict=True):
-                    p -= rate * g
+                    p.sub_(g, alpha=rate)
             if run is runs[0]:
                 losses.append(float(loss.detach()))
         apart = sum(float(((weights[1][n] - weights[0][n]).detach() * v).sum()) for n, v in push.items())
@@ -253,8 +253,11 @@ def ceiling(asked: Asked) -> Shown:
         "last": say(losses[-1], 3),
         "steps": TRIED,
     }
+    says = t("says_ceiling_above" if grown[-1] > 1 else "says_ceiling_below", **said)
+    if not 0.1 < max(grown[-1], floor) / max(foretold[-1], floor) < 10:
+        says += " " + t("says_ceiling_left")
     return Shown(
-        says=t("says_ceiling_above" if grown[-1] > 1 else "says_ceiling_below", **said) + " " + _when(asked),
+        says=f"{says} {_when(asked)}",
         panels=[
             lines(
                 t("panel_push"),

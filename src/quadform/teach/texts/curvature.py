@@ -78,7 +78,7 @@ SENTENCES = {
     "text_ceiling": (
         "Along the sharpest direction, with curvature λ_max, a step of gradient descent multiplies a small push by"
         " 1 − η λ_max. Below the ceiling η = 2 / λ_max the push dies out, above it grows.",
-        "가장 가파른 방향(곡률 λ_max)에서 경사 하강 한 걸음은 작은 흔들림에 1 − η λ_max를 곱합니다. 학습률 η가 상한 2 /"
+        "가장 가파른 방향(곡률 λ_max)에서 경사 하강 한 스텝은 작은 흔들림에 1 − η λ_max를 곱합니다. 학습률 η가 상한 2 /"
         " λ_max보다 작으면 흔들림이 사라지고, 크면 자랍니다.",
     ),
     "control_factor": ("Rate / ceiling", "학습률 / 상한"),
@@ -100,6 +100,10 @@ SENTENCES = {
         " {first} to {last}.",
         "λ_max: {lam} ± {error}(추정). 상한: {top}. 상한의 {factor}배에서 이론은 흔들림에 스텝마다 {law}배를 곱합니다."
         " {steps}스텝 뒤 커진 흔들림: 처음의 {grown}배. 손실: {first} → {last}.",
+    ),
+    "says_ceiling_left": (
+        "That is not what theory says for fixed curvature: the weights move, and the curvature with them.",
+        "곡률이 그대로라면 나올 값과 다릅니다. 가중치가 움직이며 곡률도 바뀌기 때문입니다.",
     ),
     "exercise_ceiling": (
         "At {factor} times the ceiling, by what factor does theory multiply the push in one step? At which rate does it"

@@ -1,8 +1,8 @@
 """What stands around the steps: bar, controls, exercise, errors."""
 
 SENTENCES = {
-    "teach_title": ("quadform: the Transformer, live", "quadform: 살아 있는 트랜스포머 강의"),
-    "teach_heading": ("The Transformer, live", "살아 있는 트랜스포머 강의"),
+    "teach_title": ("quadform: the Transformer, live", "quadform: 트랜스포머 실시간 강의"),
+    "teach_heading": ("The Transformer, live", "트랜스포머 실시간 강의"),
     "teach_skip": ("Skip to the step", "본문으로 건너뛰기"),
     "teach_steps": ("Steps", "단계"),
     "teach_step": ("Step {number} of {all}", "{all}단계 가운데 {number}단계"),
