@@ -180,7 +180,9 @@ def test_the_ceiling_is_that_of_the_loss(engine: Engine) -> None:
     flat = torch.cat([v[n].flatten() for n, _ in model.named_parameters()])
     change = (gradient(1e-4) - gradient(-1e-4)) / 2e-4
     assert float((change - lam * flat).norm()) <= 0.02 * lam
-    assert f"{lam:.2f}" in answer["says"]
+    assert f"λ_max is {lam:.2f}" in answer["says"]
+    assert f"the ceiling is {2 / lam:.3g}." in answer["says"]
+    assert answer["panels"][0]["series"][0]["points"][1][1] == pytest.approx(0.6, abs=0.05)  # |1 - 2 x 0.8|
     for factor in (0.3, 2.0):
         grown = _descend(engine.pupil.model, batch, factor * 2 / lam, v)
         assert len(grown) == 2 * TRIED + 1

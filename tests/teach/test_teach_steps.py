@@ -144,6 +144,7 @@ def test_a_head_is_a_softmax_of_products(engine: Engine) -> None:
     """Weights and output of every word from X, W_Q, W_K, W_V alone."""
     sentence, scale = "the cat sees the dog", 2.5 / math.sqrt(2)
     model, tokens = sentence_model(sentence, d_k=2)
+    assert model.embed.scale == pytest.approx(math.sqrt(8))  # [VSP17, Sec. 3.4]
     X = model.embed.scale * model.embed.W_E[tokens[0]] + panel(shown(engine, "tokens", sentence=sentence, width=8), 1)
     attn = model.layers[0].attn
     for i in range(5):
