@@ -16,6 +16,7 @@ import json
 import re
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,13 @@ from typing import Any
 from quadform.report.figure import svg
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
+#: Letters in a line of a page; longer lines that were printed go on in the next.
+WIDTH = 86
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Markdown or Python of a script; of Python also what it printed and the picture it drew."""
+    """Markdown or Python of a script; of Python also what it printed and the picture (SVG) it drew."""
 
     kind: str
     source: str
@@ -38,13 +41,11 @@ class Cell:
 def cells(script: str) -> list[Cell]:
     """The cells of a script in percent format."""
     found = []
-    for part in script.split("# %%")[1:]:
+    for part in re.split(r"^# %%", script, flags=re.M)[1:]:
         head, _, body = part.partition("\n")
         if head.strip() == "[markdown]":
-            lines = (line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines())
-            found.append(Cell("markdown", "\n".join(lines)))
-        else:
-            found.append(Cell("code", body.strip()))
+            body = "\n".join(line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines())
+        found.append(Cell("markdown" if head.strip() else "code", body.strip()))
     return found
 
 
@@ -64,31 +65,28 @@ def _executed(cell: Cell, own: dict[str, Any], where: str) -> Cell:
             shown = eval(compile(last, where, "eval"), own)
         if shown is not None and not hasattr(shown, "to_dict"):
             print(shown)
-    picture = _drawn(shown.to_dict()) if hasattr(shown, "to_dict") else ""
-    return Cell("code", cell.source, printed.getvalue().rstrip(), picture)
+    text = "\n".join(_wrapped(line) for line in printed.getvalue().rstrip().splitlines())
+    picture = re.sub(r"(\.\d\d)\d+", r"\1", svg(shown.to_dict())) if hasattr(shown, "to_dict") else ""
+    return Cell("code", cell.source, text, picture)
 
 
-def _drawn(chart: dict[str, Any]) -> str:
-    """A chart as SVG, its coordinates to two digits."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", svg(chart))
+def _wrapped(line: str) -> str:
+    how: dict[str, Any] = {"subsequent_indent": "    ", "break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(line, WIDTH, **how) if len(line) > WIDTH else line
 
 
 def page(name: str, found: list[Cell]) -> str:
     """The tutorial as Markdown; its pictures lie beside it as `NAME-1.svg`, `NAME-2.svg`, ..."""
     parts, drawn = [], 0
     for cell in found:
-        if cell.kind == "markdown":
-            parts.append(cell.source)
-            continue
-        parts.append(f"```python\n{cell.source}\n```")
+        parts.append(cell.source if cell.kind == "markdown" else f"```python\n{cell.source}\n```")
         if cell.text:
             parts.append(f"```text\n{cell.text}\n```")
         if cell.picture:
             drawn += 1
             parts.append(f"![What the code above draws]({name}-{drawn}.svg)")
     made = f"made from [{name}.py]({name}.py) by `make tutorials`; notebook: [{name}.ipynb]({name}.ipynb)"
-    parts.append(f"This page is {made}.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, f"This page is {made}."]) + "\n"
 
 
 def notebook(found: list[Cell]) -> dict[str, Any]:
@@ -98,22 +96,18 @@ def notebook(found: list[Cell]) -> dict[str, Any]:
         own: dict[str, Any] = {"cell_type": cell.kind, "id": f"cell-{i}", "metadata": {}}
         own["source"] = cell.source.splitlines(keepends=True)
         if cell.kind == "code":
-            outputs: list[dict[str, Any]] = []
-            if cell.text:
-                text = (cell.text + "\n").splitlines(keepends=True)
-                outputs.append({"output_type": "stream", "name": "stdout", "text": text})
-            if cell.picture:
-                data = {"image/svg+xml": cell.picture.splitlines(keepends=True)}
-                outputs.append({"output_type": "display_data", "data": data, "metadata": {}})
-            own |= {"execution_count": None, "outputs": outputs}
+            text, data = (cell.text + "\n").splitlines(keepends=True), cell.picture.splitlines(keepends=True)
+            printed = [{"output_type": "stream", "name": "stdout", "text": text}] if cell.text else []
+            drawn = [{"output_type": "display_data", "data": {"image/svg+xml": data}, "metadata": {}}] if data else []
+            own |= {"execution_count": None, "outputs": [*printed, *drawn]}
         made.append(own)
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
 
-def write(script: Path, folder: Path = FOLDER) -> None:
-    """Run a script and write its page, its pictures and its notebook to `folder`."""
-    name, found = script.stem, execute(script.read_text(), script.stem)
+def write(name: str, folder: Path = FOLDER) -> None:
+    """Run a script of `folder` and write its page, its pictures and its notebook beside it."""
+    found = execute((folder / f"{name}.py").read_text(), name)
     for old in folder.glob(f"{name}-*.svg"):
         old.unlink()
     for i, cell in enumerate((c for c in found if c.picture), 1):
@@ -125,4 +119,4 @@ def write(script: Path, folder: Path = FOLDER) -> None:
 if __name__ == "__main__":
     for name in sys.argv[1:] or sorted(path.stem for path in FOLDER.glob("*.py")):
         print(f"{name} ...", file=sys.stderr)
-        write(FOLDER / f"{name}.py")
+        write(name)

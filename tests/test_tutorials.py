@@ -111,6 +111,13 @@ y = 1
 """
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_lines_fit_a_page(name: str) -> None:
+    """Code and printed text of a page need no scrolling sideways."""
+    blocks = re.findall(r"^```\w+\n(.*?)\n```$", (FOLDER / f"{name}.md").read_text(), re.S | re.M)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > tutorials.WIDTH] == []
+
+
 def test_the_renderer_shows_what_is_printed_and_the_last_value() -> None:
     """As a notebook does; an assignment shows nothing."""
     words, first, second = tutorials.execute(SCRIPT, "x")

@@ -22,7 +22,8 @@ X, W_Q, W_K, W_V, Y = qf.toy(tokens=6, d_model=4, seed=0)
 def distance_scores(theta):
     Q, K = X[None] @ theta["W_Q"], X[None] @ theta["W_K"]
     return (
-        -(Q[..., :, None, :] - K[..., None, :, :]).square().sum(-1) / Q.shape[-1] ** 0.5
+        -(Q[..., :, None, :] - K[..., None, :, :]).square().sum(-1)
+        / Q.shape[-1] ** 0.5
     )
 
 
@@ -130,12 +131,20 @@ def distance_attend(q, k, v, *, causal=False, mask=None, bias=None, scale=None):
     T = T if bias is None else T + bias
     if causal and mask is None:
         mask = torch.ones(T.shape[-2:], dtype=torch.bool).tril()
-    return (T if mask is None else T.masked_fill(~mask, float("-inf"))).softmax(-1) @ v
+    return (T if mask is None else T.masked_fill(~mask, float("-inf"))).softmax(
+        -1
+    ) @ v
 
 
 tokens = torch.randint(16, (8, 12), generator=torch.Generator().manual_seed(0))
 model = qf.Transformer(
-    design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0, dtype=torch.float64
+    design="pre-ln",
+    depth=2,
+    d_model=16,
+    heads=2,
+    vocab=16,
+    seed=0,
+    dtype=torch.float64,
 )
 for name in ("dot product", "distance"):
     if name == "distance":

@@ -66,7 +66,7 @@ for name, block in designs.items():
 
 def batch(seed):
     generator = torch.Generator().manual_seed(seed)
-    tokens = [torch.randint(16, (16,), generator=generator)]
+    tokens = [torch.randint(16, (8,), generator=generator)]
     for _ in range(15):
         tokens.append((5 * tokens[-1] + 3) % 16)
     return {"tokens": torch.stack(tokens, 1)}
@@ -95,7 +95,7 @@ for name, block in designs.items():
 for name, model in models.items():
     cosine = qf.signal(model, [batch(100)]).layers("cosine")[-1].value
     optimizer = optimizers[name]
-    rate = qf.lr(model, [batch(100)], optimizer=optimizer, verify=0, products=15)
+    rate = qf.lr(model, [batch(100)], optimizer=optimizer, verify=0, products=12)
     print(f"{name:8} token cosine {cosine:5.2f}  ceiling {rate.ceiling.value:.2e}")
 
 # %% [markdown]

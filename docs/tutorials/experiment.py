@@ -73,7 +73,9 @@ def run(config, units):
 # %%
 CLAIMS = (
     near("curvature in the queries falls as t^-2", "slope/W_Q", -2, 0.05, "[own]"),
-    near("curvature in the values does not depend on t", "slope/W_V", 0, 0.05, "[own]"),
+    near(
+        "curvature in the values does not depend on t", "slope/W_V", 0, 0.05, "[own]"
+    ),
     at_most(
         "curvature in the values falls too",
         "slope/W_V",
@@ -87,6 +89,7 @@ CLAIMS = (
 
 def figure(record):
     t, over = record.tensors, Rows()
+    slope = record.scalars["slope/W_Q"].value
     rows = [
         {"x": x, "y": float(t[name][i]), "series": name}
         for name in ("W_Q", "W_V")
@@ -98,7 +101,7 @@ def figure(record):
         charts.side_by_side(
             over, charts.line_panel(over, rows, x="temperature t", y="|H_o(W, W)|")
         ),
-        headline=f"Query curvature falls as t^{record.scalars['slope/W_Q'].value:.2f}.",
+        headline=f"Query curvature falls as t^{slope:.2f}.",
         reading="Both axes are logarithmic: a power of t is a straight line.",
         not_meaning="A small curvature does not mean that a matrix does not matter.",
         columns=("temperature", "matrix", "norm"),

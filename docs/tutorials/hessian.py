@@ -110,9 +110,7 @@ tokens = torch.randint(50, (4, 16))
 batch = {"input_ids": tokens, "labels": tokens}
 
 found = qf.spectrum(gpt2, [batch], top=1)
-print(
-    f"{gpt2.num_parameters():,} parameters, largest eigenvalue {found.top[0].value:.2f}"
-)
+print(f"{gpt2.num_parameters():,} parameters, λ_max {found.top[0].value:.2f}")
 print("\n".join(found.verdict_lines()))
 
 # %% [markdown]

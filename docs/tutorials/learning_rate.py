@@ -67,10 +67,10 @@ shown = (0, 5, 10, 12, 13, 14, 15, 16)
 print("step         " + "".join(f"{step:>9}" for step in shown))
 for factor in (0.5, 2.0):
     twin = copy.deepcopy(model)
-    losses = train(
-        twin, torch.optim.SGD(twin.parameters(), lr=factor * found.ceiling.value), 17
-    )
-    print(f"{factor:.1f} x ceiling" + "".join(f"{losses[step]:9.2g}" for step in shown))
+    sgd = torch.optim.SGD(twin.parameters(), lr=factor * found.ceiling.value)
+    losses = train(twin, sgd, 17)
+    values = "".join(f"{losses[step]:9.2g}" for step in shown)
+    print(f"{factor:.1f} x ceiling{values}")
 
 # %% [markdown]
 # **How to read it.** At twice the ceiling, 1 - η λ_max is -3: the error along the sharpest direction changes its sign and grows

@@ -49,26 +49,16 @@ print(f"loss after 200 steps of SGD: {final:.3f}")
 found = qf.precond(
     model, batches, loss, methods=("none", "adam", "shampoo", "kfac"), products=40
 )
-table = found.table()
-for name in (
-    "preconditioner",
-    "lambda_max",
-    "directions",
-    "predicted fall",
-    "measured fall",
-):
-    print(
-        f"{name:15}"
-        + "".join(
-            f"{c if isinstance(c, str) else f'{c:.3g}':>12}" for c in table.column(name)
-        )
-    )
+names = ("preconditioner", "directions", "ceiling", "predicted fall", "measured fall")
+print("".join(f"{name:>16}" for name in names))
+for row in zip(*map(found.table().column, names), strict=True):
+    print("".join(f"{v:>16}" if isinstance(v, str) else f"{v:16.3g}" for v in row))
 
 # %% [markdown]
 # **How to read it.** *directions* is the number of directions that share the curvature: the larger, the rounder. *predicted
 # fall* is how far the best step along P⁻¹g lowers the quadratic model of the loss, *measured fall* what that step does to the
-# loss itself. Where the two agree, the quadratic model can be trusted for that step. `lambda_max` is in units of each P, so
-# it cannot be compared between columns; 2/λ_max is the largest stable learning rate of that optimizer.
+# loss itself. Where the two agree, the quadratic model can be trusted for that step. *ceiling* is the largest stable learning rate
+# of a step along P⁻¹g; it is in units of each P, so ceilings of different P cannot be compared.
 
 # %%
 print("\n".join(found.verdict_lines()))

@@ -32,7 +32,7 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 tokens = torch.randint(16, (8, 12))
-model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0)
+model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16)
 
 mesh = init_device_mesh("cpu", (world,))
 for block in model.layers:
@@ -79,7 +79,7 @@ print(done.stdout if done.returncode == 0 else done.stderr)
 # %%
 torch.manual_seed(0)
 tokens = torch.randint(16, (8, 12))
-model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16, seed=0)
+model = qf.Transformer(design="pre-ln", depth=2, d_model=16, heads=2, vocab=16)
 risk = qf.Risk(model, None, [{"tokens": tokens}])
 pairs = eigenpairs(qf.hessian(risk), top=2)
 print("largest eigenvalues:", "  ".join(f"{e.value:.4f}" for e in pairs.top))
