@@ -100,7 +100,7 @@ for name, model in models.items():
 
 # %% [markdown]
 # **How to read it.** The first two have learned the task, and their tokens point in different directions. The tokens of `no-skip` still
-# all point one way, and it has learned nothing. On this batch our design is stable up to about twice the learning rate of Pre-LN.
+# all point one way, and it has learned nothing. On this batch our design is stable up to 1.8 times the learning rate of Pre-LN.
 # Read a ceiling beside the loss: `no-skip` has one as well.
 #
 # ## What to try next
