@@ -20,7 +20,10 @@ from quadform.cli.main import VERBS, fields_of
 from quadform.cli.parse import _flags
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README": ROOT / "README.md"} | {p.stem: p for p in sorted((ROOT / "docs").glob("*.md"))}
+PAGES = {"README": ROOT / "README.md"} | {
+    str(p.relative_to(ROOT / "docs").with_suffix("")): p
+    for p in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "ko").glob("*.md")])
+}
 BLOCK = re.compile(r"^ *```python\n(.*?)^ *```\n(?:\n```text\n(.*?)^```)?", re.M | re.S)
 
 #: Blocks that are not run, by page and number, each with its reason.
@@ -78,6 +81,9 @@ BEFORE = {
 SMALLER = {
     ("designs", 1): [("max_length=40", "max_length=4")],
     ("estimate", 1): [("probes=8, steps=30", "probes=2, steps=5"), ("products=60", "products=6")],
+    ("landscape", 2): [("points=9", "points=3")],
+    ("landscape", 3): [("loss)", "loss, random=1, points=5)")],
+    ("landscape", 4): [("loss)", 'loss, measures=("trace", "sam"), rounds=0)')],
     ("panel", 2): [
         ("depth=6, d_model=64, heads=4", "depth=1, d_model=8, heads=1"),
         ("[0, 100, 1000]", "[0, 1]"),
