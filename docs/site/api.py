@@ -166,10 +166,11 @@ def _call(name: Name) -> str:
     """A function whose arguments are the fields of a question: signature, text, a table of the fields."""
     head = inspect.getdoc(name.question) or ""
     given = inspect.signature(name.value).parameters
-    shown = ", ".join(p for p in given if p not in _SHARED and p != "model") or ""
+    placed = [p.name for p in given.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    shared = [f"{n}={given[n].default!r}" for n in _SHARED if n in given]
     known = options(name.question) | (options(name.value.opening) if name.value.opening else {})
     rows = [f"| `{n}` | {_default(given, n)} | {_cell(o.help)} |" for n, o in known.items() if n != "model"]
-    call = f"qf.{name.short}({'model, ' if 'model' in given else ''}{'**fields' if shown else ''})"
+    call = f"qf.{name.short}({', '.join([*placed, '*', *shared, '**fields'])})"
     table = ["| field | default | what it is |", "|---|---|---|", *rows]
     return "\n".join(
         [f"## `{name.short}` {{ #{name.path} }}", "", "```python", call, "```", "", escaped(head), "", *table]
