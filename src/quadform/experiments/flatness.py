@@ -236,7 +236,9 @@ CLAIMS = (
     at_least("... at its least among equal weights", "rank/lambda_max/least", 0.5, "[own]", presets=_BIG),
     at_least("... which orders them better than at the weights as they are", "gain/lambda_max/least", 0.0, "[own]",
              presets=_BIG),
-    at_least("among runs of one batch size: at least 0.3", "within/lambda_max/least", 0.3, "[own]", presets=_BIG),
+    at_least("among runs of one batch size: at least 0.3", "within/lambda_max/least", 0.3, "[own]", presets=_BIG,
+             because="lambda_max tells the two batch sizes apart, and little about runs of the same one",
+             page="0817-flatness-within-a-batch-size.md"),
 )  # fmt: skip
 
 
@@ -248,12 +250,21 @@ def figure(record: Record) -> Figure:
         for key, words in (("train", "training"), ("held_out", "held out"))
         for x, y in zip(LINE.tolist(), t.get(f"line/{key}", []), strict=False)
     ]
-    bars = [
-        {"name": n, "value": e.value, "group": v, "low": max(-1.0, e.value - wide), "high": min(1.0, e.value + wide)}
-        for n in names
-        for v in VERSIONS
-        if (e := s.get(f"rank/{n}/{v}")) is not None and (wide := 2 * (e.error or 0.0)) >= 0
-    ]
+    bars = {
+        key: [
+            {
+                "name": n,
+                "value": e.value,
+                "group": v,
+                "low": max(-1.0, e.value - wide),
+                "high": min(1.0, e.value + wide),
+            }
+            for n in names
+            for v in VERSIONS
+            if (e := s.get(f"{key}/{n}/{v}")) is not None and (wide := 2 * (e.error or 0.0)) >= 0
+        ]
+        for key in ("rank", "within")
+    }
     shown = "lambda_max" if "lambda_max" in config["measures"] else config["measures"][0]
     m, v = config["measures"].index(shown), VERSIONS.index("least")
     points = [
@@ -267,15 +278,20 @@ def figure(record: Record) -> Figure:
                    log=(False, False), size=(290, 220), title="The line through both, median of the seeds"),
         point_panel(over, points, x=f"{shown}, least among equal weights", y="generalisation gap (nats)",
                     order=[f"{size} batch" for size in SIZES], size=(290, 220), title="Every run"),
-        bar_panel(over, bars, x="rank correlation with the gap", groups=VERSIONS, order=names, label=".2f",
-                  domain=[-1.0, 1.3], width=290, title="Measures, with two standard errors"),
+        *(
+            bar_panel(over, bars[key], x="rank correlation with the gap", groups=VERSIONS, order=names, label=".2f",
+                      domain=[-1.0, 1.3], width=290, title=title)
+            for key, title in (("rank", "Over all runs, with two standard errors"),
+                               ("within", "Among runs of one batch size"))
+        ),
     ]  # fmt: skip
-    best = max(
-        ((s[f"rank/{n}/{w}"].value, n, w) for n in names for w in VERSIONS if f"rank/{n}/{w}" in s), default=None
-    )
+    kept = [(n, w) for n in names for w in VERSIONS if f"rank/{n}/{w}" in s]
+    over_all = [s[f"rank/{n}/{w}"].value for n, w in kept]
+    inside, best, where = max(((s[f"within/{n}/{w}"].value, n, w) for n, w in kept), default=(0.0, "", ""))
     told = (
-        f" Of all measures {best[1]} ({best[2]}) has the largest rank correlation with it, {best[0]:.2f}."
-        if best
+        f" Over all runs the rank correlations with the gap are {min(over_all):.2f} to {max(over_all):.2f};"
+        f" among runs of one batch size the best is {best} ({where}), {inside:.2f}."
+        if kept
         else ""
     )
     return figure_of(
@@ -287,7 +303,7 @@ def figure(record: Record) -> Figure:
         reading="Left: Keskar's line; a narrower valley is a sharper minimum. Bars: 1 says that sharper runs have the"
         " larger gap, 0 that the measure says nothing, below 0 the contrary.",
         not_meaning="One small task and one architecture. A correlation over two batch sizes can be that of the batch"
-        " size alone; the table has those within one size.",
+        " size alone: the last panel takes it out.",
         columns=("measure", "weights", "rank correlation", "error", "within one size", "its error", "log10 ratio"),
         rows=[
             (n, w, (e := s[f"rank/{n}/{w}"]).value, e.error or 0.0, (i := s[f"within/{n}/{w}"]).value, i.error or 0.0,
