@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..report.figure import Figure, Rows, Table
 from ..report.style import LIGHT
@@ -203,10 +203,11 @@ def cell_panel(
     short = bare | {"labels": bool(named) and all(len(name) <= 4 for name, _ in blocks)}
     axis, beside = alt.Axis(orient="top", **short), alt.Axis(**bare)
     if counted:
+        sides: tuple[Literal["bottom", "left"], ...] = ("bottom", "left")
         axis, beside = (
             alt.Axis(orient=side, title=what, ticks=False, domain=False, grid=False, labelExpr="floor(datum.value)",
                      values=[i + 0.5 for i in range(0, many, max(1, many // 6))])
-            for side, what, many in zip(("bottom", "left"), counted, (m, n), strict=True)
+            for side, what, many in zip(sides, counted, (m, n), strict=True)
         )  # fmt: skip
     X = alt.X("x:Q", axis=axis, scale=alt.Scale(domain=[0, m], nice=False))
     Y = alt.Y("y:Q", axis=beside, scale=alt.Scale(domain=[n, 0], nice=False))
@@ -259,7 +260,7 @@ def side_by_side(over: Rows, *panels: Any, columns: int = 2, colours: str = "ind
     how = dict.fromkeys(("color", "strokeDash", "shape"), colours)
     grid: Any = alt.concat(*panels, columns=columns)
     grid = grid if below is None else alt.vconcat(grid, below)
-    return over.finish(grid.resolve_scale(**how), LIGHT)  # type: ignore[arg-type]  # settings by name
+    return over.finish(grid.resolve_scale(**how), LIGHT)
 
 
 def figure_of(

@@ -67,7 +67,7 @@ class Extent:
         from ..report.packages import alt
 
         if not self.log:
-            counts = {"tickMinStep": 1} if self.whole else {}
+            counts: dict[str, Any] = {"tickMinStep": 1} if self.whole else {}
             axis = alt.Axis(title=title, labelOverlap="parity", labelSeparation=6, **counts)
             return {"scale": alt.Scale(domain=[self.low, self.high], nice=False), "axis": axis}
         marks = decades(self.low, self.high)

@@ -117,7 +117,9 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         if config.seeds > 1:
             pairs = zip(found[a], found[b], strict=True)
             return mean([float(p["valid"][0] - q["valid"][0]) for p, q in pairs], f"{note}, {config.seeds} seeds")
-        return Estimate(x.value - y.value, math.hypot(x.error, y.error), "estimate", note=f"{note}, ONE seed")
+        return Estimate(
+            x.value - y.value, math.hypot(x.error or 0.0, y.error or 0.0), "estimate", note=f"{note}, ONE seed"
+        )
 
     for name in NAMES:
         scalars[f"deeper/{name}"] = minus(f"{name}, depth {high}", f"{name}, depth {low}",

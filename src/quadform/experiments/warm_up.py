@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,7 +120,8 @@ def figure(record: Record) -> Figure:
     over, s, t, c = Rows(), record.scalars, record.tensors, record.inputs["config"]
     words = {"warm": f"warm-up {c['warmup']}", "cold": "no warm-up"}
     order = [f"{NAMES[n]}, {words[start]}" for n in NAMES for start in STARTS]
-    losses, ratios = [], []
+    losses: list[dict[str, Any]] = []
+    ratios: list[dict[str, Any]] = []
     for name in NAMES:
         for start in STARTS:
             series, curves = f"{NAMES[name]}, {words[start]}", t[f"loss/{name}/{start}"]
