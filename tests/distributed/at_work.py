@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 import quadform as qf
 from quadform import distributed as qd
+from quadform.applications.subject import Subject
 from quadform.core.errors import QuadformError
 from quadform.core.operator import Operator
 from quadform.curvature import activation_hessian
@@ -593,6 +594,20 @@ def questions(g: qd.Group) -> dict[str, Any]:
     cut = qf.spectrum(seeded(Net), rows_of(5, 3), cross_entropy, **options, progress=False, max_time=1e-6)
     found["partial"] = cut.partial
     return found
+
+
+def wrapped(g: qd.Group) -> dict[str, Any]:
+    """A model in DistributedDataParallel with its optimizer, of a known rule or not, against the model in it."""
+    every = []
+    for wrap in (lambda model: model, nn.parallel.DistributedDataParallel):
+        model, numbers = wrap(seeded(Net)), {}
+        for kind in (torch.optim.SGD, torch.optim.RMSprop):
+            optimizer = kind(model.parameters(), 1e-3)
+            step = qf.lr(model, rows_of(4), cross_entropy, optimizer=optimizer, verify=0, progress=False)
+            numbers |= {f"{kind.__name__}/{n}": e.value for n, e in step.record.scalars.items()}
+        every.append(numbers | {"weights": Subject.of(model, rows_of(4), cross_entropy).source["weights"]})
+    hashes = [numbers.pop("weights") for numbers in every]
+    return {"names": every[0].keys() == every[1].keys(), "numbers": apart(*every), "weights": hashes[0] == hashes[1]}
 
 
 def command_line(g: qd.Group) -> dict[str, Any]:

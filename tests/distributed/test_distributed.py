@@ -35,7 +35,7 @@ VALUES, CUT = 1e-10, "weights cut over 2 processes"
 DRIFT = 1e-8
 CHECKS = {
     2: "products routes contracts few_rows causal whole_batches joined spread bases slices estimates solved resumed"
-    " refusals failures interrupted questions command_line documented killed",
+    " refusals failures interrupted questions wrapped command_line documented killed",
     3: "products few_rows causal joined bases slices solved failures",
 }
 Found = dict[int, list[dict[str, Any]]]
@@ -319,6 +319,12 @@ def test_questions(found: Found) -> None:
         assert result["again"] <= ROUNDING
         assert result["kept"] == ["lr-0", "spectrum-0"]
         assert result["partial"]  # the time was up: all stopped together
+
+
+def test_a_model_in_a_wrapper(found: Found) -> None:
+    """`qf.lr` of a model in DistributedDataParallel: names, numbers and identity are those of the model in it."""
+    same(found, "wrapped", "numbers", within=TRIAL)
+    assert all(result["names"] and result["weights"] for _, _, result in results(found, "wrapped"))
 
 
 def test_the_page_that_explains_it(found: Found) -> None:

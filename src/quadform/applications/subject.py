@@ -28,6 +28,7 @@ from ..corpora.fetch.catalogue import CATALOGUE
 from ..corpora.opened import is_corpus
 from ..corpora.text_files import text_file
 from ..curvature.batches import batches_of
+from ..curvature.calling import bare
 from ..curvature.risk import Risk
 from ..distributed.processes import current
 from ..distributed.shards import gathered_tensors, is_cut, is_sharded
@@ -73,6 +74,7 @@ class Subject:
 
         A question that also trains takes a Dataset in place of the batches.
         """
+        model = bare(model)
         name = type(model).__name__ if isinstance(model, nn.Module) else "function"
         name = name.removeprefix("FSDP") if is_sharded(model) else name
         drawn = isinstance(batches, Dataset)

@@ -16,8 +16,15 @@ Loss = Callable[[Any, Any], Tensor]
 
 def bare(model: Any) -> Any:
     """The module inside DistributedDataParallel and torch.compile, whose parts can be differentiated once only."""
-    model = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    return getattr(model, "_orig_mod", model)
+    while (inner := _inside(model)) is not model:
+        model = inner
+    return model
+
+
+def _inside(model: Any) -> Any:
+    return (
+        model.module if isinstance(model, nn.parallel.DistributedDataParallel) else getattr(model, "_orig_mod", model)
+    )
 
 
 def called(model: nn.Module, batch: Any) -> Any:
