@@ -15,7 +15,7 @@ import transformers
 from at_work import Causal, main, told
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -334,12 +334,13 @@ def peaks(g: qd.Group) -> dict[str, Any]:
         found[kind.__name__] = (alive.peak - n / g.world) / unit
     H = qf.hessian(risk)
     with Whole(n / 8 / g.world, risk.space.size) as whole:
-        density(H, 2, 3, known=eigenpairs(H, 1, max_products=5))
-        trace(H, 4)
+        density(H, 1, 3, known=eigenpairs(H, 1, max_products=3))
+        trace(H, 3)
     return found | {"whole": sorted(whole.found)}
 
 
 def refused(g: qd.Group) -> dict[str, Any]:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     mesh = init_device_mesh("cpu", (g.world,))
@@ -355,12 +356,21 @@ def refused(g: qd.Group) -> dict[str, Any]:
     def square(out: Any, batch: Any) -> Tensor:
         return out.square().mean()
 
+    stage = PipelineStage(net(), g.rank, g.world, torch.device("cpu"))
+    found["stage"] = told(lambda: qf.Risk(stage, square, (x, x), quiet=True))
+    found["gpipe"] = told(lambda: qf.spectrum(ScheduleGPipe(stage, 2), (x, x), square))
+    found["1f1b"] = told(lambda: qf.lr(Schedule1F1B(stage, 2), (x, x), square))
     parallel = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     found["tensor parallel"] = told(lambda: qf.Risk(parallel, square, (x, x), quiet=True))
     beside = net()
     fully_shard(beside[0], mesh=mesh)
     found["beside"] = told(lambda: qf.Risk(beside, square, (x, x), quiet=True))
     risk = qf.Risk(fully_shard(net(), mesh=mesh), square, (x, x), quiet=True)
+    half = MixedPrecisionPolicy(param_dtype=torch.float16)
+    v = risk.space.random(1, dtype=torch.float64)
+    policy = qf.Risk(fully_shard(net(), mesh=mesh, mp_policy=half), square, (x, x), quiet=True)
+    plain, same = (qf.hessian(r).apply(v) for r in (risk, policy))
+    found["policy"] = [list(risk.notes), list(policy.notes), apart(same, plain)]
     found["training"] = told(lambda: qf.Risk(fully_shard(net(), mesh=mesh), square, (x, x), train_mode=True))
     found["norm"] = told(lambda: frobenius(qf.hessian(risk), method="sampled"))
     found["exact trace"] = told(lambda: trace(qf.hessian(risk), method="exact"))
@@ -452,6 +462,15 @@ def differing(g: qd.Group) -> dict[str, Any]:
 
 def broken(g: qd.Group) -> dict[str, Any]:
     """One process raises inside a unit, while the others gather its weights."""
+    return _broken(g, ValueError("boom"))
+
+
+def out_of_memory(g: qd.Group) -> dict[str, Any]:
+    """One process has no memory left inside a unit."""
+    return _broken(g, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
+
+
+def _broken(g: qd.Group, error: Exception) -> dict[str, Any]:
     model = cut(small(), (g.world,))
     before, weights = hooks(model), {n: p.to_local().clone() for n, p in model.named_parameters()}
     H = qf.hessian(qf.Risk(model, cross_entropy, batches()[:1], quiet=True))
@@ -459,16 +478,16 @@ def broken(g: qd.Group) -> dict[str, Any]:
 
     def boom(*args: Any) -> None:
         if g.rank == g.world - 1:
-            raise ValueError("boom")
+            raise error
 
     handle = unit.register_forward_hook(boom)
     begun = time.monotonic()
-    error = told(lambda: H.apply(H.domain.random(1, dtype=torch.float64)))
+    said = told(lambda: H.apply(H.domain.random(1, dtype=torch.float64)))
     handle.remove()
     kept = all(torch.equal(p.to_local(), weights[n]) and p.grad is None for n, p in model.named_parameters())
     forwards = [n for n, m in model.named_modules() if "forward" in m.__dict__]
     seconds = time.monotonic() - begun
-    found = {"error": error, "waited": seconds, "as it was": kept and hooks(model) == before, "forwards": forwards}
+    found = {"error": said, "waited": seconds, "as it was": kept and hooks(model) == before, "forwards": forwards}
     found["afterwards"] = told(lambda: g.any(False))
     return found
 

@@ -9,6 +9,7 @@ from test_distributed import Found, at_work
 
 CHECKS = {
     1: "planned",
+    3: "out_of_memory",
     2: "own hugging_face asked estimates refused raising planned differing killed",
     4: "own copies pairs planned peaks estimates broken",
 }
@@ -121,6 +122,9 @@ def test_estimates(found: Found, name: str) -> None:
     ("name", "words"),
     {
         "tensor parallel": "module `0` is cut by tensor parallelism",
+        "stage": "PipelineStage: a pipeline has one stage",
+        "gpipe": "ScheduleGPipe: a pipeline has one stage",
+        "1f1b": "Give the whole model, its weights cut over the same processes by `fully_shard`",
         "beside": "Call `fully_shard` on the model too",
         "training": "evaluation mode (train_mode=False)",
         "norm": "`density`, `trace` and `block_norms` are known",
@@ -141,6 +145,16 @@ def test_refused(found: Found, name: str, words: str) -> None:
     for result in results(found, "refused"):
         assert result[name][0] == "InputError", result[name]
         assert words in result[name][2]
+
+
+def test_mixed_precision_is_told(found: Found) -> None:
+    """FSDP2 casts in its hooks, which sleep: the product is that of the stored weights, and a note says so."""
+    for result in results(found, "refused"):
+        without, notes, gap = result["policy"]
+        assert notes == [
+            *without, "the mixed-precision policy of fully_shard (float16) is not applied: measured in float64"
+        ]  # fmt: skip
+        assert gap == 0
 
 
 def test_after_an_exception_inside_a_unit(found: Found) -> None:
@@ -169,12 +183,22 @@ def test_processes_that_differ(found: Found, name: str, kind: str, words: str) -
         assert seconds < SOON
 
 
-def test_one_process_raises_inside_a_unit(found: Found) -> None:
+SHORT = "process 2 of 3 stopped: OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("check", "own", "told"),
+    [
+        ("broken", ["ValueError", None, "boom"], "process 3 of 4 stopped: ValueError: boom"),
+        ("out_of_memory", ["PeerFailed", 1, SHORT], SHORT),
+    ],
+)
+def test_one_process_raises_inside_a_unit(found: Found, check: str, own: list[Any], told: str) -> None:
     """The others hear its error while they wait for its weights; the model is as it was, and the group has parted."""
-    *others, last = results(found, "broken")
-    assert last["error"] == ["ValueError", None, "boom"]
+    *others, last = results(found, check)
+    assert last["error"] == own
     for result in others:
-        assert result["error"] == ["PeerFailed", 1, "process 3 of 4 stopped: ValueError: boom"]
+        assert result["error"] == ["PeerFailed", 1, told]
     for result in (*others, last):
         assert result["waited"] < SOON
         assert result["as it was"]

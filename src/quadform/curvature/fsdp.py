@@ -79,6 +79,17 @@ class Fsdp:
                     " alike before the model is made."
                 )
 
+    @property
+    def notes(self) -> list[str]:
+        """What the hooks do and a product does not: FSDP2's mixed precision."""
+        policies = [module._get_fsdp_state()._mp_policy for module in fsdp_modules(self.model).values()]
+        stored = {t.dtype for t in self.model.parameters()}
+        lower = {p.param_dtype for p in policies if p.param_dtype is not None and {p.param_dtype} != stored}
+        names, held = (", ".join(sorted(str(t).removeprefix("torch.") for t in kinds)) for kinds in (lower, stored))
+        return (
+            [f"the mixed-precision policy of fully_shard ({names}) is not applied: measured in {held}"] if lower else []
+        )
+
     # --- evaluating -------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def asleep(self) -> Iterator[None]:

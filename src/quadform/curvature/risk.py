@@ -134,7 +134,8 @@ class Risk:
         counts = [self.terms(b) for b in batches]
         group_of(self.space).agreed("loss terms", partial(refuse_empty, counts))
         self._set(weights=self._shares(counts[:own], len(counts)))
-        self._set(notes=(*chosen.notes, *precision_notes(dtype, device), *self._evaluated()))
+        of_shards = () if shards is None else shards.notes
+        self._set(notes=(*chosen.notes, *of_shards, *precision_notes(dtype, device), *self._evaluated()))
         if not quiet and group_of(self.space).first:
             say(str(self))
 

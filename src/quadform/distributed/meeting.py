@@ -181,7 +181,7 @@ class Meeting:
         code, text = 0, ""
         if error is not None:
             code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-            text = str(error) if isinstance(error, QuadformError) else f"{type(error).__name__}: {_one_line(error)}"
+            text = str(error) if isinstance(error, QuadformError) else _named(error)
         line = f"{code} {text}".encode()[:_MESSAGE]
         own = torch.zeros(_MESSAGE, dtype=torch.uint8)
         own[: len(line)] = torch.frombuffer(bytearray(line), dtype=torch.uint8)
@@ -207,13 +207,20 @@ class Meeting:
 
     @contextlib.contextmanager
     def ringing(self) -> Iterator[None]:
-        """Messages without meetings. A process that fails in here rings; the others hear it while they wait for it."""
+        """Messages without meetings. A process that fails in here rings; the others hear it while they wait for it.
+
+        Errors of torch (no memory, no derivative) are caught by those who can do without: where the others have parted
+        nobody can.
+        """
         try:
             yield
         except BaseException as error:
             if self.world > 1 and not self._over:
                 _store().set(self._bell, "")
-                self._rung += self.together(_BELL, error)
+                if self.together(_BELL, error):
+                    self._rung += 1
+                elif isinstance(error, RuntimeError):
+                    raise PeerFailed(f"process {self.rank} of {self.world} stopped: {_named(error)}") from error
             raise
 
     @property
@@ -252,6 +259,10 @@ class Meeting:
                 f"process {self.rank} of {self.world} has lost the others ({said}): one of them was"
                 f" killed, or not heard of for {self.timeout:g} s (`qd.group(timeout=...)` waits longer)."
             ) from error
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_one_line(error)}"
 
 
 def _one_line(error: BaseException) -> str:
