@@ -71,7 +71,7 @@ def share_of(risk: Risk, kind: str, world: int) -> Share:
     run.frozen = {n: t for n, t in at.items() if n not in risk.params}
     batch, v = empty(unmasked(risk.batches[0])), {n: t.clone() for n, t in alone.params.items()}
     turns = math.ceil(len(risk.batches) / world)
-    with risk.context(), _Nothing():
+    with risk.context(), _Nothing():  # type: ignore[no-untyped-call]  # torch's
         with torch.no_grad():
             risk.run(empty(held), batch)  # also looks for the output of the network
         known: Any = None
