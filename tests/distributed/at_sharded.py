@@ -334,7 +334,7 @@ def peaks(g: qd.Group) -> dict[str, Any]:
         found[kind.__name__] = (alive.peak - n / g.world) / unit
     H = qf.hessian(risk)
     with Whole(n / 8 / g.world, risk.space.size) as whole:
-        density(H, 1, 3, known=eigenpairs(H, 1, max_products=3))
+        density(H, 2, 2, known=eigenpairs(H, 1, max_products=3))
         trace(H, 3)
     return found | {"whole": sorted(whole.found)}
 
