@@ -8,7 +8,7 @@ import pytest
 from test_distributed import Found, at_work
 
 CHECKS = {
-    1: "planned",
+    1: "planned peaks",
     3: "out_of_memory",
     2: "own hugging_face asked estimates refused raising planned differing killed",
     4: "own copies pairs planned peaks estimates broken",
@@ -86,8 +86,8 @@ def test_plans(found: Found, kind: str) -> None:
 
 
 def test_memory(found: Found) -> None:
-    """Of 12 blocks on 4 processes a product takes its image, n / 4, and at most 6 times the weights of one. In
-    eigenpairs, densities and traces no tensor has more than n / 4 numbers, several local shards apart."""
+    """Of 12 blocks on 1 and 4 processes a product takes its image, n / N, and at most 6 times the weights of one. In
+    eigenpairs, densities and traces no tensor has more than n / N numbers, several local shards apart."""
     for result in results(found, "peaks"):
         assert result["hessian"] <= 6
         assert result["gauss_newton"] <= 4
