@@ -80,19 +80,18 @@ def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     return v * (g / torch.norm_except_dim(v, 2, dim))
 
 
-def mse_loss(input: Tensor, target: Tensor, *args: Any, reduction: str = "mean", **kwargs: Any) -> Tensor:
+def mse_loss(*args: Any, **kwargs: Any) -> Tensor:
     """`F.mse_loss` whose mean is taken outside; the gradient of torch's own mean has no forward derivative (2.13)."""
-    if reduction != "mean" or any(option is not None for option in (*args, *kwargs.values())):
-        return functional.mse_loss(input, target, *args, reduction=reduction, **kwargs)
-    return functional.mse_loss(input, target, reduction="none").mean()
+    given = {name: option for name, option in kwargs.items() if option is not None}
+    if len(args) != 2 or given.keys() - {"reduction"} or given.get("reduction", "mean") != "mean":
+        return functional.mse_loss(*args, **kwargs)
+    return functional.mse_loss(*args, reduction="none").mean()
 
 
-def huber_loss(
-    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
-) -> Tensor:
+def huber_loss(input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, **more: Any) -> Tensor:
     """`F.huber_loss` by `F.smooth_l1_loss`, delta times which it is; its own gradient has no forward derivative."""
-    if weight is not None:
-        return functional.huber_loss(input, target, reduction, delta, weight)
+    if any(option is not None for option in more.values()):  # weights
+        return functional.huber_loss(input, target, reduction, delta, **more)
     return delta * functional.smooth_l1_loss(input, target, reduction=reduction, beta=delta)
 
 
