@@ -16,6 +16,7 @@ import torch
 from report_sample import make_record
 
 from quadform.report import write_report
+from quadform.report.attention import PAGE
 from quadform.report.page import drawn
 from quadform.report.texts import EN, LANGUAGES
 
@@ -35,8 +36,10 @@ def files(tmp_path_factory) -> dict[str, Path]:
 
 
 @contextmanager
-def opened(browser, path: Path, *, width: int = 1280, theme: str = "light", **options) -> Iterator:
-    """The page, drawn, in an offline context; on leaving: nothing was fetched, nothing complained."""
+def opened(
+    browser, path: Path, *, width: int = 1280, theme: str = "light", unfolded: bool = True, **options
+) -> Iterator:
+    """The page, every figure drawn, in an offline context; on leaving: nothing was fetched, nothing complained."""
     context = browser.new_context(
         offline=True, viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce", **options
     )
@@ -47,6 +50,10 @@ def opened(browser, path: Path, *, width: int = 1280, theme: str = "light", **op
     page.on("request", lambda r: asked.append(r.url) if not r.url.startswith(("data:", "blob:")) else None)
     page.goto(path.as_uri())
     page.wait_for_selector(f"html[data-ready={theme}]", timeout=60_000)
+    if unfolded:
+        page.evaluate("document.querySelectorAll('.drawn').forEach((d) => (d.open = true))")
+        drawn = "[...document.querySelectorAll('[data-chart]')].every((place) => place.dataset.drawn)"
+        page.wait_for_function(drawn, timeout=60_000)
     yield page
     context.close()
     assert complaints == []
@@ -100,7 +107,7 @@ def test_every_figure_is_drawn_and_fits(browser, files, lang, theme, width) -> N
         dark = page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(12, 16, 21)"
         assert dark == (theme == "dark")
         assert page.get_attribute("html", "lang") == lang
-        assert page.get_by_role("heading", level=1).inner_text() == LANGUAGES[lang]("page_heading")
+        assert page.get_by_role("heading", level=1).inner_text() == PAGE.title(make_record(), LANGUAGES[lang])
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +118,32 @@ def study(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("study")
     found = study("new:pre-ln,depth=1,d_model=16,heads=2", data="add:digits=2", batch_size=4, batches=2, progress=False)
     return write_report([found.records, make_record(tokens=3, dim=3)], folder / "study.html")
+
+
+def test_a_phone_sees_the_verdict_and_one_figure_first(browser, study) -> None:
+    """375 x 667: at most 15 screens, the first figure of each study drawn, the others one tap away; contents follow."""
+    with opened(browser, study, width=375, unfolded=False) as page:
+        assert page.evaluate("document.documentElement.scrollHeight") <= 15 * 667
+        assert page.evaluate("document.querySelectorAll('.drawn[open]').length") == 2
+        folded = page.locator(".drawn:not([open])").first
+        folded.locator("summary").first.click()
+        page.wait_for_function("document.querySelectorAll('.drawn[open] [data-chart][data-drawn]').length === 3")
+        page.evaluate("scrollTo(0, 4000)")
+        box = page.locator(".contents").bounding_box()
+        assert box is not None
+        assert box["y"] == 0
+
+
+def test_contents_stay_in_view_on_a_desk(browser, study) -> None:
+    """1280 x 720: subject, three sentences and the contents are on the first screen, the contents on every other."""
+    with opened(browser, study, unfolded=False) as page:
+        for what in ("h1", ".brief", ".contents"):
+            box = page.locator(what).first.bounding_box()
+            assert box is not None
+            assert box["y"] + min(box["height"], 100) < 720
+        page.evaluate("scrollTo(0, 5000)")
+        assert page.locator(".contents a").first.is_visible()
+        assert page.locator(".contents").bounding_box()["y"] == 0
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
@@ -222,8 +255,9 @@ def test_the_theme_can_be_chosen_by_keyboard(browser, files) -> None:
         assert page.evaluate("[...document.querySelectorAll('[data-chart]')].every((c) => c.dataset.drawn === 'dark')")
         assert page.inner_text("#theme") == EN("to_light")
         # everything that can be pressed is reached by Tab alone
+        page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         reached = set()
-        for _ in range(80):
+        for _ in range(120):
             page.keyboard.press("Tab")
             reached.add(page.evaluate("document.activeElement.dataset.action || document.activeElement.tagName"))
         assert {"csv", "svg", "python", "json", "SUMMARY", "INPUT", "A"} <= reached
@@ -249,6 +283,7 @@ def test_the_buttons_give_files_and_python(browser, files) -> None:
 
         def fetched(action: str, target: str) -> str:
             with page.expect_download() as download:
+                page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
                 page.click(f"button[data-action={action}][data-for={target}]")
             return Path(download.value.path()).read_text(encoding="utf-8-sig")
 
@@ -283,6 +318,6 @@ def test_without_scripts_the_words_and_numbers_remain(browser, files) -> None:
     page.goto(files["en"].as_uri())
     assert EN("no_script") in page.inner_text("main")
     assert page.locator(".card").count() == 6
-    page.locator("#blocks-1 summary").click()
+    page.locator("#blocks-1 .data summary").click()
     assert page.locator("#blocks-1 tbody tr").first.is_visible()
     context.close()

@@ -135,13 +135,13 @@ def test_records_of_one_study_share_a_verdict(variants, tmp_path) -> None:
 
 # --- what people see ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("texts", [EN, KO], ids=lambda t: t.lang)
-def test_verdict_first_then_table_then_figures(texts, record, pages) -> None:
+def test_verdict_first_then_figures_then_tables(texts, record, pages) -> None:
     """The order of the page, with every figure's words on it."""
     seen = Page(pages[texts.lang]).seen
     order = [
-        PAGE.summary(record, texts),
-        texts("measured"),
+        PAGE.cards(record, texts)[0].sentence,
         texts("heat_title"),
+        texts("measured"),
         texts("reproduce"),
         texts("gloss_tags_text"),
     ]

@@ -11,7 +11,7 @@ from quadform.answers.training import Training
 from quadform.answers.why import Why
 from quadform.core.record import Estimate, Provenance, Record
 from quadform.report import spectral, training
-from quadform.report.html import render
+from quadform.report.html import BRIEF, render
 from quadform.report.page import PAGES
 from quadform.report.texts import EN, KO
 
@@ -44,21 +44,35 @@ def made() -> Provenance:
     return Provenance.collect(dtype=torch.float64)
 
 
+def brief(page: str) -> list[tuple[str, str, str]]:
+    """(status, what it is about, sentence) of the sentences at the top."""
+    top = page.split('<ul class="brief">')[1].split("</ul>")[0]
+    items = re.findall(r'<li class="(\w+)">(.*?)</li>', top)
+    about = re.compile(r'<span class="about">([^<]*)</span>')
+    plain = [re.sub(r"<[^>]+>", "", about.sub("", re.sub(r'<span class="unseen">.*?</span>', "", i))) for _, i in items]
+    return [(s, *(about.findall(i) or [""]), text.strip()) for (s, i), text in zip(items, plain, strict=True)]
+
+
 @pytest.mark.parametrize("texts", [EN, KO], ids=["en", "ko"])
 def test_each_sentence_says_what_it_is_about(texts) -> None:
     """22 : 1 after training and 1.6 : 1 before it do not contradict each other when both say what they compare."""
-    page = render([[spectrum(), fresh()]], texts.lang)
-    told = re.findall(r"<dt>([^<]+)</dt><dd>([^<]+)</dd>", page.split('<dl class="summary">')[1].split("</dl>")[0])
-    assert [about for about, _ in told] == [texts("stage_spectrum"), texts("stage_why")]
-    assert "500" in told[0][1]
-    for name in ("layers.0." + texts.parameter("W_V"), "layers.1.mlp"):
-        assert name in told[0][1]
-    assert told[1][1] == Why(fresh()).said(texts.lang)
+    told = brief(render([[spectrum(), fresh()]], texts.lang))
+    assert len(told) == BRIEF
+    assert {about for _, about, _ in told} == {texts("stage_spectrum"), texts("stage_why")}
+    said = next(text for _, about, text in told if about == texts("stage_why"))
+    assert Why(fresh()).said(texts.lang).startswith(said)
+    assert any("500" in text for _, about, text in told if about == texts("stage_spectrum"))
 
 
-def test_one_record_has_a_plain_sentence() -> None:
-    page = render(spectrum(), "en")
-    assert f'<p class="summary">{spectral.PAGE.summary(spectrum(), EN)}</p>' in page
+def test_what_is_red_is_read_first() -> None:
+    """A ratio of 22 is red and stands before the green eigenvalue; a red verdict is told whole, the others in two."""
+    told = brief(render(spectrum(22.0, 3.5), "en"))
+    assert told[0][0] == "red"
+    assert "no single step size" in told[0][2]
+    assert [status for status, _, _ in told].count("red") == sum(
+        v.status == "red" for v in spectral.PAGE.answer(spectrum(22.0, 3.5)).verdicts()
+    )
+    assert all(len(re.split(r"(?<=[.!?])\s", text)) <= 2 for status, _, text in told if status != "red")
 
 
 def test_ratios_within_their_error_are_not_claimed() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -31,6 +32,9 @@ PLAIN_ENTRIES = 4096
 DRAWN = (LIGHT, DARK)
 #: Longer tables show this many rows at each end; their CSV has all.
 TABLE_ENDS = 100
+
+#: Verdicts at the top of a study.
+BRIEF = 3
 
 GLOSSARY = ("hessian", "outer", "functional", "block", "eigenvalue", "norm", "slope", "entropy", "ceiling", "tags")
 
@@ -73,7 +77,8 @@ def render(studies: Study | Iterable[Study], lang: str = "en", missing: Sequence
         "font": FONT,
         "styles": STYLES,
         "sections": sections,
-        "compared": compared(sections),
+        "compared": (beside := compared(sections)),
+        "heading": texts("page_heading") if beside else sections[0]["title"],
         "glossary": [(texts(f"gloss_{key}"), texts(f"gloss_{key}_text")) for key in GLOSSARY],
         "charts": in_script(charts),
         "bundle": _bundle(),
@@ -133,17 +138,40 @@ def _section(study: Sequence[Record], index: int, texts: Texts, missing: Sequenc
         "kind": study[0].kind,
         "notice": _notice(parts, missing, texts),
         "title": next((p["title"] for p in parts if p["kind"] == "training"), parts[0]["title"]),
-        "verdict": [
-            (_stage(record, texts), page.summary(record, texts)) for page, record in zip(pages, study, strict=True)
-        ],
+        "brief": brief(study, texts),
         "cards": [card for page, record in zip(pages, study, strict=True) for card in page.cards(record, texts)],
         "parts": parts,
         "figures": [
-            _figure(record, draw, f"{index + 1}" + f"-{i + 1}" * (len(study) > 1), texts)
+            _figure(record, draw, f"{index + 1}" + f"-{i + 1}" * (len(study) > 1), texts) | {"first": i == j == 0}
             for i, (page, record) in enumerate(zip(pages, study, strict=True))
-            for draw in page.figures(record)
+            for j, draw in enumerate(page.figures(record))
         ],
     }
+
+
+def brief(study: Sequence[Record], texts: Texts) -> list[dict[str, str]]:
+    """What to read first, BRIEF items: what is red, then what each record says as a whole, then its other verdicts."""
+    found = []
+    for place, record in enumerate(study):
+        answer = page_of(record).answer(record)
+        if not answer.verdicts():
+            told = {"about": _stage(record, texts), "status": "", "said": _short(answer.said(texts.lang))}
+            found.append(((True, 0, place), told))
+        for turn, v in enumerate(answer.verdicts()):
+            whole = turn == 0 and v.status != "red"
+            said = answer.said(texts.lang) if whole else v.sentence(texts.lang)
+            told = {
+                "about": _stage(record, texts),
+                "status": v.status,
+                "said": said if v.status == "red" else _short(said),
+            }
+            found.append(((v.status != "red", turn, place), told))
+    return [told for _, told in sorted(found, key=lambda f: f[0])[:BRIEF]]
+
+
+def _short(said: str) -> str:
+    """The first two sentences."""
+    return " ".join(re.split(r"(?<=[.!?])\s", said)[:2])
 
 
 def _stage(record: Record, texts: Texts) -> str:

@@ -38,9 +38,32 @@
   // One drawing at a time: a later wish waits for the earlier one and then draws what is wanted by then.
   let chain = Promise.resolve();
   const drawAll = () => (chain = chain.then(async () => {
-    for (const place of document.querySelectorAll("[data-chart]")) await draw(place);
+    for (const place of document.querySelectorAll("[data-chart]")) if (place.clientWidth) await draw(place);
     root.dataset.ready = root.dataset.theme;
   }));
+
+  // On a desk the contents stand open and every figure too; on a phone the first figure of each study.
+  const contents = document.querySelector(".contents details");
+  const wide = matchMedia("(min-width: 64rem)"), phone = matchMedia("(max-width: 34rem)");
+  const unfold = () => { contents.open = wide.matches; };
+  unfold();
+  wide.addEventListener("change", unfold);
+  contents.addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link) return;
+    const folded = document.querySelector(`${link.getAttribute("href")} > .drawn`);
+    if (folded) folded.open = true;
+    contents.open = wide.matches;
+  });
+  if (phone.matches) for (const card of document.querySelectorAll(".card:not(.red) details")) card.open = false;
+  for (const folded of document.querySelectorAll(".drawn")) {
+    folded.open = !phone.matches || folded.hasAttribute("data-first");
+    folded.addEventListener("toggle", () => {
+      const place = folded.querySelector("[data-chart]"), kept = views.get(place.dataset.chart);
+      const old = !kept || place.dataset.drawn !== root.dataset.theme || kept.room !== Math.floor(place.clientWidth);
+      if (folded.open && old) chain = chain.then(() => draw(place));
+    });
+  }
 
   const button = document.getElementById("theme");
   const wanted = matchMedia("(prefers-color-scheme: dark)");
@@ -58,7 +81,7 @@
     clearTimeout(waiting);
     waiting = setTimeout(() => {
       const moved = [...document.querySelectorAll("[data-chart]")].some(
-        (place) => views.has(place.dataset.chart) && views.get(place.dataset.chart).room !== Math.floor(place.clientWidth));
+        (place) => place.clientWidth && views.has(place.dataset.chart) && views.get(place.dataset.chart).room !== Math.floor(place.clientWidth));
       if (moved) drawAll();
     }, 150);
   });
@@ -75,6 +98,7 @@
     root.dataset.paper = "ready";
   }
   addEventListener("beforeprint", () => {
+    for (const folded of document.querySelectorAll(".drawn")) folded.open = true;
     if (!root.dataset.paper) return;
     for (const place of document.querySelectorAll("[data-chart]")) {
       place.closest("article").querySelector(".print").innerHTML = paper.get(place.dataset.chart);
