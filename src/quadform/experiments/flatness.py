@@ -238,7 +238,7 @@ CLAIMS = (
              presets=_BIG),
     at_least("among runs of one batch size: at least 0.3", "within/lambda_max/least", 0.3, "[own]", presets=_BIG,
              because="lambda_max tells the two batch sizes apart, and little about runs of the same one",
-             page="0817-flatness-within-a-batch-size.md"),
+             page="0818-flatness-within-a-batch-size.md"),
 )  # fmt: skip
 
 
