@@ -15,7 +15,7 @@ from quadform.core.errors import EXTRAS, MissingExtra, needing
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Packages whose import name is not that of the distribution.
-IMPORTED = {"vl-convert-python": "vl_convert"}
+IMPORTED = {"vl-convert-python": "vl_convert", "pytorch-optimizer": "pytorch_optimizer"}
 
 BLOCKED = """
 import sys
@@ -42,6 +42,10 @@ ASKED: dict[str, tuple[list[str] | str, str]] = {
     "gguf": ("from quadform.corpora import zoo; zoo.dequantised(FOLDER, 1, 1)", "Dequantising SmolLM2"),
     "tokenizers": ("from quadform.nn.tokens import PieceTokenizer as P; P.train(['a'], 300)", "A sub-word tokenizer"),
     "sacrebleu": ("import quadform as qf; qf.train.score_translations(['a'], ['a'], 'de')", "BLEU and chrF"),
+    "pytorch_optimizer": (
+        ["reproduce", "optimizers", "--preset", "smoke", "--out", "FOLDER"],
+        "Shampoo, SOAP and PSGD",
+    ),
     "triton": (
         "import torch; from quadform.kernels import attention, using\n"
         "with using('triton'): attention(*[torch.zeros(1, 1, 2, 4)] * 3)",

@@ -26,8 +26,8 @@ class Experiment:
 
     A config is a frozen dataclass with a `seed`. `run(config, units)` returns scalars and tensors; it neither draws nor
     prints nor writes. `asked` is the question in one sentence; the headline of the figure answers it. `needs(config)`
-    names fetched data without which it cannot run; `gpu` is the dtype in which it computes on a GPU where there is one
-    ("": it stays on the CPU, in float64).
+    names fetched data without which it cannot run, `ready()` imports the optional packages it needs; `gpu` is the dtype
+    in which it computes on a GPU where there is one ("": it stays on the CPU, in float64).
     """
 
     id: str
@@ -40,6 +40,7 @@ class Experiment:
     needs: Callable[[Any], tuple[str, ...]] = lambda config: ()
     gpu: Literal["", "bfloat16", "float32", "float64"] = ""
     asked: str = ""
+    ready: Callable[[], object] = lambda: None
 
     def config(self, preset: str, seed: int | None = None) -> Any:
         """The settings of a preset, with another seed where one is given."""

@@ -394,4 +394,5 @@ EXPERIMENT = Experiment(
     figure=figure,
     claims=CLAIMS,
     gpu="float32",
+    ready=package,
 )

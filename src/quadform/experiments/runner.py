@@ -10,7 +10,7 @@ from typing import Any
 
 from ..answers.answer import Grid
 from ..applications.threads import threads_for
-from ..core.errors import FileError
+from ..core.errors import FileError, MissingExtra
 from ..core.progress import Report, say
 from ..core.question import Done, Plan
 from ..core.record import JSON_NAME, Record, strict_json, write_atomically
@@ -108,7 +108,10 @@ def reproduced(asked: ReproduceTask, work: Work) -> Reproduction:
             if missing(e, asked.preset):
                 how = ", ".join(f"`quadform data fetch {name}`" for name in missing(e, asked.preset))
                 say(f"{e.id}: left out, needs fetched data: {how}")
-        found = [e for e in found if not missing(e, asked.preset)]
+        found = [e for e in found if not missing(e, asked.preset) and _ready(e)]
+    else:
+        for e in found:
+            e.ready()
     outcomes: list[Outcome] = []
     with threads_for(0), work.in_time():  # many small matrices: threads would wait for each other
         for e in found:
@@ -144,6 +147,16 @@ def missing(e: Experiment, preset: str) -> list[str]:
     from ..corpora.fetch.store import fetched
 
     return [name for name in e.needs(e.config(preset)) if fetched(name) is None]
+
+
+def _ready(e: Experiment) -> bool:
+    """Whether its optional packages are here; what is missing is told."""
+    try:
+        e.ready()
+    except MissingExtra as error:
+        say(f"{e.id}: left out. {error}")
+        return False
+    return True
 
 
 def _one(e: Experiment, asked: ReproduceTask, work: Work) -> Outcome:

@@ -31,6 +31,7 @@ OPTIONAL = (
     ("tokenizers", "sub-word vocabularies of real text", "text"),
     ("sacrebleu", "BLEU and chrF of translations", "text"),
     ("uvicorn", "the live page (`quadform explore`)", "page"),
+    ("pytorch-optimizer", "Shampoo, SOAP and PSGD in the experiment `optimizers`", "optimizers"),
 )
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
