@@ -12,7 +12,8 @@ from test_units_memory import allocated
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from quadform.curvature import Risk, functional, gauss_newton, hessian, wide
+from quadform.curvature import Risk, functional, gauss_newton, halves, hessian, wide
+from quadform.distributed.processes import Group
 from quadform.nn import Transformer
 
 __all__ = ["uncompiled"]
@@ -94,6 +95,7 @@ def few_at_once(monkeypatch: Any) -> list[int]:
         return own(x, *args)
 
     monkeypatch.setattr(wide, "stepped", counted)
+    monkeypatch.setattr(halves, "stepped", counted)
     return calls
 
 
@@ -109,6 +111,25 @@ def test_losses_of_tokens_are_cut(name: str, tied: bool, few_at_once: list[int],
     assert (H.route, H.why) == ("units", ())
     assert few_at_once
     assert max(few_at_once) <= 5
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [n for n in LOSSES if n != "some tokens"])
+@pytest.mark.parametrize("make", [gauss_newton, functional])
+def test_halves_are_cut(name: str, make: Any, few_at_once: list[int], capsys: Any) -> None:
+    """H_o and H_f are those of the logits whole, for one vector and for several, also where the loss is not the sum of
+    those of tokens or takes the logits twice."""
+    model, batch = language(tied=name in ("mean", "shifted"))
+    risk = Risk(model, lambda out, batch: LOSSES[name](out, batch[1]), batch, quiet=True)
+    V = risk.space.random(3, dtype=F64)
+    want = make(risk) @ V
+    A = make(risk, route="units")
+    few_at_once.clear()
+    assert gap(A @ V, want) <= 1e-12
+    assert gap(A @ {n: t[0] for n, t in V.items()}, {n: t[0] for n, t in want.items()}) <= 1e-12
+    if name != "written out":  # where one part takes what another gave
+        assert set(few_at_once) <= {1, 2, 3, 4, 5}
+        assert A.run.choice.ways[0].made[0].narrow is False
     assert not capsys.readouterr().err
 
 
@@ -185,8 +206,12 @@ def test_memory_of_long_sequences(monkeypatch: Any) -> None:
     risks: list[Risk] = []
     logits = 4 * tokens * vocab
     assert allocated(lambda: risks.append(Risk(model, data=batch, quiet=True)))[0] < logits / 2
-    H, v = hessian(risks[0], route="units"), risks[0].space.random()
-    H @ v
-    most, left = allocated(lambda: H @ v)
-    assert most < logits / 2
-    assert left == 0
+    v = risks[0].space.random()
+    monkeypatch.setattr(Group, "free_here", lambda group, device: 20.0 * logits)  # convexity is not looked at
+    for make in (hessian, gauss_newton, functional):
+        made: list[Any] = []
+        first, _ = allocated(lambda make=make, made=made: made.append(make(risks[0], route="units")) or made[0] @ v)
+        most, left = allocated(lambda A=made[0]: A @ v)
+        assert max(first, most) < logits / 2
+        assert left == 0
+        assert not made[0].psd

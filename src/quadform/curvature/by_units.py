@@ -16,6 +16,7 @@ from ..core.forward import alone
 from ..core.progress import say
 from ..core.space import Vector
 from ..kernels.choice import default_precision
+from .halves import FIXED, OUTER, SLOPE, Half, Halved, NotHalved
 from .kept import Kept
 from .retained import require_rules
 from .risk import Risk
@@ -68,9 +69,17 @@ class ByUnits(Strategy):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
             self.made.append(Evaluation(risk, units, self.kind.rows, self._programs()))
         (run,) = self.made
-        if scalar is None:
-            return Prepared(lambda V: self._together(lambda v: run.gauss_newton(batch, v, self.kind.split), V))
-        return Prepared(lambda V: self._together(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+        half = None if self.kind.split or not (scalar is None or self.kind.fixed) else FIXED if scalar else OUTER
+
+        def product(v: Vector) -> dict[str, Tensor]:
+            found = None if half is None or not risk.through(self.route) else run.halved(half, batch, risk.params, v)
+            if found is not None:
+                return found
+            if scalar is None:
+                return run.gauss_newton(batch, v, self.kind.split)
+            return run.hessian(lambda p: scalar(p, batch), risk.params, v)
+
+        return Prepared(lambda V: self._together(product, V))
 
     def _together(self, product: Product, V: Vector) -> dict[str, Tensor]:
         """The products in one pass, or one after another. The first in one pass are compared with one alone."""
@@ -122,6 +131,7 @@ class Evaluation:
         assert isinstance(risk.model, nn.Module)
         every = dict(risk.model.named_parameters())
         self.frozen = {n: t.detach() for n, t in every.items() if n not in risk.params}
+        self.narrow = False  # the output is made whole
         self.recording = False  # a reverse rule outside the units is of those that `units.reverse` tells of
 
     @property
@@ -140,7 +150,7 @@ class Evaluation:
             run = self._run(theta, partial(add, sums), second=True)
             with run.scope(), without_cache(self.risk.model):
                 value = scalar({**self.frozen, **theta})
-            self._back(_outside(value), None, theta, run)
+            self._back([_outside(value)], None, theta, run)
             return self._whole(sums)
 
     def gradient(self, batch: Any, at: Vector) -> dict[str, Tensor]:
@@ -155,6 +165,36 @@ class Evaluation:
 
         curve = partial(self._curved, batch, split)
         return self._recorded(lambda: self.transposed(output, self.risk.params, v, curve)[0])
+
+    def halved(self, half: Half, batch: Any, at: Vector, v: Vector) -> dict[str, Tensor] | None:
+        """A half of the Hessian, split at an output that is never whole; None where it is."""
+        try:
+            found = None if self.narrow else self._recorded(lambda: self._halved(half, batch, at, v))
+        except NotHalved:
+            found = None
+        self.narrow = found is None
+        return found
+
+    def _halved(self, half: Half, batch: Any, at: Vector, v: Vector) -> dict[str, Tensor] | None:
+        sums: dict[str, Tensor] = {}
+        with alone, torch.enable_grad():
+            with forward_ad.dual_level():
+                theta = self._moving(at, v)
+                run = Halved(
+                    half, self.units, self.risk.attention, theta, self.rows, partial(add, sums),
+                    programs=self.programs, cut=self.cut,
+                )  # fmt: skip
+                with run.scope(), without_cache(self.risk.model):
+                    value = self.risk.run({**self.frozen, **theta}, batch)[0]
+                if not run.parts:
+                    return None
+                leaves = [part.leaf for part in run.parts]
+                outs, weights = run.cotangents(gradients([value], leaves, None, self.recording))
+                if half.moved:
+                    self._back(outs, weights, theta, run)
+            if not half.moved:
+                self._back(outs, weights, theta, run)
+            return self._whole(sums)
 
     def _slope(self, batch: Any, at: Vector, v: Vector) -> tuple[dict[str, Tensor], Tensor]:
         """The gradient of the loss, and its slope along v."""
@@ -189,7 +229,7 @@ class Evaluation:
                 tangent = forward_ad.unpack_dual(F).tangent
                 dF = torch.zeros_like(F).detach() if tangent is None else tangent.detach()
                 curved = curve(dF)
-            self._back(F, curved, theta, run)
+            self._back([F], [curved], theta, run)
             return self._whole(sums), dF
 
     def _curved(self, batch: Any, split: str | None, dF: Tensor) -> Tensor:
@@ -197,7 +237,7 @@ class Evaluation:
         shift = forward_ad.make_dual(torch.zeros_like(dF).requires_grad_(), dF)
         with self._run({}, lambda name, g: None, second=True).scope(), without_cache(self.risk.model):
             value = self.risk.run({**self.frozen, **self._here()}, batch, split, shift)[0]
-        (g,) = gradients(value, [shift], None, self.recording)
+        (g,) = gradients([value], [shift], None, self.recording)
         curved = None if g is None else forward_ad.unpack_dual(g).tangent
         return torch.zeros_like(dF) if curved is None else curved
 
@@ -228,10 +268,12 @@ class Evaluation:
             shift = torch.zeros_like(dF).requires_grad_()
             with self._run({}, lambda name, g: None, second=False).scope(), without_cache(self.risk.model):
                 value = self.risk.run({**self.frozen, **near}, batch, None, shift)[0]
-            (g,) = gradients(value, [shift], None, recording=False)
+            (g,) = gradients([value], [shift], None, recording=False)
             return torch.zeros_like(dF) if g is None else g
 
-        part = self._recorded(lambda: self.transposed(output, near, {}, slope)[0])
+        part = self.halved(SLOPE, batch, near, {})
+        if part is None:
+            part = self._recorded(lambda: self.transposed(output, near, {}, slope)[0])
         every = self.gradient(batch, near)
         return length({n: part[n] - t for n, t in every.items()}) <= rounding(self.risk) * length(part)
 
@@ -245,8 +287,8 @@ class Evaluation:
         options: Any = {"second": second, "programs": self.programs, "cut": self.cut}
         return Recomputed(self.units, self.risk.attention, theta, rows, sink, **options)
 
-    def _back(self, out: Tensor, cotangent: Tensor | None, theta: Vector, run: Recomputed) -> None:
-        found = gradients(out, [*(theta[n] for n in self.rows), run.anchor], cotangent, self.recording)
+    def _back(self, outs: list[Tensor], cotangents: list[Tensor] | None, theta: Vector, run: Recomputed) -> None:
+        found = gradients(outs, [*(theta[n] for n in self.rows), run.anchor], cotangents, self.recording)
         for n, g in zip(self.rows, found[:-1], strict=True):
             if g is not None and (part := run.wanted(g)) is not None:
                 run.sink(n, part)
@@ -276,11 +318,13 @@ def moving(at: Vector, v: Vector) -> dict[str, Tensor]:
     return {n: forward_ad.make_dual(t, v[n]) if n in v else t for n, t in leaves.items()}
 
 
-def gradients(out: Tensor, at: list[Tensor], cotangent: Tensor | None, recording: bool) -> Sequence[Tensor | None]:
-    """The gradients of `out` in some tensors, None where it does not depend on one."""
-    if not out.requires_grad:
+def gradients(
+    outs: list[Tensor], at: list[Tensor], cotangents: list[Tensor] | None, recording: bool
+) -> Sequence[Tensor | None]:
+    """The gradients of `outs` in some tensors, None where they do not depend on one."""
+    if not any(t.requires_grad for t in outs):
         return [None] * len(at)
-    return torch.autograd.grad(out, at, cotangent, create_graph=recording, retain_graph=False, allow_unused=True)
+    return torch.autograd.grad(outs, at, cotangents, create_graph=recording, retain_graph=False, allow_unused=True)
 
 
 def add(sums: dict[str, Tensor], name: str, part: Tensor) -> None:

@@ -27,13 +27,15 @@ Curve = Callable[[Tensor], Tensor]  # d -> (d2l/dF2) d
 Form = Callable[[Tensor, Tensor], Tensor]  # F, d -> the known Hessian of weight 1 at F, times d
 #: How far a second derivative may be from its form, relative to its size, by rounding.
 _ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-3}
+#: Tensors of the size of F that looking holds at its most (measured 23).
+_HELD = 24
 
 
 def convex(risk: Risk) -> bool:
     """Whether the loss is a cross-entropy (softmax, sigmoid) or a squared error of the network's output.
 
-    False says that nothing is known: so in half precision, which is too coarse to tell, and where weights or data lie
-    apart on several processes.
+    False says that nothing is known: so in half precision, which is too coarse to tell, where weights or data lie
+    apart on several processes, and where outputs are too large to look at.
     """
     risk = risk.whole
     apart = risk.shards is not None or group_of(risk.space).world > 1
@@ -54,7 +56,7 @@ def _places(risk: Risk) -> Iterator[tuple[Tensor, Curve]]:
     batch, generator = risk.batches[0], stream(0, "convex", risk.device)
     with torch.no_grad():
         F = risk.run(risk.params, batch)[1]
-    if F is None or not F.dim():
+    if F is None or not F.dim() or _HELD * F.numel() * F.dtype.itemsize > risk.room:
         return
     for away in (0.0, 1.0):
         shift = away * torch.randn(F.shape, dtype=F.dtype, device=F.device, generator=generator)

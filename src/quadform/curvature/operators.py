@@ -85,7 +85,7 @@ def functional(
         _say_other_ways(risk, route)
     options: Any = {"route": route, "chunk": chunk, "products": products, "split": split}
     scalar = partial(along_output, risk, split)
-    A = _RiskOperator(risk, product, what="functional part", scalar=scalar, **options)
+    A = _RiskOperator(risk, product, what="functional part", scalar=scalar, fixed=True, **options)
     return _select(A, rows, cols)
 
 
@@ -208,6 +208,7 @@ class _RiskOperator(Operator):
         scalar: Scalar | None = None,
         by_reverse: Product | None = None,
         split: str | None = None,
+        fixed: bool = False,
         psd: bool = False,
         rows: Space | None = None,
         cols: Space | None = None,
@@ -218,7 +219,7 @@ class _RiskOperator(Operator):
         same = rows.parts == cols.parts
         super().__init__(cols, rows, dtype=risk.dtype, device=risk.device, symmetric=same, psd=psd and same)
         self.risk, self.whole_psd = risk, psd
-        kind = Kind(what, risk, rows.names, product, scalar, by_reverse, split)
+        kind = Kind(what, risk, rows.names, product, scalar, by_reverse, split, fixed)
         self.run = Products(kind, route, chunk=chunk, expected=products)
 
     @property
@@ -268,7 +269,7 @@ class _RiskOperator(Operator):
         kind, run = self.run.kind, self.run
         options: Any = {"what": kind.what, "route": route, "chunk": run.chunk, "products": run.expected}
         options |= {"scalar": kind.scalar, "by_reverse": kind.by_reverse, "split": kind.split, "psd": self.whole_psd}
-        return _RiskOperator(self.risk, kind.product, rows=rows, cols=cols, **options)
+        return _RiskOperator(self.risk, kind.product, rows=rows, cols=cols, fixed=kind.fixed, **options)
 
 
 @final

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.progress import say
-from .wide import whole
+from .wide import passed, whole
 
 Run = Callable[[Mapping[str, Tensor]], Any]
 
@@ -42,7 +42,7 @@ class AtModule:
             F = output_of(out)
             if F is None:
                 return None
-            seen.append(F)
+            seen.append(passed(F))
             return None if shift is None else _with_output(out, F + shift)
 
         handle = self.module.register_forward_hook(look)
@@ -62,7 +62,7 @@ class AtLoss:
     def watched(self, seen: list[Tensor], shift: Tensor | None) -> Iterator[None]:
         def given(args: list[Any], options: dict[str, Any]) -> None:
             held: Any = args if isinstance(self.argument, int) else options
-            seen.append(held[self.argument])
+            seen.append(passed(held[self.argument]))
             if shift is not None:
                 held[self.argument] = held[self.argument] + shift
 

@@ -102,12 +102,12 @@ class Sharded(Evaluation):
                 self.fsdp.wide |= isinstance(F, Wide)
                 if F is None or self.fsdp.wide or not F.requires_grad:
                     return None
-                (g,) = gradients(value, [F], None, self.recording)
+                (g,) = gradients([value], [F], None, self.recording)
                 if g is None or sums:
                     return None
                 curved = forward_ad.unpack_dual(g).tangent
                 curved = torch.zeros_like(g) if curved is None else curved.detach()
-            self._back(F, curved, theta, run)
+            self._back([F], [curved], theta, run)
             return self._whole(sums)
 
     def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:

@@ -63,7 +63,8 @@ class Unsuitable(Exception):
 @dataclass(frozen=True)
 class Kind:
     """What is multiplied with, over the rows of a risk: by forward over reverse, as the Hessian of a scalar where it is
-    one, by reverse passes alone where there is such a way. `split` names the module at which it is split."""
+    one, by reverse passes alone where there is such a way. `split` names the module at which it is split; `fixed`: with
+    the derivative behind it held fixed (H_f)."""
 
     what: str
     risk: Risk
@@ -72,6 +73,7 @@ class Kind:
     scalar: Scalar | None = None
     by_reverse: Product | None = None
     split: str | None = None
+    fixed: bool = False
 
     def stacked(self, theta: Vector, batch: Any, V: Vector) -> dict[str, Tensor]:
         """The products with a stack of vectors; a single one is not vmapped, which some models do not survive."""

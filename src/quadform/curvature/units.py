@@ -128,11 +128,16 @@ class Recomputed:
         """The units of the model answer by `Recomputed`; as they were afterwards."""
         with contextlib.ExitStack() as stack:
             if self.cut is not None:
-                stack.enter_context(Cut(self.cut.values(), partial(self._call, "head and loss", _ROWS)))
+                stack.enter_context(Cut(self.cut.values(), self.part))
             for name, unit in self.units.items():
                 stack.callback(restore, unit, unit.__dict__.get("forward"))
                 unit.forward = partial(self._call, name, unit, unit.forward)
             yield
+
+    def part(self, run: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Some rows from head to loss."""
+        found: Tensor = self._call("head and loss", ROWS, run, *args)
+        return found
 
     def _call(self, name: str, unit: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         given, shape = taken((args, options))
@@ -187,7 +192,7 @@ class _Rows(nn.Module):
     """Some rows from head to loss, whose weights are arguments."""
 
 
-_ROWS = _Rows()
+ROWS = _Rows()
 
 
 class Inside(nn.Module):
@@ -210,7 +215,7 @@ class Call:
     ) -> None:
         self.by, self.name, self.inside, self.shape, self.given = by, name, inside, shape, len(given)
         self.weights = list(weights)
-        self.pairs = [_Pair(t) for t in (*given, *weights.values())]
+        self.pairs = [Pair(t) for t in (*given, *weights.values())]
         self.moving = [i for i, t in enumerate(given) if t.requires_grad]
         named = {i: by.names.get(id(w)) for i, w in enumerate(weights.values(), len(given))}
         self.rows = {i: n for i, n in named.items() if n in by.rows}
@@ -297,7 +302,7 @@ def reverse(
 RECORDING: WeakSet[nn.Module] = WeakSet()
 
 
-class _Pair:
+class Pair:
     """A tensor and its tangent, without history."""
 
     def __init__(self, t: Tensor) -> None:
