@@ -224,7 +224,7 @@ class AttentionAnswer(Answer):
 
     def _uneven(self) -> Verdict:
         sharpest, flattest, ratio = self.extremes()
-        said = say("card_uneven", **_named(sharpest, flattest))
+        said = say("card_uneven", ratio=times(ratio), **_named(sharpest, flattest))
         return judged("uneven", Estimate(ratio), UNEVEN, f"{times(ratio)} : 1", said, times)
 
     def _ceiling(self) -> Verdict:
@@ -238,13 +238,15 @@ class AttentionAnswer(Answer):
     def _missed(self) -> Verdict:
         whole = self.whole_norm("total")
         share = Estimate(self.whole_norm("functional") / whole if whole else 0.0)
-        return judged("missed", share, MISSED, percent(share.value), say("card_missed"), percent)
+        return judged(
+            "missed", share, MISSED, percent(share.value), say("card_missed", share=percent(share.value)), percent
+        )
 
     def _spread(self) -> tuple[Verdict, ...]:
         e = self.entropy
         if e is None or not math.isfinite(e.value) or not self.softmax:
             return ()
-        return (judged("entropy", e, ENTROPY, percent(e.value), say("card_entropy"), percent),)
+        return (judged("entropy", e, ENTROPY, percent(e.value), say("card_entropy", share=percent(e.value)), percent),)
 
     @property
     def autodiff_limits(self) -> Limits:

@@ -188,7 +188,8 @@ class Signal(Answer):
         known = [(c, e) for c in self.curves if (e := c.scalar(name)) is not None and e.value > 0]
         if known:
             curve, e = max(known, key=lambda pair: abs(math.log(pair[1].value)))
-            yield judged(name, e, FACTOR, f"× {number(e.value)}", say(f"card_{name}", label=curve.label))
+            said = say(f"card_{name}", label=curve.label, times=number(e.value))
+            yield judged(name, e, FACTOR, f"× {number(e.value)}", said)
 
     def _prediction(self) -> Iterator[Verdict]:
         apart = [(c, c.agreement, e) for c in self.curves if c.agreement and (e := c.scalar("difference")) is not None]

@@ -38,8 +38,8 @@ SENTENCES = {
     "card_negative_rule": ("green up to {limit0}, red above {limit1}", "{limit0} 이하 초록, {limit1} 초과 빨강"),
     "card_uneven_title": ("Sharpest : flattest block", "가장 날카로운 블록 : 가장 평평한 블록"),
     "card_uneven": (
-        "Block {sharp} against block {flat}, norms on the diagonal.",
-        "{sharp} 대 {flat}, 대각 블록의 노름.",
+        "The norm of block {sharp} is {ratio} times that of block {flat}.",
+        "블록 {sharp}의 노름은 블록 {flat}의 {ratio}배입니다.",
     ),
     "card_uneven_green": ("even", "고름"),
     "card_uneven_yellow": ("uneven", "고르지 않음"),
@@ -50,8 +50,8 @@ SENTENCES = {
     ),
     "card_ceiling_title": ("Learning-rate ceiling, SGD", "SGD 학습률 상한"),
     "card_ceiling": (
-        "2 / λ_max with λ_max = {high}. A ceiling, not a recommendation.",
-        "2 / λ_max, λ_max = {high}. 상한일 뿐 권장값이 아닙니다.",
+        "Gradient descent is stable up to 2 / λ_max, with λ_max = {high}. This is a ceiling, not a recommendation.",
+        "일반 경사하강법은 2 / λ_max까지 안정합니다(λ_max = {high}). 상한일 뿐 권장값이 아닙니다.",
     ),
     "card_ceiling_green": ("known", "확인됨"),
     "card_ceiling_yellow": ("uncertain", "불확실"),
@@ -62,8 +62,8 @@ SENTENCES = {
     ),
     "card_missed_title": ("Functional part against H", "H 대비 함수 부분"),
     "card_missed": (
-        "Norm of H_f over norm of H: what Gauss-Newton leaves out.",
-        "H_f의 노름을 H의 노름으로 나눈 값: 가우스-뉴턴이 빠뜨리는 부분.",
+        "The norm of H_f, which Gauss-Newton leaves out, is {share} of that of H.",
+        "가우스-뉴턴이 빠뜨리는 H_f의 노름은 H의 노름의 {share}입니다.",
     ),
     "card_missed_green": ("small", "작음"),
     "card_missed_yellow": ("notable", "눈에 띔"),
@@ -71,8 +71,8 @@ SENTENCES = {
     "card_missed_rule": ("green up to {limit0}, red above {limit1}", "{limit0} 이하 초록, {limit1} 초과 빨강"),
     "card_entropy_title": ("Attention spread", "어텐션의 퍼짐"),
     "card_entropy": (
-        "Mean entropy of an attention row; 100 % looks everywhere, 0 % at one token.",
-        "어텐션 한 행의 평균 엔트로피. 100 %는 모든 토큰을, 0 %는 한 토큰만 봅니다.",
+        "An attention row has on average {share} of the largest entropy: 100 % looks everywhere, 0 % at one token.",
+        "어텐션 한 행의 엔트로피는 평균적으로 최댓값의 {share}입니다. 100 %는 모든 토큰을, 0 %는 한 토큰만 봅니다.",
     ),
     "card_entropy_green": ("spread", "퍼짐"),
     "card_entropy_yellow": ("narrow", "좁음"),

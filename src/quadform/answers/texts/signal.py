@@ -35,8 +35,8 @@ SENTENCES = {
     ),
     "card_growth_title": ("Norm over the input", "입력에 대한 노름"),
     "card_growth": (
-        "Size of the tokens after the last block of {label}, over that at its input.",
-        "{label}: 마지막 블록 뒤 토큰의 크기를 입력의 크기로 나눈 값.",
+        "The tokens after the last block of {label} are {times} times as large as at its input.",
+        "{label}: 마지막 블록 뒤 토큰의 크기는 입력의 {times}배입니다.",
     ),
     "card_growth_green": ("steady", "고름"),
     "card_growth_yellow": ("drifting", "벗어남"),
@@ -47,8 +47,8 @@ SENTENCES = {
     ),
     "card_gradient_title": ("Gradient at the input over the last layer", "입력의 기울기, 마지막 층 대비"),
     "card_gradient": (
-        "Size of the gradient at the input of {label}, over that after its last block.",
-        "{label}: 입력에서의 기울기 크기를 마지막 블록 뒤의 크기로 나눈 값.",
+        "The gradient at the input of {label} is {times} times as large as after its last block.",
+        "{label}: 입력에서의 기울기 크기는 마지막 블록 뒤의 {times}배입니다.",
     ),
     "card_gradient_green": ("steady", "고름"),
     "card_gradient_yellow": ("drifting", "벗어남"),
