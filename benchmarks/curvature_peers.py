@@ -17,22 +17,11 @@ from torch import Tensor, nn
 
 from curvature import double_backward, off, once, resized, twins
 from curvature import loss as model_loss
+from peers_spectrum import TOP, Flat
 from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 
-TOP = 5
 TOL = 1e-3
-
-
-class Flat(nn.Module):
-    """GPT-2 as a map from tokens to the logits that are scored, which is what the peers want."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.model(input_ids=ids).logits[:, :-1].flatten(0, 1)
 
 
 def truth(exact: Any, batch: dict[str, Tensor]) -> tuple[Callable[[Tensor], Tensor], Tensor]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from browsing import served, violations
 from quadform.explorer import State, measure
 from quadform.explorer.serving import Place, find_place, start_thread
 from quadform.explorer.texts import EN, KO
@@ -19,40 +19,12 @@ from quadform.explorer.tour import TOUR
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-
 
 @contextmanager
-def opened(
-    browser,
-    place: Place,
-    where: str = "",
-    *,
-    width: int = 1400,
-    theme: str = "light",
-    may_complain: bool = False,
-    **options,
-) -> Iterator:
-    """The page, drawn; on leaving: nothing was asked of any other server, nothing complained."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce", **options
-    )
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    complaints, asked = [], []
-    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda e: complaints.append(str(e)))
-    page.on("request", lambda r: asked.append(r.url))
-    page.on("websocket", lambda s: asked.append(s.url.replace("ws:", "http:")))
-    try:
-        page.goto(place.url + where)
-        page.wait_for_selector("html[data-ready]")
+def opened(browser, place: Place, where: str = "", *, width: int = 1400, theme: str = "light", **options) -> Iterator:
+    """The live page, 900 high."""
+    with served(browser, place, where, size=(width, 900), color_scheme=theme, **options) as page:
         yield page
-    finally:
-        context.close()
-    assert may_complain or complaints == []
-    assert [url for url in asked if not url.startswith((place.url, "data:", "blob:"))] == []
 
 
 def settle(page) -> None:
@@ -440,19 +412,13 @@ def test_the_live_region_is_not_a_chatterbox(browser, place) -> None:
 @pytest.mark.parametrize(("lang", "theme", "width"), [("en", "light", 1400), ("ko", "dark", 390)])
 def test_axe_finds_nothing(browser, place, lang, theme, width) -> None:
     """No WCAG A or AA violation: tables open, tour open, an error shown, a state pinned, a deep stack."""
-    if not AXE.exists():
-        pytest.fail(f"axe-core is not at {AXE}; `make test` installs it (npm install --prefix .cache/axe axe-core).")
     with opened(browser, place, f"?lang={lang}#depth=2", width=width, theme=theme, bypass_csp=True) as page:
         page.click("#pin")
         page.click("#start-tour")
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         page.evaluate("location.hash = '#scale=99'")
         page.wait_for_selector("#error-scale:visible")
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", WCAG)
-        assert len(found["passes"]) > 20
-        assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found["violations"]] == []
+        assert violations(page) == []
         if lang == "en":  # the check is not blind
             page.evaluate("document.querySelector('label[for=scale]').remove()")
-            again = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", WCAG)
-            assert "label" in {v["id"] for v in again["violations"]}
+            assert "label" in {name for name, _ in violations(page)}

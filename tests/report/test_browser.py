@@ -15,6 +15,7 @@ import pytest
 import torch
 from report_sample import make_record
 
+from browsing import violations
 from quadform.report import write_report
 from quadform.report.attention import PAGE
 from quadform.report.page import drawn
@@ -22,8 +23,6 @@ from quadform.report.texts import EN, LANGUAGES
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 FIGURES = ("heat_map-1", "spectrum-1", "blocks-1", "growth-1", "moments-1")
 
 
@@ -75,18 +74,13 @@ def marks(page, figure: str) -> dict:
     )
 
 
-def violations(browser, path: Path, **options) -> list:
-    """What axe-core objects to, level A and AA, tables opened. The page's own policy is bypassed to let axe in."""
-    if not AXE.exists():
-        pytest.fail(f"axe-core is not at {AXE}; `make test` installs it (npm install --prefix .cache/axe axe-core).")
+def objections(browser, path: Path, **options) -> list:
+    """What axe-core objects to, tables opened. The page's own policy is bypassed to let axe in."""
     with opened(browser, path, bypass_csp=True, **options) as page:
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         # rows of a table are all alike; ten of each are enough, and axe looks at every cell
         page.evaluate("document.querySelectorAll('details tr:nth-child(n + 11)').forEach((row) => row.remove())")
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", WCAG)
-        assert len(found["passes"]) > 20
-        return [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found["violations"]]
+        return violations(page)
 
 
 @pytest.mark.parametrize(
@@ -158,13 +152,13 @@ def test_a_study_is_drawn_and_fits(browser, study, theme, width) -> None:
             assert 150 < seen["width"] <= width, figure
             assert seen["scale"] > 0.7, figure
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert violations(browser, study, theme=theme, width=width) == []
+    assert objections(browser, study, theme=theme, width=width) == []
 
 
 @pytest.mark.parametrize(("lang", "theme", "width"), [("en", "light", 1280), ("ko", "dark", 390)])
 def test_axe_finds_nothing(browser, files, lang, theme, width) -> None:
     """No WCAG A or AA violation, tables opened, in both languages, themes and widths."""
-    assert violations(browser, files[lang], theme=theme, width=width) == []
+    assert objections(browser, files[lang], theme=theme, width=width) == []
 
 
 def test_the_axe_check_can_fail(browser, files, tmp_path) -> None:
@@ -172,7 +166,7 @@ def test_the_axe_check_can_fail(browser, files, tmp_path) -> None:
     broken = tmp_path / "broken.html"
     page = files["en"].read_text(encoding="utf-8")
     broken.write_text(page.replace("<main>", '<main><img src="data:,"><p style="color:#ccc">faint</p>', 1), "utf-8")
-    found = {name for name, _ in violations(browser, broken)}
+    found = {name for name, _ in objections(browser, broken)}
     assert {"image-alt", "color-contrast"} <= found
 
 

@@ -5,52 +5,20 @@ A machine without Chromium or axe-core fails these tests; `make test` installs b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import pytest
 
-from quadform.explorer.serving import Place
+from browsing import served, violations
 from quadform.teach.lecture import STEPS
 from quadform.teach.texts import LANGUAGES
 
 pytestmark = pytest.mark.browser
 
-AXE = Path(__file__).parents[2] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 NAMES = [step.name for step in STEPS]
 
 
-@contextmanager
-def opened(browser, place: Place, where: str = "", *, size: tuple[int, int] = (1280, 720), **options) -> Iterator:
-    """The page, drawn; on leaving: nothing was asked of any other server, nothing complained."""
-    viewport = {"width": size[0], "height": size[1]}
-    context = browser.new_context(viewport=viewport, reduced_motion="reduce", **options)
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    complaints, asked = [], []
-    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda e: complaints.append(str(e)))
-    page.on("request", lambda r: asked.append(r.url))
-    try:
-        page.goto(place.url + where)
-        page.wait_for_selector("html[data-ready]")
-        yield page
-    finally:
-        context.close()
-    assert complaints == []
-    assert [url for url in asked if not url.startswith((place.url, "data:"))] == []
-
-
-def violations(page) -> list:
-    if not AXE.exists():
-        pytest.fail(f"axe-core is not at {AXE}; `make test` installs it (npm install --prefix .cache/axe axe-core).")
-    if not page.evaluate("'axe' in window"):
-        page.evaluate(AXE.read_text(encoding="utf-8"))
-    found = page.evaluate("(tags) => axe.run(document, {runOnly: tags})", WCAG)
-    assert len(found["passes"]) > 15
-    return [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found["violations"]]
+DESK = (1280, 720)
+#: Rules of axe that a small step gives something to look at.
+LEAST = 15
 
 
 #: One step for each kind of picture and control: axe looks at these.
@@ -62,7 +30,7 @@ def test_all_steps_by_keyboard(browser, place, lang, size, scheme) -> None:
     """Arrow keys lead through all steps: title heard, picture and first control seen together, nothing beside the
     page, no violation of WCAG A and AA; back again at the end."""
     texts = LANGUAGES[lang]
-    with opened(browser, place, f"?lang={lang}", size=size, color_scheme=scheme, bypass_csp=True) as page:
+    with served(browser, place, f"?lang={lang}", size=size, color_scheme=scheme, bypass_csp=True) as page:
         for i, name in enumerate(NAMES):
             page.wait_for_selector(f"html[data-ready={name}]")
             assert page.inner_text("#title") == texts(f"title_{name}")
@@ -77,7 +45,7 @@ def test_all_steps_by_keyboard(browser, place, lang, size, scheme) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
             if name in LOOKED_AT[lang]:
                 page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
-                assert violations(page) == [], name
+                assert violations(page, LEAST) == [], name
             if i + 1 < len(NAMES):
                 page.keyboard.press("ArrowRight")
         assert page.is_disabled("#next")
@@ -89,7 +57,7 @@ def test_all_steps_by_keyboard(browser, place, lang, size, scheme) -> None:
 def test_a_slider_and_a_sentence_move_the_picture(browser, place) -> None:
     """Keys on a slider change its value and the words, not the step; the address keeps both; an error stands at its
     control and goes again."""
-    with opened(browser, place, "#step=head") as page:
+    with served(browser, place, "#step=head", size=DESK) as page:
         before = page.inner_text("#says")
         page.focus("#token")
         page.keyboard.press("ArrowRight")
@@ -111,7 +79,7 @@ def test_a_slider_and_a_sentence_move_the_picture(browser, place) -> None:
 
 def test_training_is_started_and_stopped(browser, place) -> None:
     """The button: Start, the loss moves by itself, Stop; coming back to the step shows the same run."""
-    with opened(browser, place, "#step=training&steps=1500") as page:
+    with served(browser, place, "#step=training&steps=1500", size=DESK) as page:
         page.click("#train")
         page.wait_for_function("() => document.getElementById('says').textContent.startsWith('Step ')")
         page.wait_for_function("() => document.getElementById('train').textContent === 'Stop'")
@@ -126,7 +94,7 @@ def test_training_is_started_and_stopped(browser, place) -> None:
 
 
 def test_the_other_language_is_the_same_step(browser, place) -> None:
-    with opened(browser, place, "#step=head") as page:
+    with served(browser, place, "#step=head", size=DESK) as page:
         page.click("#language")
         page.wait_for_selector("html[lang=ko][data-ready=head]")
         assert page.inner_text("#title") == LANGUAGES["ko"]("title_head")
@@ -134,6 +102,6 @@ def test_the_other_language_is_the_same_step(browser, place) -> None:
 
 def test_the_check_is_not_blind(browser, place) -> None:
     """Without its label a slider is found."""
-    with opened(browser, place, "#step=head", bypass_csp=True) as page:
+    with served(browser, place, "#step=head", size=DESK, bypass_csp=True) as page:
         page.evaluate("document.querySelector('label[for=token]').remove()")
-        assert "label" in {name for name, _ in violations(page)}
+        assert "label" in {name for name, _ in violations(page, LEAST)}
