@@ -326,13 +326,13 @@ def test_gradients_being_accumulated_are_left_alone() -> None:
 
 # --- when -----------------------------------------------------------------------------------------------------------
 def test_the_share_of_time_stays_below_the_overhead() -> None:
-    """With a clock of our own: steps take 1 s, full searches 10 s, others 1 s. After the first is waited out, never
-    more than the share, and near it in the end."""
+    """With a clock of our own: steps take 1 s, full searches 10 s, others 1 s. After the first, which is no full
+    search, is waited out, never more than the share, and near it in the end."""
     now = 0.0
     pace, shares, readings = Share(0.05, lambda: now), [], 0
     for step in range(1, 5001):
         now += 1.0
-        full = readings % 20 == 0
+        full = pace.full(readings)
         if pace.due(step, full):
             took = 10.0 if full else 1.0
             now += took
@@ -342,6 +342,22 @@ def test_the_share_of_time_stays_below_the_overhead() -> None:
     assert shares[0] > 0.05
     assert max(shares[1:]) <= 0.05
     assert shares[-1] > 0.045
+
+
+def test_by_time_the_first_reading_is_a_cheap_lower_bound_that_rises() -> None:
+    """It begins at the gradient with at most three products an eigenvalue; the readings after it find the top."""
+    model = gpt(torch.float64, layers=1)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    train(model, optimizer, 3)
+    dense = torch.linalg.eigvalsh(hessian(Risk(model, loss, batches(1), quiet=True)).dense())[-1]
+    monitor = qf.Monitor(model, optimizer, batches(1), loss=loss, overhead=0.999)
+    while len(monitor.history) < 8:
+        monitor.step()
+    first, *_, last = monitor.history
+    assert not first.full
+    assert max(first.lambda_max.matvecs, first.lambda_P.matvecs) <= 3
+    assert 0.3 * dense < first.lambda_max.value < last.lambda_max.value <= dense * (1 + 1e-9)
+    assert last.lambda_max.value == pytest.approx(float(dense), rel=0.05)
 
 
 def test_the_monitor_measures_by_its_clock() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from ...answers.step_size import FLOOR
 from ...core.errors import InputError, UnknownName
 from ...core.number import Estimate
 from ...core.operator import Operator
-from ...core.space import layer_of
+from ...core.space import Vector, layer_of
 from ...curvature.batches import batches_of
 from ...curvature.calling import Loss, bare, loss_on
 from ...curvature.operators import hessian
@@ -26,7 +27,7 @@ from ..step_size.rules import Stepper, floor_share, read_optimizer, unwrapped
 from .heads import observed, qk_norms, stacks_of
 from .portion import Scale, part_of
 from .reading import Reading
-from .tracking import Pair, follow, search
+from .tracking import Pair, beginning, follow, search
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Measuring:
         H = hessian(risk)
         found = self._curved(H, stepper, full)
         if self.whole is not risk and (full or not self.scales):
-            everything = self._curved(hessian(self.whole), stepper, True)
+            everything = self._curved(hessian(self.whole), stepper, full)
             for name, pair in everything.pairs.items():
                 self.scales[name] = Scale.of(pair.theta / found.pairs[name].theta, self.scales.get(name))
         top, lam = (self._estimate(found, name) for name in ("H", found.yours))
@@ -126,23 +127,27 @@ class Measuring:
         """The largest learning rate of the next step."""
         return max(float(g["lr"]) for g in self.optimizer.param_groups)
 
-    def _pair(self, name: str, A: Operator, full: bool, whole: bool) -> Pair:
+    def _pair(self, name: str, A: Operator, full: bool, whole: bool, g: Callable[[], Vector]) -> Pair:
+        """The top pair: searched for, or followed from where it was; the first time from the gradient g."""
         known = self.pairs.get((name, whole))
-        start = None if known is None else A.domain.unflatten(known.v.to(A.dtype))
-        pair = search(A, start) if full or known is None else follow(A, known.v)
+        if full:
+            pair = search(A, None if known is None else A.domain.unflatten(known.v.to(A.dtype)))
+        else:
+            pair = follow(A, beginning(A, g()) if known is None else known.v)
         self.pairs[name, whole] = pair
         return pair
 
     def _curved(self, H: Any, stepper: Stepper | None, full: bool) -> Curved:
         """lambda_max of H and of the optimizer's operator on the data of H."""
         risk, whole = H.risk, H.risk is self.whole
-        top = self._pair("H", H, full, whole)
+        top = self._pair("H", H, full, whole, risk.gradient)
         loss, gradient = H.point()
         if stepper is None or is_plain(stepper):
             return Curved(float(loss), {"H": top}, "H", 0.0)
         P = stepper.preconditioner(gradient, risk.params)
         A = stepper.operator(H, P)
-        lam, unseen = self._pair("P^-1 H", A, full, whole), 0.0
+        slope = lambda: {n: A.S[n] * t for n, t in gradient.items()}  # noqa: E731
+        lam, unseen = self._pair("P^-1 H", A, full, whole, slope), 0.0
         if stepper.rule.adaptive:
             unseen = floor_share(P, stepper.eps, A.domain.unflatten(lam.v.to(A.dtype)))
         return Curved(float(loss), {"H": top, "P^-1 H": lam}, "P^-1 H", unseen)

@@ -6,8 +6,9 @@
 The next time begins not at the Ritz vector x but at  mu x + r,  mu = (theta + (theta^2 + 4 |r|^2)^1/2) / 2:  the top
 vector of span {x, r} if A were 0 along r, about a step of the power method, which needs no product. A x is a sum of
 products that are there, so its residual costs nothing. Every value is at most lambda_max: a Ritz value is a lower
-bound, and an eigenvalue lies within its residual. A direction that v has no part in can stay unseen, so a full search
-is made at first and again now and then.
+bound, and an eigenvalue lies within its residual. The first time begins at the gradient, much of which lies in sharp
+directions, with a tenth of chance. A direction that v has no part in can stay unseen, so a full search is made now and
+then.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ...core.number import Estimate
 from ...core.operator import Operator
 from ...core.space import Vector
 from ...estimate.lanczos import eigenpairs
-from ...estimate.vectors import multiply, without, working_dtype
+from ...estimate.vectors import multiply, probes, without, working_dtype
 
 #: Products of a full search at most, and rows of its basis: ten vectors or so, beside which a training run still fits.
 SEARCH, ROWS = 12, 10
@@ -52,6 +53,13 @@ def search(A: Operator, start: Vector | None = None) -> Pair:
     found = eigenpairs(A, top=1, tol=NEAR, max_products=SEARCH, rows=ROWS, start=start)
     v = A.domain.flatten({n: t[0] for n, t in found.vectors.items()}).to(working_dtype(A))
     return Pair(v, found.top[0].value, float(found.residuals[0]), found.products)
+
+
+def beginning(A: Operator, g: Vector) -> Tensor:
+    """Where a pair that was not followed yet begins: at the gradient, with a tenth of random signs."""
+    noise = probes(A, 0, "monitor/beginning", range(1), "rademacher")[0]
+    v = A.domain.flatten(g).to(noise)
+    return v / v.norm().clamp(min=torch.finfo(v.dtype).tiny) + 0.1 * noise / noise.norm()
 
 
 def follow(A: Operator, v: Tensor) -> Pair:

@@ -22,8 +22,6 @@ from .reading import Reading
 from .warning import Rules
 
 USUAL = Rules()
-#: Readings from one full search to the next.
-REFRESH = 20
 
 
 class Monitor:
@@ -80,7 +78,7 @@ class Monitor:
     def step(self) -> Reading | None:
         """Count one step of the optimizer, and measure if it is time; the reading, or None."""
         self.steps += 1
-        full = len(self.history) % REFRESH == 0
+        full = self._pace.full(len(self.history))
         if not _first_process() or not self._pace.due(self.steps, full):
             return None
         self._wait()
