@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,18 @@ from quadform.explorer.serving import Place
 
 AXE = Path(__file__).parents[1] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+
+
+def told(frame: str | bytes) -> dict[str, Any]:
+    """What a page reads from its socket: JSON, or the JSON of a frame with its bytes put back."""
+    if isinstance(frame, str):
+        return json.loads(frame)
+    start = 4 + int.from_bytes(frame[:4], "little")
+
+    def filled(value: dict[str, Any]) -> Any:
+        return frame[start:][slice(*value["bytes"])] if list(value) == ["bytes"] else value
+
+    return json.loads(frame[4:start], object_hook=filled)
 
 
 @contextmanager

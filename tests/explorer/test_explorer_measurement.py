@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quadform as qf
-from quadform.answers.attention import LiveAnswer
+from quadform.answers.attention import PARTS, LiveAnswer
 from quadform.answers.numbers import percent
 from quadform.applications.problem import toy_problem
 from quadform.core.designs import DESIGNS
@@ -24,12 +24,14 @@ from quadform.curvature.risk import Risk
 from quadform.explorer import State, measure, words_as_tokens
 from quadform.explorer.cost import ASK, ON_RELEASE, Cost, Size
 from quadform.explorer.data import LARGEST_UPLOAD, MOST_UPLOADS, Given, Uploads, read
+from quadform.explorer.door import packed
 from quadform.explorer.formulas import formula
+from quadform.explorer.heat import DETAILS, cells_of
 from quadform.explorer.python import snippet
 from quadform.explorer.stack import Stack
 from quadform.explorer.state import ALONE, RANGES, ControlError
 from quadform.explorer.tour import PRESETS, TOUR
-from quadform.explorer.view import histogram, view
+from quadform.explorer.view import Shown, histogram, view
 from quadform.propagation.collapse import token_cosine
 
 #: States a closed form answers, one for every control.
@@ -154,7 +156,7 @@ def test_every_design_can_be_looked_at(design: str) -> None:
     stack = Stack.of(state, toy_problem(tokens=3, d_model=2), {})
     want = torch.stack([token_cosine(X) for X in stack.streams()])
     assert torch.allclose(record.tensors["cosine"], want, atol=1e-12)
-    view(record, state, None, False, "ko", "")
+    view(record, state, None, Shown(lang="ko"))
 
 
 def test_slopes_are_the_papers_for_small_inputs() -> None:
@@ -216,8 +218,8 @@ def test_bars_are_as_long_as_their_percentages() -> None:
     """The bar of a block is its share of the strongest norm, the number beside it; an exact zero has none."""
     state = State()
     record = measure(state)
-    for part, found in view(record, state, None, False, "en", "")["blocks"].items():
-        cells = found["cells"]
+    for part in PARTS:
+        cells = view(record, state, None, Shown(part=part))["blocks"]["cells"]
         strongest = max(cell["value"] for cell in cells.values())
         for block, cell in cells.items():
             assert cell["bar"] == pytest.approx(record.scalars[f"norm/{part}/{block}"].value / strongest, abs=1e-15)
@@ -391,13 +393,47 @@ def test_every_block_has_a_formula_with_numbers() -> None:
                 assert shown.numbers
 
 
+@pytest.mark.parametrize("change", [{}, {"factor": "single"}, {"attention": "linear"}])
+def test_the_picture_is_means_of_blocks_then_rows_then_entries(change: dict) -> None:
+    """blocks: mean |entry| of H(a, b), cut out by hand; rows: of the rows of the weights; entries: H itself."""
+    state = State(tokens=3, dim=3, **change)
+    record = measure(state)
+    read = LiveAnswer(record)
+    for part in PARTS:
+        M, at = read.matrix(part), read.space.slices()
+        names = list(read.space.names)
+        blocks, _ = cells_of(M, read, "blocks")
+        rows, _ = cells_of(M, read, "rows")
+        for i, a in enumerate(names):
+            for j, b in enumerate(names):
+                cut = M[at[a], at[b]].abs()
+                assert float(blocks[i, j]) == pytest.approx(float(cut.mean()), rel=1e-12, abs=1e-15)
+                want = cut.reshape(3, 3, 3, 3).mean((1, 3))
+                assert torch.allclose(rows[3 * i : 3 * i + 3, 3 * j : 3 * j + 3], want, rtol=1e-12)
+        entries, tile = cells_of(M, read, "entries")
+        assert tile == 1
+        assert torch.equal(entries, M)
+
+
+def test_colours_have_one_range_for_all_parts() -> None:
+    """H, H_o and H_f are coloured over the same decades, which hold the largest value of each."""
+    state = State(scale=3.0)
+    record = measure(state)
+    for detail in DETAILS:
+        pictures = [view(record, state, None, Shown(part=part, detail=detail))["heat"] for part in PARTS]
+        (low, high), *others = (p["range"] for p in pictures)
+        assert others == [[low, high]] * 2
+        largest = max(float(np.abs(np.frombuffer(p["cells"], np.float32)).max()) for p in pictures)
+        assert 10.0 ** (high - 1) < largest <= 10.0**high
+
+
 def test_the_headline_says_what_moved() -> None:
     """The control with both values, the ratio of lambda_max; nothing when nothing moved; B against A when pinned."""
     a, b = State(), State(scale=2.0)
     records = {s: measure(s) for s in (a, b)}
 
     def said(state: State, other: State, pinned: bool = False, lang: str = "en") -> str:
-        return view(records[state], state, (records[other], other), pinned, lang, "")["headline"]
+        return view(records[state], state, (records[other], other), Shown(lang=lang, pinned=pinned))["headline"]
 
     ratio = records[b].scalars["lambda_max"].value / records[a].scalars["lambda_max"].value
     assert said(b, a).startswith(
@@ -412,7 +448,8 @@ def test_block_norms_are_compared_with_the_strongest() -> None:
     """The largest norm says so; every other one its share of it; a block that is exactly 0 says that."""
     state = State(attention="linear")
     record = measure(state)
-    for part, found in view(record, state, None, False, "en", "")["blocks"].items():
+    for part in PARTS:
+        found = view(record, state, None, Shown(part=part))["blocks"]
         norms = {b: record.scalars[f"norm/{part}/{b}"].value for b in found["cells"]}
         most = max(norms.values())
         for block, cell in found["cells"].items():
@@ -429,14 +466,13 @@ def test_block_norms_are_compared_with_the_strongest() -> None:
 
 def test_extreme_states_are_shown() -> None:
     """One token of width one; a flat Hessian; the largest scale: everything is drawn, nothing is NaN."""
-    import json
-
     for state in (
         State(tokens=1, dim=1),
         State(design="rezero"),
         State(scale=30.0, temperature=0.1),
         State(scale=0.01),
     ):
-        shown = view(measure(state), state, None, False, "en", "")
-        json.dumps(shown, allow_nan=False)
+        record = measure(state)
+        for detail in DETAILS:
+            assert isinstance(packed(view(record, state, None, Shown(detail=detail))), bytes)
     assert set(RANGES) >= {"scale", "temperature", "sink", "tokens", "dim", "depth"}

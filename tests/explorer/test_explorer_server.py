@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from browsing import told
+from quadform.answers.attention import PARTS
 from quadform.explorer import State, measure
 from quadform.explorer.data import LARGEST_UPLOAD, Uploads, read
 from quadform.explorer.door import LARGEST_MESSAGE, MOST_PAGES
@@ -42,11 +45,22 @@ def live(place: Place, **options: Any) -> Iterator[ClientConnection]:
 
 def ask(socket: ClientConnection, state: dict[str, Any], seq: int = 1, **more: Any) -> dict[str, Any]:
     socket.send(json.dumps({"seq": seq, "state": state, **more}))
-    return json.loads(socket.recv(timeout=20))
+    return told(socket.recv(timeout=20))
 
 
 def number(answer: dict[str, Any], name: str) -> float:
     return next(row["value"] for row in answer["numbers"] if row["name"] == name)
+
+
+def test_pictures_travel_as_bytes(place: Place) -> None:
+    """Entries of H, bit for bit in float32, in one frame with the words; in blocks the nine means."""
+    record = measure(State())
+    H = (record.tensors["H_o"] + record.tensors["H_f"]).to(torch.float32)
+    with live(place) as socket:
+        found = ask(socket, {}, detail="entries")["heat"]
+        assert found["side"] == 192
+        assert found["cells"] == H.numpy().tobytes()
+        assert len(ask(socket, {}, 2)["heat"]["cells"]) == 4 * 9
 
 
 # --- the door ---------------------------------------------------------------------------------------------------------
@@ -134,12 +148,13 @@ def test_every_control_reaches_the_answer(place: Place, change: dict) -> None:
     """Numbers through the socket are those of `measure` in Python, and another state gives another number."""
     with live(place) as socket:
         answer = ask(socket, change, seq=4)
+        parts = {part: ask(socket, change, seq=5, part=part)["blocks"] for part in PARTS}
     want = measure(State(**change)).scalars
     assert answer["kind"] == "answer"
     assert answer["seq"] == 4
     for name in ("lambda_max", "lambda_min", "negative_share", "loss"):
         assert number(answer, name) == pytest.approx(want[name].value, rel=1e-9, abs=1e-12)
-    for part, found in answer["blocks"].items():
+    for part, found in parts.items():
         for block, cell in found["cells"].items():
             assert cell["value"] == pytest.approx(want[f"norm/{part}/{block}"].value, rel=1e-9, abs=1e-13)
     assert number(answer, "lambda_max") != pytest.approx(measure(State()).scalars["lambda_max"].value, rel=1e-6)
@@ -157,7 +172,7 @@ def test_only_the_newest_event_is_answered(place: Place, engine) -> None:
                 time.sleep(0.2)  # the engine has taken the first
         time.sleep(0.2)
         engine.gate.set()
-        answers = [json.loads(socket.recv(timeout=20)) for _ in range(2)]
+        answers = [told(socket.recv(timeout=20)) for _ in range(2)]
         with pytest.raises(TimeoutError):
             socket.recv(timeout=0.3)
     assert [a["seq"] for a in answers] == [1, 60]
@@ -181,11 +196,11 @@ def test_the_other_state_is_shown_as_a_ghost(place: Place) -> None:
     with live(place) as socket:
         moved = ask(socket, {"scale": 2.0}, against={})
         pinned = ask(socket, {"scale": 2.0}, against={}, pinned=True)
-    assert sum(n for _, _, n in moved["spectrum"]["total"]["ghost"]) <= 192
+    assert sum(n for _, _, n in moved["spectrum"]["ghost"]) <= 192
     assert "ratio" not in moved["numbers"][0]
     ratio = measure(State(scale=2.0)).scalars["lambda_max"].value / measure(State()).scalars["lambda_max"].value
     assert pinned["numbers"][0]["ratio"] == f"B : A = {ratio:.0f}"
-    assert pinned["blocks"]["outer"]["cells"]["W_V,W_V"]["ratio"].startswith("B : A = ")
+    assert pinned["blocks"]["cells"]["W_V,W_V"]["ratio"].startswith("B : A = ")
 
 
 def test_a_refused_state_is_no_ghost(place: Place) -> None:
@@ -236,12 +251,14 @@ def test_the_guard_speaks_through_the_socket(place: Place, engine) -> None:
         ('{"seq": 1, "state": {"design": "u-spa", "attention": "linear"}}', "design"),
         ("[" * 30_000, ""),
         (b"\x00\xff", ""),
+        ('{"seq": 1, "state": {}, "part": "half"}', ""),
+        ('{"seq": 1, "state": {}, "detail": ["blocks"]}', ""),
     ],
 )
 def test_bad_messages_get_an_error_and_the_page_lives(place: Place, message: str | bytes, control: str) -> None:
     with live(place) as socket:
         socket.send(message)
-        answer = json.loads(socket.recv(timeout=20))
+        answer = told(socket.recv(timeout=20))
         assert answer["kind"] == "error"
         assert answer["control"] == control
         assert answer["text"]

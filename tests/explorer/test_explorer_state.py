@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quadform.explorer
+from browsing import told
 from quadform.cli import main
 from quadform.core.errors import InputError
 from quadform.explorer.notebook import Page, explore
@@ -108,7 +109,7 @@ def test_every_sentence_is_used() -> None:
     """Each key stands in the code or the template, whole or as the rest of a built name."""
     files = [*FOLDER.glob("*.py"), *(FOLDER / "templates").iterdir()]
     sources = "".join(p.read_text("utf-8") for p in files)
-    built = ("preset", "control", "choice", "tour", "number", "tag", "guard", "error", "part")
+    built = ("preset", "control", "choice", "tour", "number", "tag", "guard", "error", "part", "detail", "tip")
     for key in en.SENTENCES:
         stem, _, rest = key.partition("_")
         assert f'"{key}"' in sources or (stem in built and f"{stem}_" in sources and rest), key
@@ -151,7 +152,7 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         origin = re.match(r"http://[^/]+", url)[0]
         with connect(url.replace("http", "ws") + "live", origin=origin, max_size=None) as page:
             page.send(json.dumps({"seq": 1, "state": {}}))
-            assert json.loads(page.recv(timeout=20))["kind"] == "answer"
+            assert told(page.recv(timeout=20))["kind"] == "answer"
             page.send(json.dumps({"seq": 2, "state": {"dim": 40}, "confirmed": True}))
             time.sleep(0.5)  # a computation of many seconds is under way
             started = time.monotonic()

@@ -149,15 +149,37 @@ async def _live(socket: WebSocket, engine: Answering, worker: Worker) -> None:
             arrived.clear()
             if gone.is_set():
                 return
-            await socket.send_text(await worker.run(partial(_answer, engine, newest.pop())))
+            told = await worker.run(partial(_answer, engine, newest.pop()))
+            await (socket.send_text(told) if isinstance(told, str) else socket.send_bytes(told))
     except (WebSocketDisconnect, RuntimeError, asyncio.CancelledError):  # page or server went while it was answered
         return
     finally:
         listener.cancel()
 
 
-def _answer(engine: Answering, message: str | bytes) -> str:
-    return json.dumps(engine.answer(message), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+def _answer(engine: Answering, message: str | bytes) -> str | bytes:
+    return packed(engine.answer(message))
+
+
+def packed(answer: dict[str, Any]) -> str | bytes:
+    """An answer for the socket: JSON, or where it holds bytes (pictures) one frame of them.
+
+    frame = length of the JSON (4 bytes, little endian), the JSON with {"bytes": [from, to]} for bytes, the bytes
+    """
+    held = bytearray()
+
+    def place(value: Any) -> dict[str, list[int]]:
+        if not isinstance(value, bytes):
+            raise TypeError(f"{type(value).__name__} is no part of an answer")
+        held.extend(value)
+        return {"bytes": [len(held) - len(value), len(held)]}
+
+    text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=place)
+    if not held:
+        return text
+    body = text.encode()
+    body += b" " * (-len(body) % 4)  # so that the pictures begin where float32 may
+    return len(body).to_bytes(4, "little") + body + bytes(held)
 
 
 class Door:

@@ -15,16 +15,18 @@ from typing import Any
 
 import torch
 
+from ..answers.attention import PARTS
 from ..answers.numbers import number
 from ..core.errors import QuadformError
 from ..core.record import Record
 from .cost import ASK, Cost, Size
 from .data import Uploads
+from .heat import DETAILS
 from .measurement import measure
 from .python import snippet
 from .state import ControlError, State
 from .texts import LANGUAGES
-from .view import view
+from .view import Shown, view
 
 #: Bytes of records kept for undo, ghosts and pins; at least LEAST_KEPT of them, however large. A small record is made
 #: again in a few hundredths of a second, and a large one is kept as long as the page compares with it.
@@ -32,13 +34,15 @@ KEPT_BYTES, LEAST_KEPT = 8e6, 2
 #: Below this many parameters one thread is the fastest.
 _SHARED_FROM = 1000
 _FLAGS = ("pinned", "final", "confirmed")
+_SHOWN = {"part": PARTS, "detail": DETAILS}
 
 
 @dataclass(frozen=True)
 class Message:
     """One event of the page: its number, the state asked for, the state to compare with, and how it was asked.
 
-    `final`: the control was let go. `confirmed`: the user wants it although it takes long.
+    `final`: the control was let go. `confirmed`: the user wants it although it takes long. `part` and `detail` say what
+    of it is drawn.
     """
 
     seq: int
@@ -48,6 +52,8 @@ class Message:
     pinned: bool = False
     final: bool = True
     confirmed: bool = False
+    part: str = "total"
+    detail: str = "blocks"
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> Message:
@@ -55,8 +61,16 @@ class Message:
         if not isinstance(seq, int) or isinstance(seq, bool) or lang not in LANGUAGES or "state" not in body:
             raise ControlError("", "message")
         against = body.get("against")
-        flags = {name: bool(body.get(name, getattr(cls, name))) for name in _FLAGS}
-        return cls(seq, State.of(body["state"]), None if against is None else State.of(against), lang, **flags)
+        more: dict[str, Any] = {name: bool(body.get(name, getattr(cls, name))) for name in _FLAGS}
+        for name, known in _SHOWN.items():
+            more[name] = body.get(name, known[0])
+            if more[name] not in list(known):
+                raise ControlError("", "message")
+        return cls(seq, State.of(body["state"]), None if against is None else State.of(against), lang, **more)
+
+    @property
+    def shown(self) -> Shown:
+        return Shown(self.part, self.detail, self.lang, self.pinned)
 
 
 @dataclass
@@ -104,8 +118,8 @@ class Engine:
         record = self.record(asked.state)
         against = self._compared(asked.against)
         given = tuple(self.uploads.get(asked.state.upload).tensors) if asked.state.data == "upload" else ()
-        shown = view(record, asked.state, against, asked.pinned, asked.lang, snippet(asked.state, given))
-        return {"kind": "answer", "seq": asked.seq, **shown}
+        found = view(record, asked.state, against, asked.shown, snippet(asked.state, given))
+        return {"kind": "answer", "seq": asked.seq, **found}
 
     def _compared(self, state: State | None) -> tuple[Record, State] | None:
         """The record to compare with; None where there is none, it was refused, or making it again would take long."""

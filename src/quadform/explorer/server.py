@@ -16,6 +16,7 @@ from . import tour
 from .data import LARGEST_UPLOAD, read
 from .door import JSONResponse, Request, Response, Starlette, behind, files_of, filled, lang_of
 from .engine import Engine
+from .heat import DETAILS
 from .state import ALONE, CHOICES, LOGARITHMIC, RANGES, ControlError, State
 from .texts import LANGUAGES
 
@@ -73,6 +74,7 @@ def render(lang: str, start: State) -> str:
         },
         "colours": {name: {w: style.of(w) for w in ("W_Q", "W_K", "W_QK", "W_V")} for name, style in STYLES.items()},
         "largest_upload": LARGEST_UPLOAD,
+        "tips": {name: texts(f"tip_{name}") for name in (*DETAILS, "tiles")},
         **tour.as_json(),
     }
     designs = [(ALONE, texts("design_attention")), *((name, name) for name in DESIGNS)]
@@ -85,6 +87,7 @@ def render(lang: str, start: State) -> str:
         choices=CHOICES,
         ranges=RANGES,
         designs=designs,
+        details=DETAILS,
         presets=list(tour.PRESETS),
         steps=[step.name for step in tour.TOUR],
         start=start,

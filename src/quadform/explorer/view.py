@@ -1,24 +1,24 @@
-"""What the page shows of a Record: pictures as codes and bins, numbers as words, in one language.
+"""What the page shows of a Record: pictures as values and bins, numbers as words, in one language.
 
 Reads records only. Arithmetic here is ratios, shares and bins for drawing; every number is one of the record's.
 """
 
 from __future__ import annotations
 
-import base64
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..answers.attention import PARTS, SATURATED, LiveAnswer
-from ..answers.numbers import number, percent, power, times
+from ..answers.attention import SATURATED, LiveAnswer
+from ..answers.numbers import number, percent, times
 from ..answers.signal import COSINE
 from ..core.record import Estimate, Record
-from ..report import raster
 from ..report.texts import Texts
 from .formulas import formula
+from .heat import heat
 from .state import ALONE, State
 from .texts import LANGUAGES
 
@@ -32,10 +32,21 @@ SAME = 0.01
 ROUGH = 0.1
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What of a record is looked at: the part, how fine its picture is, the language, and whether A is pinned."""
+
+    part: str = "total"
+    detail: str = "blocks"
+    lang: str = "en"
+    pinned: bool = False
+
+
 def view(
-    record: Record, state: State, against: tuple[Record, State] | None, pinned: bool, lang: str, python: str
+    record: Record, state: State, against: tuple[Record, State] | None, shown: Shown, python: str = ""
 ) -> dict[str, Any]:
     """Everything the page draws and says about a record, compared with another one where there is one."""
+    part, pinned, lang = shown.part, shown.pinned, shown.lang
     t = LANGUAGES[lang]
     read = LiveAnswer(record)
     before = against[0] if against else None
@@ -51,10 +62,11 @@ def view(
             for name, s in read.space.slices().items()
         ],
         "side": read.space.size,
-        "heat": _heat(read, t),
-        "spectrum": {part: _spectrum(read, part, other, ghost, t) for part in PARTS},
-        "blocks": {part: _blocks(read, part, other if pinned else None, t) for part in PARTS},
-        "selected": {part: {b: _selected(read, part, b, t) for b in read.blocks} for part in PARTS},
+        "part": part,
+        "heat": heat(read, part, shown.detail, t),
+        "spectrum": _spectrum(read, part, other, ghost, t),
+        "blocks": _blocks(read, part, other if pinned else None, t),
+        "selected": {b: _selected(read, part, b, t) for b in read.blocks},
         "slopes": _slopes(read, t),
         "attention": _attention(read, t),
         "depth": _depth(read, state, other, t),
@@ -179,38 +191,6 @@ def _notes(read: LiveAnswer, state: State, t: Texts) -> dict[str, str]:
 
 
 # --- pictures -------------------------------------------------------------------------------------------------------
-def _heat(read: LiveAnswer, t: Texts) -> dict[str, Any]:
-    """Signed codes of log10 |entry|: 0 blank, 1 .. LEVELS positive, LEVELS + 1 .. 2 LEVELS negative."""
-    matrices = {part: read.matrix(part) for part in PARTS}
-    bottom, top = raster.decades(*matrices.values())
-    parts = {}
-    for part, M in matrices.items():
-        cells, tile = raster.aggregate(M)
-        codes = torch.from_numpy(raster.levels(cells, bottom, top))
-        codes = torch.where(cells < 0, codes + raster.LEVELS * (codes > 0), codes).to(torch.uint8)
-        strongest = max((read.norm(part, b), b) for b in read.blocks)[1]
-        zero = [b for b in read.blocks if not bool(_cut(M, read, b).any())]
-        said = t(
-            "heat_says",
-            side=f"{read.space.size:,}",
-            block=t.block(strongest),
-            zeros=", ".join(t.block(b) for b in zero) or t("heat_nothing"),
-        )
-        parts[part] = {"codes": _base64(codes), "cells": len(cells), "zero": zero, "says": said, "tile": tile}
-    scale = t("heat_scale", top=power(top), bottom=power(bottom))
-    return {"parts": parts, "caption": scale, "ends": [f"−{power(top)}", power(top)]}
-
-
-def _cut(M: Tensor, read: LiveAnswer, block: str) -> Tensor:
-    row, col = block.split(",")
-    at = read.space.slices()
-    return M[at[row], at[col]]
-
-
-def _base64(codes: Tensor) -> str:
-    return base64.b64encode(codes.contiguous().numpy().tobytes()).decode()
-
-
 def _spectrum(read: LiveAnswer, part: str, other: LiveAnswer | None, ghost: str, t: Texts) -> dict[str, Any]:
     lam = read.eigenvalues(part)
     tolerance = read.zero_tolerance(part)
@@ -321,8 +301,6 @@ def _attention(read: LiveAnswer, t: Texts) -> dict[str, Any]:
     A, entropy = read.tensor("A"), read.entropy
     largest = float(A.abs().max())
     top = 1.0 if entropy is not None else largest or 1.0
-    codes = (A.abs() / top * (raster.LEVELS - 1)).round().clamp(max=raster.LEVELS - 1) + 1
-    codes = torch.where(A == 0, torch.zeros_like(codes), torch.where(A < 0, codes + raster.LEVELS, codes))
     labels = read.labels
     if entropy is not None:
         says = t("attention_says", entropy=percent(entropy.value), first=percent(read.first_key.value))
@@ -331,8 +309,9 @@ def _attention(read: LiveAnswer, t: Texts) -> dict[str, Any]:
         says, moments = t("attention_says_linear", largest=number(largest)), ""
     rows = [[label, *(number(v) for v in row)] for label, row in zip(labels, A.tolist(), strict=True)]
     return {
-        "codes": _base64(codes.to(torch.uint8)),
-        "cells": len(A),
+        "cells": A.to(torch.float32).numpy().tobytes(),
+        "side": len(A),
+        "top": top,
         "labels": labels,
         "says": says,
         "moments": moments,

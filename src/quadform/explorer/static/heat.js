@@ -1,139 +1,154 @@
-// Matrices as pictures: codes from the server, one colour each. 0 blank, then the positive, then the negative ramp.
+// Matrices as pictures: values from the server, coloured by their size; an exact zero stays blank.
 import { boot } from "./store.js";
+import { css, element, inkOn, number } from "./svg.js";
 
 const MARGIN = 22; // pixels for the names above and on the left
 const painted = new Map();
 
-/** The colour of every code as one number, in the byte order of an image (red first on every machine of today). */
+/** A colour as one number, in the byte order of an image (red first on every machine of today). */
+function packed(colour) {
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+  return (255 << 24) | (b << 16) | (g << 8) | r;
+}
+
 function palette(theme) {
-  if (!painted.has(theme)) {
-    const { positive, negative } = boot.ramps[theme];
-    const colours = [0, ...[...positive, ...negative].map((c) => {
-      const [r, g, b] = [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16));
-      return (255 << 24) | (b << 16) | (g << 8) | r;
-    })];
-    painted.set(theme, Uint32Array.from(colours));
-  }
+  if (!painted.has(theme)) painted.set(theme, [boot.ramps[theme].positive, boot.ramps[theme].negative].map((ramp) => Uint32Array.from(ramp, packed)));
   return painted.get(theme);
 }
 
-/** A small canvas with one pixel a cell. */
-function cells(codes, side, theme) {
-  const image = new ImageData(side, side);
-  const pixels = new Uint32Array(image.data.buffer), text = atob(codes), colours = palette(theme);
-  for (let i = 0; i < pixels.length; i++) pixels[i] = colours[text.charCodeAt(i)];
-  const small = new OffscreenCanvas(side, side);
-  small.getContext("2d").putImageData(image, 0, 0);
-  return small;
+/** Which of the colours a size has: by its logarithm between two powers of ten, or by its share of a largest size. */
+export const byPower = ([bottom, top]) => (size) => (Math.log10(size) - bottom) / (top - bottom);
+export const byShare = (largest) => (size) => size / largest;
+const step = (share) => Math.min(Math.max(Math.round(share * (boot.levels - 1)), 0), boot.levels - 1);
+
+/** The values as an image, one pixel a cell. */
+function image(values, side, place, theme) {
+  const data = new ImageData(side, side), pixels = new Uint32Array(data.data.buffer), [up, down] = palette(theme);
+  for (let i = 0; i < pixels.length; i++) if (values[i]) pixels[i] = (values[i] > 0 ? up : down)[step(place(Math.abs(values[i])))];
+  const small = Object.assign(document.createElement("canvas"), { width: side, height: side });
+  small.getContext("2d").putImageData(data, 0, 0);
+  return small.toDataURL();
 }
 
-/** The canvas at the resolution of the screen, and its size in pixels of the page. */
-function fresh(canvas) {
-  const width = canvas.clientWidth, dense = Math.min(devicePixelRatio || 1, 3);
-  if (canvas.width !== Math.round(width * dense)) canvas.width = canvas.height = Math.round(width * dense);
-  const pen = canvas.getContext("2d");
-  pen.setTransform(dense, 0, 0, dense, 0, 0);
-  pen.clearRect(0, 0, width, width);
-  pen.imageSmoothingEnabled = false;
-  return [pen, width];
+/** A picture of its own pixels: as wide as its place. */
+function fresh(svg) {
+  const width = Math.floor(svg.clientWidth);
+  svg.setAttribute("viewBox", `0 0 ${width} ${width}`);
+  return width;
 }
 
-const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-
-export function drawHeat(canvas, answer, part, chosen, theme, words) {
-  const [pen, width] = fresh(canvas);
-  if (!width) return;
-  const { codes, cells: count, zero, tile } = answer.heat.parts[part];
+export function drawHeat(svg, answer, chosen, range, theme) {
+  const width = fresh(svg);
+  if (width < MARGIN) return;
+  const { cells, side, zero, tile, detail, edges, means } = answer.heat, values = new Float32Array(cells), place = byPower(range);
   const size = width - MARGIN, unit = size / answer.side;
-  pen.fillStyle = css("--panel");
-  pen.fillRect(MARGIN, MARGIN, size, size);
-  pen.save();
-  pen.beginPath(); pen.rect(MARGIN, MARGIN, size, size); pen.clip();
-  pen.drawImage(cells(codes, count, theme), MARGIN, MARGIN, unit * count * tile, unit * count * tile);
-  pen.restore();
-  const box = (row, col) => [MARGIN + unit * col.from, MARGIN + unit * row.from, unit * (col.to - col.from), unit * (row.to - row.from)];
-  for (const row of answer.frames) {
-    for (const col of answer.frames) {
-      const name = nameOf(answer, row.name, col.name);
-      if (zero.includes(name)) hatch(pen, box(row, col), words.zero);
-      pen.strokeStyle = row === col ? css(`--${row.name}`) : css("--muted");
-      pen.lineWidth = row === col ? 2.5 : 0.6;
-      pen.strokeRect(...box(row, col));
+  const made = [element("rect", { x: MARGIN, y: MARGIN, width: size, height: size, class: "ground" })];
+  const box = (row, col) => ({ x: MARGIN + unit * col.from, y: MARGIN + unit * row.from, width: unit * (col.to - col.from), height: unit * (row.to - row.from) });
+  if (detail === "blocks") {
+    answer.frames.forEach((row, i) => answer.frames.forEach((col, j) => {
+      const at = box(row, col), value = values[i * side + j], fill = value ? boot.ramps[theme].positive[step(place(value))] : css("--panel");
+      made.push(element("rect", { ...at, fill, class: "cell" }));
+      const words = element("text", { x: at.x + at.width / 2, y: at.y + at.height / 2 + 6, "text-anchor": "middle", class: "large" }, means[nameOf(answer, row.name, col.name)]);
+      words.style.fill = inkOn(fill);
+      made.push(words);
+    }));
+  } else if (detail === "entries") {
+    const reach = unit * side * tile; // the last tiles reach beyond the matrix
+    const clip = element("clipPath", { id: "heat-clip" });
+    clip.append(element("rect", { x: MARGIN, y: MARGIN, width: size, height: size }));
+    made.push(clip, element("image", { x: MARGIN, y: MARGIN, width: reach, height: reach, href: image(values, side, place, theme), class: "pixels", preserveAspectRatio: "none", "clip-path": "url(#heat-clip)" }));
+  } else {
+    for (const row of spans(edges)) for (const col of spans(edges)) {
+      const value = values[row.index * side + col.index];
+      if (value) made.push(element("rect", { ...box(row, col), fill: boot.ramps[theme].positive[step(place(value))] }));
     }
   }
-  pen.font = `bold 12px ${css("font-family") || "sans-serif"}`;
-  pen.textAlign = "center";
+  for (const row of answer.frames) for (const col of answer.frames) {
+    if (detail !== "blocks" && zero.includes(nameOf(answer, row.name, col.name))) made.push(...hatched(box(row, col), svg.dataset.zero));
+    made.push(element("rect", { ...box(row, col), class: `frame${row === col ? ` own ${row.name}` : ""}` }));
+  }
   for (const { name, label, from, to } of answer.frames) {
     const at = MARGIN + (unit * (from + to)) / 2;
-    pen.fillStyle = css(`--${name}`);
-    pen.fillText(label, at, MARGIN - 7);
-    pen.save(); pen.translate(MARGIN - 7, at); pen.rotate(-Math.PI / 2); pen.fillText(label, 0, 0); pen.restore();
+    made.push(element("text", { x: at, y: MARGIN - 7, "text-anchor": "middle", class: `name ${name}` }, label));
+    made.push(element("text", { transform: `translate(${MARGIN - 7} ${at}) rotate(-90)`, "text-anchor": "middle", class: `name ${name}` }, label));
   }
   for (const [a, b] of [chosen.split(","), chosen.split(",").reverse()]) {
-    const row = answer.frames.find((f) => f.name === a), col = answer.frames.find((f) => f.name === b);
-    const [x, y, w, h] = box(row, col);
-    pen.strokeStyle = css("--ink"); pen.lineWidth = 2; pen.setLineDash([6, 4]);
-    pen.strokeRect(x + 3, y + 3, Math.max(w - 6, 1), Math.max(h - 6, 1));
-    pen.setLineDash([]);
+    const { x, y, width: w, height: h } = box(answer.frames.find((f) => f.name === a), answer.frames.find((f) => f.name === b));
+    const inside = { x: x + 4, y: y + 4, width: Math.max(w - 8, 1), height: Math.max(h - 8, 1) };
+    made.push(element("rect", { ...inside, class: "chosen under" }), element("rect", { ...inside, class: "chosen" }));
   }
+  svg.replaceChildren(...made);
 }
 
-function hatch(pen, [x, y, w, h], word) {
-  pen.save();
-  pen.beginPath(); pen.rect(x, y, w, h); pen.clip();
-  pen.strokeStyle = css("--muted"); pen.lineWidth = 1; pen.globalAlpha = 0.5;
-  pen.beginPath();
-  for (let d = -h; d < w; d += 10) { pen.moveTo(x + d, y + h); pen.lineTo(x + d + h, y); }
-  pen.stroke();
-  pen.globalAlpha = 1;
-  if (w > 60) {
-    pen.font = "12px sans-serif"; pen.textAlign = "center";
-    const wide = pen.measureText(word).width + 10;
-    pen.fillStyle = css("--paper"); pen.fillRect(x + w / 2 - wide / 2, y + h / 2 - 9, wide, 18);
-    pen.fillStyle = css("--ink"); pen.fillText(word, x + w / 2, y + h / 2 + 4);
+const spans = (edges) => edges.slice(1).map((to, index) => ({ from: edges[index], to, index }));
+
+function hatched({ x, y, width, height }, words) {
+  const lines = [];
+  for (let d = 8; d < width + height; d += 10) {
+    const [x1, x2] = [Math.max(0, d - height), Math.min(d, width)];
+    lines.push(`M${x + x1},${y + d - x1}L${x + x2},${y + d - x2}`);
   }
-  pen.restore();
+  const made = [element("path", { d: lines.join(""), class: "hatch" })];
+  if (width > 80) made.push(element("text", { x: x + width / 2, y: y + height / 2 + 4, "text-anchor": "middle" }, words));
+  return made;
 }
 
 /** The server names a block by one of its two orders. */
 function nameOf(answer, row, col) {
-  return `${row},${col}` in answer.blocks.total.cells ? `${row},${col}` : `${col},${row}`;
+  return `${row},${col}` in answer.blocks.cells ? `${row},${col}` : `${col},${row}`;
 }
 
-/** The block under the pointer, or null in the margin. */
-export function blockAt(canvas, answer, event) {
-  const unit = (canvas.clientWidth - MARGIN) / answer.side;
-  const at = (pixels) => answer.frames.find((f) => (pixels - MARGIN) / unit >= f.from && (pixels - MARGIN) / unit < f.to);
-  const [col, row] = [at(event.offsetX), at(event.offsetY)];
-  return row && col ? nameOf(answer, row.name, col.name) : null;
+/** What lies under the pointer: block, cell and numbers; null in the margin. */
+export function heatAt(svg, answer, event) {
+  const size = svg.clientWidth - MARGIN, box = svg.getBoundingClientRect();
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top].map((p) => (answer.side * (p - MARGIN)) / size);
+  const [col, row] = [x, y].map((p) => answer.frames.find((f) => p >= f.from && p < f.to));
+  if (!row || !col) return null;
+  const { cells, side, tile, detail, edges, means } = answer.heat, name = nameOf(answer, row.name, col.name);
+  const at = (p) => (detail === "entries" ? Math.floor(p / tile) : spans(edges).find((s) => p < s.to).index);
+  const value = new Float32Array(cells)[at(y) * side + at(x)];
+  const local = (p, frame) => {
+    if (detail === "rows") return at(p) - edges.indexOf(frame.from) + 1;
+    return Math.floor(p - frame.from) + 1;
+  };
+  const [i, j] = [local(y, row), local(x, col)];
+  const words = boot.tips[detail === "entries" && tile > 1 ? "tiles" : detail];
+  const told = { row: row.label, col: col.label, i, j, tile, value: value ? number(value) : svg.dataset.zero, mean: means[name], norm: answer.blocks.cells[name].norm };
+  return { block: name, words: words.replace(/%(\w+)/g, (_, key) => told[key]) };
 }
 
 /** The attention matrix with names of tokens where there is room. */
-export function drawMatrix(canvas, { codes, cells: count, labels }, theme) {
-  const [pen, width] = fresh(canvas);
-  if (!width) return;
-  const numbers = labels.every((l) => /^\d+$/.test(l));
-  const margin = numbers ? MARGIN : 62, size = width - margin, unit = size / count;
-  pen.fillStyle = css("--panel");
-  pen.fillRect(margin, margin, size, size);
-  pen.drawImage(cells(codes, count, theme), margin, margin, size, size);
-  pen.strokeStyle = css("--muted"); pen.lineWidth = 1; pen.strokeRect(margin, margin, size, size);
-  if (unit < 9) return;
-  pen.font = "11px sans-serif"; pen.fillStyle = css("--ink");
-  labels.forEach((label, i) => {
-    const at = margin + unit * (i + 0.5), short = label.length > 9 ? `${label.slice(0, 8)}…` : label;
-    pen.textAlign = "right"; pen.fillText(short, margin - 5, at + 4);
-    pen.save(); pen.translate(at, margin - 6);
-    if (numbers) { pen.textAlign = "center"; } else { pen.textAlign = "left"; pen.rotate(-Math.PI / 3); }
-    pen.fillText(short, 0, 0); pen.restore();
-  });
+export function drawMatrix(svg, { cells, side, labels, top }, theme) {
+  const width = fresh(svg);
+  if (width < MARGIN) return;
+  const numbers = labels.every((l) => /^\d+$/.test(l)), margin = numbers ? MARGIN : 62;
+  const size = width - margin, unit = size / side, place = { x: margin, y: margin, width: size, height: size };
+  const made = [
+    element("rect", { ...place, class: "ground" }),
+    element("image", { ...place, href: image(new Float32Array(cells), side, byShare(top), theme), class: "pixels", preserveAspectRatio: "none" }),
+    element("rect", { ...place, class: "frame" }),
+  ];
+  if (unit >= 9) {
+    labels.forEach((label, i) => {
+      const at = margin + unit * (i + 0.5), short = label.length > 9 ? `${label.slice(0, 8)}…` : label;
+      made.push(element("text", { x: margin - 5, y: at + 4, "text-anchor": "end" }, short));
+      made.push(element("text", numbers ? { x: at, y: margin - 6, "text-anchor": "middle" } : { transform: `translate(${at} ${margin - 6}) rotate(-60)` }, short));
+    });
+  }
+  svg.replaceChildren(...made);
 }
 
-/** The key: strongest negative, weakest, strongest positive. */
-export function drawRamp(canvas, theme) {
-  const { positive, negative } = boot.ramps[theme];
-  const colours = [...negative].reverse().concat(positive);
-  canvas.width = colours.length; canvas.height = 1;
-  const pen = canvas.getContext("2d");
-  colours.forEach((c, i) => { pen.fillStyle = c; pen.fillRect(i, 0, 1, 1); });
+/** Row, column and value under the pointer. */
+export function matrixAt(svg, { cells, side, labels }, event) {
+  const numbers = labels.every((l) => /^\d+$/.test(l)), margin = numbers ? MARGIN : 62, box = svg.getBoundingClientRect();
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top].map((p) => Math.floor((side * (p - margin)) / (box.width - margin)));
+  if (Math.min(x, y) < 0 || Math.max(x, y) >= side) return null;
+  return { words: `${labels[y]} → ${labels[x]}: ${number(new Float32Array(cells)[y * side + x])}` };
+}
+
+/** The key: the weakest to the strongest size; of entries the negative ones on the left. */
+export function drawRamp(svg, detail, theme) {
+  const { positive, negative } = boot.ramps[theme], colours = detail === "entries" ? [...negative].reverse().concat(positive) : positive;
+  svg.setAttribute("viewBox", `0 0 ${colours.length} 1`);
+  svg.replaceChildren(...colours.map((fill, x) => element("rect", { x, y: 0, width: 1.05, height: 1, fill })));
 }

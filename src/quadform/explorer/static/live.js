@@ -16,8 +16,9 @@ export class Live {
     address.protocol = "ws:";
     address.search = address.hash = "";
     this.#socket = new WebSocket(address);
+    this.#socket.binaryType = "arraybuffer";
     this.#socket.onopen = () => { this.#tries = 0; this.on.onLost(false); this.on.onOpen(); };
-    this.#socket.onmessage = (event) => this.#got(JSON.parse(event.data));
+    this.#socket.onmessage = (event) => this.#got(unpacked(event.data));
     this.#socket.onclose = () => {
       this.on.onLost(true);
       this.#settled();
@@ -40,4 +41,11 @@ export class Live {
   }
 
   #settled() { clearTimeout(this.#late); this.#late = null; this.on.onLate(false); }
+}
+
+/** JSON, or a frame: the length of its JSON, the JSON, and the bytes that {"bytes": [from, to]} stand for. */
+function unpacked(data) {
+  if (typeof data === "string") return JSON.parse(data);
+  const length = new DataView(data).getUint32(0, true), start = 4 + length;
+  return JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)), (_, value) => (Array.isArray(value?.bytes) ? data.slice(start + value.bytes[0], start + value.bytes[1]) : value));
 }

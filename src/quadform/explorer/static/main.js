@@ -2,7 +2,8 @@
 import { boot, memory, store } from "./store.js";
 import { Live } from "./live.js";
 import { bindControls, showControls, showErrors } from "./controls.js";
-import { drawHeat, blockAt, drawMatrix, drawRamp } from "./heat.js";
+import { drawHeat, heatAt, drawMatrix, drawRamp, matrixAt } from "./heat.js";
+import { bindTip } from "./tip.js";
 import { drawSpectrum } from "./spectrum.js";
 import { drawDepth } from "./depth.js";
 import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, text } from "./tables.js";
@@ -10,6 +11,7 @@ import { bindTour } from "./tour.js";
 
 const $ = (id) => document.getElementById(id);
 let answer = null; // the last good one
+let range = null; // of the colours: held while a control moves
 let astray = false; // the address held a wrong value
 let spoken = 0;
 let speech = null;
@@ -47,7 +49,8 @@ const live = new Live({
 
 function ask({ final = true, confirmed = false } = {}) {
   const pinned = memory.pinned !== null;
-  live.send({ state: store.state, against: pinned ? memory.pinned : store.before, pinned, lang: boot.lang, final, confirmed });
+  const { part, detail } = memory;
+  live.send({ state: store.state, against: pinned ? memory.pinned : store.before, pinned, lang: boot.lang, final, confirmed, part, detail });
 }
 
 store.onChange = ({ final }) => {
@@ -58,29 +61,39 @@ store.onChange = ({ final }) => {
 };
 
 // --- drawing --------------------------------------------------------------------------------------------------------
-function part() { return document.querySelector("input[name=part]:checked").value; }
-
 function block() {
-  const there = Object.keys(answer.blocks.total.cells);
+  const there = Object.keys(answer.blocks.cells);
   return there.includes(memory.block) ? memory.block : there[0];
+}
+
+function choose(name) {
+  memory.block = name;
+  store.remember();
+  draw();
+}
+
+/** The range of colours of the answer; while a control moves, the one the move began with. */
+function colours() {
+  const { part: of, heat: { detail } } = answer, key = `${of} ${detail}`;
+  if (!store.moving || range?.key !== key) range = { key, ends: answer.heat.range, words: answer.heat.ends };
+  return range;
 }
 
 function draw() {
   if (!answer) return;
-  const [shown, chosen, theme] = [part(), block(), document.documentElement.dataset.theme];
-  const words = { zero: $("heat").dataset.zero };
-  const select = (name) => { memory.block = name; store.remember(); draw(); };
-  drawHeat($("heat"), answer, shown, chosen, theme, words);
-  drawRamp($("heat-ramp"), theme);
-  text("heat-says", answer.heat.parts[shown].says);
-  text("heat-caption", answer.heat.caption);
-  text("heat-low", answer.heat.ends[0]);
-  text("heat-high", answer.heat.ends[1]);
-  fillBlocks($("blocks"), answer, shown, chosen, select);
-  drawSpectrum($("spectrum"), answer.spectrum[shown]);
-  text("spectrum-says", answer.spectrum[shown].says);
-  text("spectrum-help", answer.spectrum[shown].help);
-  fillTable("spectrum", answer.spectrum[shown].table);
+  const [chosen, theme, { ends, words }] = [block(), document.documentElement.dataset.theme, colours()];
+  const detail = answer.heat.detail;
+  drawHeat($("heat"), answer, chosen, ends, theme);
+  drawRamp($("heat-ramp"), detail, theme);
+  text("heat-says", answer.heat.says);
+  text("heat-low", detail === "entries" ? `−${words[1]}` : words[0]);
+  text("heat-middle", detail === "entries" ? $("heat-middle").dataset.signs : $("heat-middle").dataset.sizes);
+  text("heat-high", words[1]);
+  fillBlocks($("blocks"), answer, chosen, choose);
+  drawSpectrum($("spectrum"), answer.spectrum);
+  text("spectrum-says", answer.spectrum.says);
+  text("spectrum-help", answer.spectrum.help);
+  fillTable("spectrum", answer.spectrum.table);
   drawMatrix($("attention-matrix"), answer.attention, theme);
   text("attention-says", answer.attention.says);
   text("moments-says", answer.attention.moments);
@@ -95,7 +108,7 @@ function draw() {
   text("tag", answer.tag.line);
   fillNumbers($("numbers"), answer.numbers);
   fillSlopes($("slopes"), answer.slopes, chosen);
-  fillSelected(answer.selected[shown][chosen]);
+  fillSelected(answer.selected[chosen]);
   text("python", answer.python);
   document.documentElement.dataset.ready = theme;
 }
@@ -116,13 +129,18 @@ function say(words) {
 // --- tools ----------------------------------------------------------------------------------------------------------
 bindControls(store);
 bindTour(store, memory);
-document.querySelectorAll("input[name=part]").forEach((input) => input.addEventListener("change", () => {
-  memory.part = input.value; store.remember(); draw();
-}));
+for (const name of ["part", "detail"]) {
+  document.querySelectorAll(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => {
+    memory[name] = input.value; store.remember(); ask();
+  }));
+}
 $("heat").addEventListener("click", (event) => {
-  const name = answer && blockAt($("heat"), answer, event);
-  if (name) { memory.block = name; store.remember(); draw(); }
+  const found = answer && heatAt($("heat"), answer, event);
+  if (found) choose(found.block);
 });
+bindTip($("heat"), (event) => answer && heatAt($("heat"), answer, event));
+bindTip($("attention-matrix"), (event) => answer && matrixAt($("attention-matrix"), answer.attention, event));
+store.onRest = draw;
 const working = $("headline").textContent;
 $("guard-go").addEventListener("click", () => {
   if (!answer) text("headline", working);
@@ -171,7 +189,7 @@ let chosen = null;
 try { chosen = localStorage.getItem("quadform-theme"); } catch { /* a frame without storage */ }
 setTheme(chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 store.load();
-document.querySelector(`input[name=part][value=${memory.part}]`).checked = true;
+for (const name of ["part", "detail"]) document.querySelector(`input[name=${name}][value=${memory[name]}]`).checked = true;
 showPin();
 showControls(store.state, null);
 $("undo").disabled = memory.history.length === 0;

@@ -4,12 +4,16 @@ const KEY = "quadform-explore";
 const PAUSE = 1000; // milliseconds after which a further step of the same control is a move of its own
 const MOST = 100; // moves that can be undone
 
-export const memory = { history: [], pinned: null, part: "total", block: "W_Q,W_Q" };
+export const memory = { history: [], pinned: null, part: "total", detail: "blocks", block: "W_Q,W_Q" };
+const CHOICES = { part: ["total", "outer", "functional"], detail: ["blocks", "rows", "entries"] };
 
 class Store {
   state = { ...boot.start };
   before = null; // the state before the last move
+  moving = false; // from the first step of a move until a while after its last
   onChange = () => {};
+  onRest = () => {};
+  #rest = null;
   #last = { control: "", time: -Infinity, open: false };
 
   /** One control moved; `final` when it was let go. Steps that follow each other quickly are one move. */
@@ -18,6 +22,9 @@ class Store {
     const same = control === this.#last.control && (this.#last.open || now - this.#last.time < PAUSE);
     if (!same) this.#push();
     this.#last = { control, time: now, open: !final };
+    this.moving = true;
+    clearTimeout(this.#rest);
+    if (final) this.#rest = setTimeout(() => { this.moving = false; this.onRest(); }, PAUSE);
     this.state = { ...this.state, [control]: value };
     if (this.state.layer > this.state.depth) this.state.layer = this.state.depth;
     this.#changed(final);
@@ -26,16 +33,19 @@ class Store {
   /** A whole other state: a preset, a step of the tour. */
   go(state) {
     this.#push();
-    this.#last = { control: "", time: -Infinity, open: false };
-    this.state = { ...state };
-    this.#changed(true);
+    this.#jump({ ...state });
   }
 
   undo() {
     if (!memory.history.length) return;
     this.before = this.state;
-    this.state = memory.history.pop();
+    this.#jump(memory.history.pop());
+  }
+
+  #jump(state) {
     this.#last = { control: "", time: -Infinity, open: false };
+    this.moving = false;
+    this.state = state;
     this.#changed(true);
   }
 
@@ -55,7 +65,7 @@ class Store {
   remember() {
     const words = new URLSearchParams();
     for (const [name, value] of Object.entries(this.state)) if (value !== boot.default[name]) words.set(name, value);
-    if (memory.part !== "total") words.set("part", memory.part);
+    for (const [name, [usual]] of Object.entries(CHOICES)) if (memory[name] !== usual) words.set(name, memory[name]);
     if (memory.block !== "W_Q,W_Q") words.set("block", memory.block);
     history.replaceState(null, "", `${location.pathname}${location.search}#${words}`);
     try { sessionStorage.setItem(KEY, JSON.stringify(memory)); } catch { /* a frame without storage */ }
@@ -71,7 +81,7 @@ class Store {
     const words = new URLSearchParams(location.hash.slice(1));
     this.state = { ...(words.size ? boot.default : boot.start) };
     for (const [name, value] of words) {
-      if (name === "part" && ["total", "outer", "functional"].includes(value)) memory.part = value;
+      if (CHOICES[name]?.includes(value)) memory[name] = value;
       else if (name === "block") memory.block = value;
       else if (name in boot.default) this.state[name] = typeof boot.default[name] === "number" ? Number(value) : value;
     }

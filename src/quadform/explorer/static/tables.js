@@ -34,13 +34,15 @@ export function fillNumbers(list, numbers) {
   list.replaceChildren(...numbers.flatMap(({ name, label, text: words, tag, value, ratio }) => {
     const dd = made("dd", words, { "data-name": name, "data-value": value, title: tag });
     if (ratio) dd.append(made("span", ratio, { class: "ratio" }));
-    return [made("dt", label), dd];
+    const pair = made("div");
+    pair.append(made("dt", label), dd);
+    return [pair];
   }));
 }
 
 /** Rows and columns of weights; each cell a button that selects its block. The focus stays where it was. */
-export function fillBlocks(table, answer, part, chosen, select) {
-  const { names, cells } = answer.blocks[part];
+export function fillBlocks(table, answer, chosen, select) {
+  const { names, cells } = answer.blocks;
   const labels = Object.fromEntries(answer.frames.map((f) => [f.name, f.label]));
   const held = document.activeElement?.dataset?.cell;
   const head = made("thead"), body = made("tbody");
