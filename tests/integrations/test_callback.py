@@ -39,6 +39,7 @@ def test_steps_of_a_trainer_are_read_and_logged(tmp_path: Path) -> None:
             max_steps=4,
             per_device_train_batch_size=2,
             gradient_accumulation_steps=2,
+            gradient_checkpointing=True,
             report_to=[],
             save_strategy="no",
             use_cpu=True,

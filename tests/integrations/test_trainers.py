@@ -74,6 +74,62 @@ def test_a_reading_inside_autocast_is_one_without_it() -> None:
     assert inside.lambda_max.value == first_reading(Tiny()).lambda_max.value
 
 
+def test_weights_in_halves_are_measured_as_float32() -> None:
+    """The numbers are those of a float32 model of the same weights; weights and state are the tensors they were."""
+    model, twin = Tiny().bfloat16(), Tiny()
+    twin.load_state_dict({n: t.float() for n, t in model.state_dict().items()})
+    readings = []
+    for m in (model, twin):
+        optimizer = torch.optim.AdamW(m.parameters(), 0.0, foreach=False)
+        for p in m.parameters():
+            p.grad = torch.full_like(p, 0.5)
+        optimizer.step()
+        before = {n: (p.data_ptr(), p.dtype, p.grad.dtype) for n, p in m.named_parameters()}
+        readings.append(qf.Monitor(m, optimizer, batches(1), loss=loss, every=1).step())
+        assert before == {n: (p.data_ptr(), p.dtype, p.grad.dtype) for n, p in m.named_parameters()}
+    half, full = readings
+    assert half.lambda_max.value == full.lambda_max.value
+    assert half.lambda_P.value == pytest.approx(full.lambda_P.value, rel=5e-3)  # its second moments have 8 bits
+    torch.testing.assert_close(half.logits, full.logits)
+
+
+class Scale(nn.Module):
+    """No matrix product; keeps whether each forward pass ran in autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.seen = nn.Parameter(torch.ones(3)), list[bool]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(torch.is_autocast_enabled("cpu"))
+        return self.w.square() * x
+
+
+def test_accelerate_with_mixed_precision_and_accumulation(request: pytest.FixtureRequest) -> None:
+    """Its wrapped optimizer is read; its autocast, put around the model's forward, is left outside of readings."""
+    accelerate = pytest.importorskip("accelerate")
+    request.addfinalizer(lambda: accelerate.state.AcceleratorState._reset_state(reset_partial_state=True))
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
+    model = Scale()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    mean = lambda out, batch: out.mean()  # noqa: E731
+    monitor = qf.Monitor(model, optimizer, [torch.ones(2, 3)], loss=mean, every=1)
+    inside = model.seen.copy()
+    for _ in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(mean(model(torch.ones(2, 3)), None))
+            model.seen.pop()
+            optimizer.step()
+            optimizer.zero_grad()
+            if accelerator.sync_gradients:
+                monitor.step()
+    assert not any(inside + model.seen)
+    assert [r.step for r in monitor.history] == [1, 2]
+    assert monitor.last.lambda_max.value == pytest.approx(2 / 3, rel=1e-5)
+    assert monitor.last.ceiling is not None
+
+
 def test_averaged_copies_are_left_alone() -> None:
     """An EMA copy beside the model: the same with and without a monitor, and the model that trains is measured."""
     found = []

@@ -82,9 +82,11 @@ def without_checkpointing() -> Iterator[None]:
 @contextlib.contextmanager
 def stock_settings(model: Any) -> Iterator[None]:
     """Flash and flex attention go through torch's, which the scope around this can replace; experts one by one;
-    activations in plain torch."""
+    activations in plain torch; no autocast that accelerate has put around the model's forward."""
     with contextlib.ExitStack() as stack:
         for module in model.modules() if isinstance(model, nn.Module) else ():
+            if "_original_forward" in module.__dict__:
+                stack.enter_context(_set(module, "forward", module._original_forward))
             plain = getattr(sys.modules[type(module).__module__], _PLAIN.get(type(module).__name__, ""), None)
             if plain is not None and "forward" not in module.__dict__:  # not yet, by a scope around this
                 module.forward = plain

@@ -14,6 +14,7 @@ __getattr__, __dir__, __all__ = attach(
         "adafactor_of": ".saved",
         "adam": ".state",
         "adam_after": ".state",
+        "as_of_torch": ".eight_bits",
         "block_diagonal": ".exact",
         "diagonal": ".exact",
         "ekfac": ".factored",

@@ -16,7 +16,7 @@ from ...core.errors import InputError, UnknownName
 from ...core.number import Estimate
 from ...core.operator import Operator
 from ...core.space import Vector, layer_of
-from ...curvature.batches import batches_of
+from ...curvature.batches import batches_of, of_batch
 from ...curvature.calling import Loss, bare, loss_on
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
@@ -24,6 +24,7 @@ from ...curvature.settings import measured
 from ...estimate.vectors import multiply, probes
 from ..step_size.measure import is_plain
 from ..step_size.rules import Stepper, floor_share, read_optimizer, unwrapped
+from .halves import in_float32, widened
 from .heads import observed, qk_norms, stacks_of
 from .portion import Scale, part_of
 from .reading import Reading
@@ -47,20 +48,22 @@ class Measuring:
     def __init__(
         self, model: nn.Module, optimizer: Any, batches: Any, loss: Loss | None, traces: int, share: float
     ) -> None:
-        self.model, self.optimizer, self.loss, self.traces = bare(model), unwrapped(optimizer), loss, traces
+        self.model, self.optimizer, self.traces = bare(model), unwrapped(optimizer), traces
+        self.loss = None if loss is None else of_batch(loss)
         self.note, self.pairs, self.scales = "", dict[tuple[str, bool], Pair](), dict[str, Scale]()
         stepper = self._stepper()
         self.rule = "" if stepper is None else stepper.rule.name
         device = next(self.model.parameters()).device
         held = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batches_of(batches))
-        self.whole = self._risk(held)
-        if self.whole.shards is not None:
-            raise InputError("the weights are cut over processes (FSDP); a monitor needs them whole in each.")
-        self.risk = self.whole if share == 1 else self._risk(part_of(self.whole.batches, share))
         self.places = self._places()
-        self.watched = self.risk.batches[0]
-        with measured(self.model, device=self.risk.device):
-            self.stacks = stacks_of(self.model, self._forward)
+        with in_float32(self.model):
+            self.whole = self._risk(widened(held))
+            if self.whole.shards is not None:
+                raise InputError("the weights are cut over processes (FSDP); a monitor needs them whole in each.")
+            self.risk = self.whole if share == 1 else self._risk(part_of(self.whole.batches, share))
+            self.watched = self.risk.batches[0]
+            with measured(self.model, device=self.risk.device):
+                self.stacks = stacks_of(self.model, self._forward)
 
     # --- the point ---------------------------------------------------------------------------------------------------
     def _trained(self) -> dict[str, Tensor]:
@@ -84,9 +87,8 @@ class Measuring:
             self.note = str(error)
             return None
 
-    def _current(self) -> None:
+    def _current(self, places: dict[str, int]) -> None:
         """Weights that were unfrozen, frozen or moved make a new risk; vectors over other weights are dropped."""
-        places = self._places()
         if places == self.places:
             return
         if list(places) != list(self.places):
@@ -101,7 +103,12 @@ class Measuring:
     # --- the measurement ---------------------------------------------------------------------------------------------
     def read(self, step: int, full: bool) -> Reading:
         """One reading; `seconds` is for the caller to fill in."""
-        self._current()
+        places = self._places()
+        with in_float32(self.model):
+            self._current(places)
+            return self._read(step, full)
+
+    def _read(self, step: int, full: bool) -> Reading:
         risk, stepper = self.risk, self._stepper()
         if stepper is not None:
             stepper = dataclasses.replace(stepper, names=tuple(risk.params))

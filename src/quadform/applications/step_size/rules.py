@@ -20,6 +20,7 @@ Source: [Coh21] for gradient descent and both momenta, [Coh22] for Adam; decoupl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, final
@@ -31,6 +32,7 @@ from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.operator import Operator
 from ...core.space import Vector
 from ...distributed.processes import ALONE, Group
+from ...preconditioners import as_of_torch
 
 #: Entries of P within this factor of eps have seen no gradient: what Adam divides by there is about to change.
 AT_FLOOR = 2.0
@@ -232,13 +234,20 @@ def unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
+#: The Adam of bitsandbytes and torchao, by the names of their classes.
+_FEW_BITS = re.compile(r"(Paged)?Adam(W)?(4bit|8bit|32bit|Fp8)?")
+
+
 def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Stepper:
-    """A torch optimizer as it stands: SGD, Adam or AdamW, its groups and its state."""
+    """An optimizer as it stands: torch's SGD, Adam or AdamW, or an Adam of few bits; its groups and its state."""
     optimizer = unwrapped(optimizer)
     kind = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.SGD | torch.optim.Adam | torch.optim.AdamW):
-        raise UnknownName(f"no ceiling is known for the optimizer {kind}; known: torch's SGD, Adam, AdamW.")
-    adaptive = not isinstance(optimizer, torch.optim.SGD)
+    adaptive = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW) or _FEW_BITS.fullmatch(kind) is not None
+    if not adaptive and not isinstance(optimizer, torch.optim.SGD):
+        raise UnknownName(
+            f"no ceiling is known for the optimizer {kind}; known: torch's SGD, Adam, AdamW, and the Adam and AdamW of"
+            " bitsandbytes and torchao."
+        )
     names = {id(p): n for n, p in model.named_parameters()}
     groups = [(g, [names[id(p)] for p in g["params"] if id(p) in names]) for g in optimizer.param_groups]
     groups = [(g, found) for g, found in groups if found]
@@ -247,7 +256,7 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Steppe
     keys = ("betas", "eps", "amsgrad") if adaptive else ("momentum", "nesterov", "dampening")
     first = groups[0][0]
     for key in keys:
-        if any(g[key] != first[key] for g, _ in groups):
+        if any(g.get(key) != first.get(key) for g, _ in groups):
             raise InputError(f"the optimizer's groups differ in {key}; one ceiling needs one rule. Measure them apart.")
     if first.get("maximize") or first.get("amsgrad"):
         raise InputError(f"no ceiling is known for {kind} with maximize or amsgrad.")
@@ -257,7 +266,7 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Steppe
         rates = {n: _number(g.get("initial_lr", 1.0)) for g, found in groups for n in found}
     most = max(rates.values()) or 1.0
     decays = {n: float(g["weight_decay"]) for g, found in groups for n in found if g["weight_decay"]}
-    apart = kind == "AdamW" or bool(first.get("decoupled_weight_decay"))
+    apart = "AdamW" in kind or bool(first.get("decoupled_weight_decay"))
     common: dict[str, Any] = {
         "names": tuple(rates),
         "lr": base or None,
@@ -271,7 +280,11 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Steppe
     (beta1, beta2), second, steps = first["betas"], {}, {}
     for g, _ in groups:
         for p in g["params"]:
-            state = optimizer.state.get(p, {})
+            state = as_of_torch(optimizer.state.get(p, {}))
+            if state and "exp_avg_sq" not in state:
+                raise UnknownName(
+                    f"the state of {kind} cannot be read (it has {', '.join(state)}), so it has no ceiling."
+                )
             if "exp_avg_sq" in state and id(p) in names:
                 second[names[id(p)]] = state["exp_avg_sq"].detach()
                 steps[names[id(p)]] = int(_number(state["step"]))

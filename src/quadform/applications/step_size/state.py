@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...core.errors import FileError, InputError
 from ...integrations.trainer_files import optimizer_state, state_file
-from ...preconditioners import factor_names, kind_of
+from ...preconditioners import as_of_torch, factor_names, kind_of
 from ...train.folder import is_run
 from ...train.runs import Run, open_run
 from .rules import Stepper, adam, read_optimizer
@@ -31,9 +31,9 @@ def read_state(where: str | Path, model: nn.Module) -> SavedState:
     path = state_file(where)
     try:
         body = optimizer_state(path)
-        groups, states = body["param_groups"], body["state"]
+        groups, states = body["param_groups"], {i: as_of_torch(s) for i, s in body["state"].items()}
         labels = _labels(groups, [i for g in groups for i in g["params"]], states, model)
-        return SavedState(path, list(groups), labels, {labels[i]: dict(s) for i, s in states.items()})
+        return SavedState(path, list(groups), labels, {labels[i]: s for i, s in states.items()})
     except (KeyError, TypeError, IndexError) as error:
         raise FileError(f"`{path}` is not the state dict of a torch optimizer (no {error}).") from error
 
