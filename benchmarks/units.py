@@ -1,13 +1,15 @@
 """Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
 
-    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--small]
-    python benchmarks/units.py long [--tokens 65536]   GPT-2 124M, one sequence: H by units and by default
-    python benchmarks/units.py large [--tokens 2048]   a Llama of 6.7B random weights: H by units
+    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--mask padded] [--small]
+    python benchmarks/units.py long [--tokens 65536]   GPT-2 124M, one sequence: H by default, without a route given
+    python benchmarks/units.py large [--tokens 2048] [--top STEPS]   a Llama of 6.7B random weights: H by default, and its
+                                                       largest eigenvalue with the residual
     python benchmarks/units.py first [--models gpt2]   seconds to the first product where the disk cache is empty, and
                                                        in the next process
     python benchmarks/units.py widths                  eleven architectures at their real width (`units_widths.py`)
 
-GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with a mask of ones, its own loss, float32 with TF32.
+GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with an attention mask (`--mask ones`: of ones, `padded`: of
+half of the sequences the last quarter is padding), its own loss, float32 with TF32. Route `default`: none is given.
 Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
 fresh risk for each route: seconds of the first product (checks, tracing and compiling included), the median of the
 later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated
@@ -43,15 +45,17 @@ JOBS: dict[str, Callable[..., None] | None] = {
 }  # fmt: skip
 
 
-def gpt2(device: str, dtype: torch.dtype, shape: tuple[int, int], **sizes: Any) -> tuple[Any, dict[str, Tensor]]:
+def gpt2(
+    device: str, dtype: torch.dtype, shape: tuple[int, int], mask: str = "ones", **sizes: Any
+) -> tuple[Any, dict[str, Tensor]]:
     import transformers
 
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config = transformers.GPT2Config(bos_token_id=0, eos_token_id=0, n_positions=max(1024, shape[1]), **sizes)
     model = transformers.GPT2LMHeadModel(config).to(device, dtype).eval()
-    ids = torch.randint(0, config.vocab_size, shape, device=device)
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    with torch.device(device):
+        return model, units_widths.tokens(config.vocab_size, *shape, mask)
 
 
 def gap(a: Any, b: Any) -> float:
@@ -93,21 +97,20 @@ def llama(device: str, tokens: int, small: bool) -> tuple[Any, dict[str, Tensor]
     config = transformers.LlamaConfig(**(tiny | {"vocab_size": 503} if small else {}))
     with torch.device(device):
         model = transformers.LlamaForCausalLM(config).eval()
-        ids = torch.randint(0, config.vocab_size, (1, tokens))
-    return model, {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+        return model, units_widths.tokens(config.vocab_size, 1, tokens, "ones")
 
 
 def asked(options: argparse.Namespace, device: str, small: bool) -> tuple[Any, Any, list[tuple[Any, str]]]:
     """The model, its batch, and what is measured on them."""
     if options.what == "large":
         model, batch = llama(device, options.tokens or (48 if small else 2048), small)
-        return model, batch, [(hessian, "units"), (hessian, "compiled-units")]
+        return model, batch, [(hessian, r) for r in options.routes or ("default",)]
     sizes: Any = {"n_layer": 4, "n_head": 2, "n_embd": 64, "vocab_size": 503} if small else {}
     if options.what == "long":
         model, batch = gpt2(device, torch.float32, (1, options.tokens or (256 if small else 65536)), **sizes)
-        return model, batch, [(hessian, r) for r in ("units", "compiled-units", "eager")]
-    model, batch = gpt2(device, torch.float32, (2, 32) if small else (8, 1024), **sizes)
-    return model, batch, [*((hessian, r) for r in options.routes or ROUTES), (gauss_newton, "units")]
+        return model, batch, [(hessian, r) for r in options.routes or ("default",)]
+    model, batch = gpt2(device, torch.float32, (2, 32) if small else (8, 1024), options.mask, **sizes)
+    return model, batch, [(make, r) for make in (hessian, gauss_newton) for r in options.routes or ROUTES]
 
 
 def once(work: Callable[[], Any], device: str) -> float:
@@ -133,27 +136,64 @@ def peak(device: str) -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
 
 
-def measured(model: Any, batch: Any, make: Any, route: str, device: str, times: int) -> tuple[dict[str, Any], Any]:
+def measured(
+    model: Any, batch: Any, make: Any, route: str, device: str, times: int, four: bool = False, top: int = 0
+) -> tuple[dict[str, Any], Any]:
     before = cleared(device)
-    found, image = products(model, batch, make, route, device, times)
+    found, image = products(model, batch, make, route, device, times, four, top)
     torch._dynamo.reset()
     return found | {"left_gib": cleared(device) - before}, image
 
 
-def products(model: Any, batch: Any, make: Any, route: str, device: str, times: int) -> tuple[dict[str, Any], Any]:
+def products(
+    model: Any, batch: Any, make: Any, route: str, device: str, times: int, four: bool, top: int
+) -> tuple[dict[str, Any], Any]:
     risk = Risk(model, None, batch, quiet=True)
-    H: Any = make(risk, route=route)
+    H: Any = make(risk) if route == "default" else make(risk, route=route)
     v = risk.space.random(1, dtype=torch.float32, device=device, generator=torch.Generator(device).manual_seed(1))
     first = once(lambda: H.apply(v), device)
     most_first = peak(device)
     cleared(device)
     took = statistics.median([once(lambda: H.apply(v), device) for _ in range(times)] or [float("nan")])
-    image = {n: t.cpu() for n, t in H.apply(v).items()} if times else {}
+    most = peak(device)
+    image = {n: t.cpu() for n, t in H.apply(v).items()} if times and not top else {}
     found = {
         "kind": make.__name__, "asked": route, "route": str(H.route), "first_s": first, "product_ms": 1e3 * took,
-        "peak_gib": peak(device), "peak_first_gib": most_first, "why": list(H.why),
+        "peak_gib": most, "peak_first_gib": most_first, "why": list(H.why),
     }  # fmt: skip
-    return found, image
+    if four:
+        V = {n: t.expand(4, *t.shape[1:]).contiguous() for n, t in v.items()}
+        H.apply(V)
+        found["each_of_four_ms"] = 250 * statistics.median(once(lambda: H.apply(V), device) for _ in range(times))
+    return found | (largest(H, v, top) if top else {}), image
+
+
+def largest(H: Any, v: dict[str, Tensor], steps: int) -> dict[str, Any]:
+    """The largest eigenvalue by Lanczos without a basis, three vectors at a time; v is used up.
+
+    The residual of a Ritz pair is beta |last entry of its vector in the basis| [Paige 1976]: lost orthogonality copies
+    values that have converged, it does not change them.
+    """
+    before, alpha, beta, values = None, [], [0.0], []
+    norm = sum(float(t.double().square().sum()) for t in v.values()) ** 0.5
+    for t in v.values():
+        t /= norm
+    for _ in range(steps):
+        image = H.apply(v)
+        alpha.append(sum(float((t * v[n]).sum(dtype=torch.float64)) for n, t in image.items()))
+        for n in v:
+            image[n].sub_(v[n], alpha=alpha[-1])
+            if before is not None:
+                image[n].sub_(before[n], alpha=beta[-1])
+        before = {n: v.pop(n) for n in list(v)}
+        beta.append(sum(float(t.double().square().sum()) for t in image.values()) ** 0.5)
+        v.update({n: image.pop(n).div_(beta[-1]) for n in list(image)})
+        T = torch.diag(torch.tensor(alpha, dtype=torch.float64))
+        off = torch.diag(torch.tensor(beta[1:-1], dtype=torch.float64), 1) if len(alpha) > 1 else torch.zeros(1, 1)
+        theta, S = torch.linalg.eigh(T + off + off.T)
+        values.append((float(theta[-1]), beta[-1] * abs(float(S[-1, -1]))))
+        print(f"  {len(alpha)} products: {values[-1][0]:.6g}, residual {values[-1][1] / values[-1][0]:.1e}", flush=True)
+    return {"largest": values[-1][0], "residual": values[-1][1] / abs(values[-1][0]), "products": values}
 
 
 def gradient(model: Any, batch: Any, device: str, compile: bool, times: int) -> dict[str, Any]:
@@ -176,11 +216,13 @@ def gradient(model: Any, batch: Any, device: str, compile: bool, times: int) -> 
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'':22}{'route':>16}{'first s':>10}{'ms':>10}{'x gradient':>12}{'GiB':>8}{'error':>10}{'left GiB':>10}")
+    print(
+        f"{'':22}{'route':>16}{'first s':>10}{'ms':>10}{'x gradient':>12}{'of four':>10}{'GiB':>8}{'error':>10}{'left GiB':>10}"
+    )
     for r in rows:
-        ratio, error, left = (r.get(k, float("nan")) for k in ("ratio", "error", "left_gib"))
+        ratio, four, error, left = (r.get(k, float("nan")) for k in ("ratio", "each_of_four", "error", "left_gib"))
         print(
-            f"{r['kind']:22}{r['route']:>16}{r['first_s']:>10.1f}{r['product_ms']:>10.1f}{ratio:>12.2f}"
+            f"{r['kind']:22}{r['route']:>16}{r['first_s']:>10.1f}{r['product_ms']:>10.1f}{ratio:>12.2f}{four:>10.2f}"
             f"{r['peak_gib']:>8.1f}{error:>10.1e}{left:>10.2f}",
             flush=True,
         )
@@ -193,6 +235,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=420.0)
     parser.add_argument("--routes", nargs="+")
     parser.add_argument("--tokens", type=int, help="of the sequence of `long` and `large`")
+    parser.add_argument("--top", type=int, default=0, help="products for the largest eigenvalue of `large`")
     parser.add_argument("--small", action="store_true")
     units_widths.add_options(parser)
     options = parser.parse_args()
@@ -222,7 +265,8 @@ def main() -> None:
             print("time is up", file=sys.stderr)
             break
         try:
-            row, image = measured(model, batch, make, route, device, times)
+            four, top = gradients, options.top if options.what == "large" else 0
+            row, image = measured(model, batch, make, route, device, times, four, top)
         except torch.OutOfMemoryError as error:
             print(f"{make.__name__}, {route}: {str(error)[:120]}", file=sys.stderr)
             continue
@@ -231,7 +275,10 @@ def main() -> None:
         elif make is hessian and truth:
             row["error"] = gap(image, truth)
         if gradients:
-            row["ratio"] = row["product_ms"] / rows[1 if not small else 0]["product_ms"]
+            beside = rows[1 if not small else 0]
+            row["ratio"] = row["product_ms"] / beside["product_ms"]
+            row["each_of_four"] = row["each_of_four_ms"] / beside["product_ms"]
+            row["memory"] = row["peak_gib"] / beside["peak_gib"]
         rows.append(row)
         print(row, flush=True)
         if out:

@@ -137,7 +137,12 @@ def built(name: str, layers: int, mask: str, device: str, small: bool) -> tuple[
 def _batch(config: Any, task: str, B: int, T: int, mask: str) -> dict[str, Any]:
     if task == "ForImageClassification":
         return {"pixel_values": torch.randn(B, 3, T, T), "labels": torch.randint(0, config.num_labels, (B,))}
-    ids = torch.randint(1, config.vocab_size, (B, T))
+    return tokens(config.vocab_size, B, T, mask)
+
+
+def tokens(vocab: int, B: int, T: int, mask: str) -> dict[str, Any]:
+    """Tokens with labels and a mask of ones, or of half of the sequences the last quarter is padding."""
+    ids = torch.randint(1, vocab, (B, T))
     seen = torch.ones_like(ids)
     if mask == "padded":
         seen[: (B + 1) // 2, T - T // 4 :] = 0

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 from ..kernels.calls import Attention, AttentionBy
+from ..kernels.choice import second_order
 
 #: Attention without its softmax in the registry of transformers, as `applications.why` enters it.
 LINEAR_ATTENTION = "quadform-linear"
@@ -50,6 +51,7 @@ def measured(
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(stock_settings(model))
         stack.enter_context(without_checkpointing())
+        stack.callback(second_order.reset, second_order.set(attention is not functional.scaled_dot_product_attention))
         try:
             if modules and not train_mode:
                 model.eval()

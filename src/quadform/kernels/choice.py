@@ -31,6 +31,8 @@ class Choice:
 
 
 _forced: ContextVar[tuple[str | None, str | None]] = ContextVar("quadform_kernels_forced", default=(None, None))
+#: Whether a second derivative will be asked for: its kernels are compiled before they are met.
+second_order: ContextVar[bool] = ContextVar("quadform_second_order", default=False)
 _last: ContextVar[Choice | None] = ContextVar("quadform_kernels_last", default=None)
 
 

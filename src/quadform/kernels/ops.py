@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quadform.core.errors import InputError
 
+from . import ahead
+from .choice import interpreted, second_order
 from .launch import _dense, _extras, _in_halves, _launch, _rows_first, _weights
 from .scaling import AS_IS, BOTH, COTANGENT, TANGENT, operands
 
@@ -60,7 +62,10 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v = _dense(q, k, v)
     out, O, lse = _outputs(q, v, mix, q.shape[:1])
-    if mix is None and _stock(q, k, v, bias, mask, causal):
+    stock = mix is None and _stock(q, k, v, bias, mask, causal)
+    if second_order.get() and mix is None and not interpreted():
+        _begin(q, k, v, bias, mask, causal, scale, precision, stock)
+    if stock:
         soft = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False, scale=scale)
         return _laid_out(soft[0], out), O, soft[1].reshape(q.shape[:3])
     if _in_halves(q, precision):
@@ -70,6 +75,32 @@ def _attend(
     args += (soft, soft.stride(), lse, out, out.stride())
     _launch("forward", args, q, k, v, bias, mask, mix, causal, scale, precision)
     return out, O, lse
+
+
+def _begin(q, k, v, bias, mask, causal: bool, scale: float, precision: str, stock: bool) -> None:
+    """Begin to compile what second derivatives launch; `stock`: value and gradient are not ours."""
+    extras = [None if x is None else (tuple(x.shape), x.stride(), x.dtype) for x in (bias, mask)]
+    sizes = [(tuple(x.shape), x.stride()) for x in (q, k, v)]
+    key = (q.device, q.dtype, *sizes, *extras, causal, precision, stock)
+
+    def rehearsal() -> None:
+        primal = *(_hollow(x) for x in (q, k, v, bias, mask)), None
+        rest = causal, scale, precision
+        out, _, lse = _outputs(*primal[0:3:2], None, q.shape[:1])
+        tq, tk, tv = _gradients(*primal[:3], None, (1,))[:3]
+        dO, tlse = torch.empty_like(out), lse[None]
+        if not stock:
+            _attend._init_fn(*primal, *rest)
+            _attend_grad._init_fn(*primal, out, lse, lse, dO, *rest)
+        _attend_tangent._init_fn(*primal, out, lse, tq, tk, tv, None, *rest)
+        _attend_grad_tangent._init_fn(*primal, lse, lse, dO, tq, tk, tv, None, tlse, tlse, out[None], *rest)
+
+    ahead.begin(key, rehearsal, q.device)
+
+
+def _hollow(x: Tensor | None) -> Tensor | None:
+    """A tensor like another, laid out as it is, without storage."""
+    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 @_attend.register_fake
