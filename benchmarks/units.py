@@ -1,15 +1,15 @@
 """Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
 
-    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--mask padded] [--small]
+    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--mask ones] [--small]
     python benchmarks/units.py long [--tokens 65536]   GPT-2 124M, one sequence: H by default, without a route given
-    python benchmarks/units.py large [--tokens 2048] [--top STEPS]   a Llama of 6.7B random weights: H by default, and its
-                                                       largest eigenvalue with the residual
+    python benchmarks/units.py large [--tokens 2048] [--top STEPS]   a Llama of 6.7B random weights: H by default, its
+                                                       largest eigenvalue and the residual
     python benchmarks/units.py first [--models gpt2]   seconds to the first product where the disk cache is empty, and
                                                        in the next process
     python benchmarks/units.py widths                  eleven architectures at their real width (`units_widths.py`)
 
-GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with an attention mask (`--mask ones`: of ones, `padded`: of
-half of the sequences the last quarter is padding), its own loss, float32 with TF32. Route `default`: none is given.
+GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with an attention mask (of half of the sequences the last
+quarter is padding; `--mask ones`: nothing is), its own loss, float32 with TF32. Route `default`: none is given.
 Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
 fresh risk for each route: seconds of the first product (checks, tracing and compiling included), the median of the
 later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated
@@ -216,9 +216,8 @@ def gradient(model: Any, batch: Any, device: str, compile: bool, times: int) -> 
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(
-        f"{'':22}{'route':>16}{'first s':>10}{'ms':>10}{'x gradient':>12}{'of four':>10}{'GiB':>8}{'error':>10}{'left GiB':>10}"
-    )
+    heads = f"{'x gradient':>12}{'of four':>10}{'GiB':>8}{'error':>10}{'left GiB':>10}"
+    print(f"{'':22}{'route':>16}{'first s':>10}{'ms':>10}{heads}")
     for r in rows:
         ratio, four, error, left = (r.get(k, float("nan")) for k in ("ratio", "each_of_four", "error", "left_gib"))
         print(

@@ -51,7 +51,7 @@ def begin(key: Any, rehearsal: Callable[[], None], device: torch.device) -> None
     for launch in launches:
         program, _, _, constants = launch
         with contextlib.suppress(AttributeError, RuntimeError):
-            program.device_caches[device.index or 0]  # made here: two threads would make one each  # noqa: B018
+            program.device_caches[device.index or 0]  # made here: two threads would make one each
         job = _pool().submit(_compile, launch, device)
         _compiling.setdefault(_key(program, constants), []).append(job)
 
@@ -61,7 +61,7 @@ def _compile(launch: Launch, device: torch.device) -> None:
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         kernel = program.warmup(*args, grid=grid, **constants)
         if device.type == "cuda":
-            kernel[grid]  # its launcher, compiled too by some versions of Triton, and loading  # noqa: B018
+            kernel[grid]  # its launcher, compiled too by some versions of Triton, and loading
 
 
 def _key(program: Any, constants: dict[str, Any]) -> Any:
