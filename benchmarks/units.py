@@ -1,6 +1,6 @@
 """Hessian products by units beside the other routes: first product, ratio to the gradient, memory.
 
-    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units compiled-units ...] [--mask ones] [--small]
+    python benchmarks/units.py [--out FILE] [--limit SECONDS] [--routes units ...] [--mask ones] [--small]
     python benchmarks/units.py long [--tokens 65536]   GPT-2 124M, one sequence: H by default, without a route given
     python benchmarks/units.py large [--tokens 2048] [--top STEPS]   a Llama of 6.7B random weights: H by default, its
                                                        largest eigenvalue and the residual
