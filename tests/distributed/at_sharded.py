@@ -357,7 +357,6 @@ def refused(g: qd.Group) -> dict[str, Any]:
         return out.square().mean()
 
     stage = PipelineStage(net(), g.rank, g.world, torch.device("cpu"))
-    found["stage"] = told(lambda: qf.Risk(stage, square, (x, x), quiet=True))
     found["gpipe"] = told(lambda: qf.spectrum(ScheduleGPipe(stage, 2), (x, x), square))
     found["1f1b"] = told(lambda: qf.lr(Schedule1F1B(stage, 2), (x, x), square))
     parallel = parallelize_module(net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})

@@ -122,9 +122,8 @@ def test_estimates(found: Found, name: str) -> None:
     ("name", "words"),
     {
         "tensor parallel": "module `0` is cut by tensor parallelism",
-        "stage": "PipelineStage: a pipeline has one stage",
         "gpipe": "ScheduleGPipe: a pipeline has one stage",
-        "1f1b": "Give the whole model, its weights cut over the same processes by `fully_shard`",
+        "1f1b": "give the whole model, its weights cut over the same processes by `fully_shard`",
         "beside": "Call `fully_shard` on the model too",
         "training": "evaluation mode (train_mode=False)",
         "norm": "`density`, `trace` and `block_norms` are known",

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.errors import InputError
+from ..distributed.stages import is_piped
 
 #: (output, batch) -> one number.
 Loss = Callable[[Any, Any], Tensor]
@@ -17,19 +18,16 @@ Loss = Callable[[Any, Any], Tensor]
 def bare(model: Any) -> Any:
     """The module inside DistributedDataParallel and torch.compile, whose parts can be differentiated once only.
     Stages and schedules of torch.distributed.pipelining are refused."""
-    if any(c.__name__ in _PIPELINED for c in type(model).__mro__):
+    if is_piped(model):
         raise InputError(
-            f"{type(model).__name__}: a pipeline has one stage of the model in each process, and its products are not"
-            " known. Give the whole model, its weights cut over the same processes by `fully_shard`: see"
-            " docs/distributed.md."
+            f"{type(model).__name__}: a pipeline has one stage of the model in each process, and this question needs"
+            " the whole. `qf.Risk(pipeline, loss, batches)` takes it, for `qf.hessian`, `qf.gauss_newton`,"
+            " `qf.functional` and their eigenpairs; or give the whole model, its weights cut over the same processes by"
+            " `fully_shard`: see docs/distributed.md."
         )
     while (inner := _inside(model)) is not model:
         model = inner
     return model
-
-
-#: What stages and schedules of torch.distributed.pipelining are derived from.
-_PIPELINED = {"_PipelineStageBase", "_PipelineSchedule"}
 
 
 def _inside(model: Any) -> Any:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError, closest
 from ..core.space import Space, View
-from ..distributed.shards import is_cut
 from .refusals import mode_notes, nothing_to_measure, refuse_halves, refuse_quantised
 from .settings import measured
 from .views import attention_views
@@ -35,12 +34,13 @@ def of_function(params: Mapping[str, Tensor]) -> Chosen:
 def of_module(
     model: nn.Module,
     params: str | Sequence[str] | Mapping[str, Tensor],
-    evaluate: Callable[[], Any],
+    evaluate: Callable[[], Any] | None,
     *,
     include_frozen: bool,
     train_mode: bool,
 ) -> Chosen:
-    """The real, trainable parameters of a module that match; `evaluate()` runs it on a batch."""
+    """The real, trainable parameters of a module that match; `evaluate()` runs it on a batch, None where parts of
+    weights get no names of their own."""
     if isinstance(params, Mapping):
         raise InputError("params={...} is for function models; for a module give globs of parameter names.")
     refuse_quantised(model)
@@ -55,7 +55,7 @@ def of_module(
         raise nothing_to_measure(named)
     refuse_halves(named)
     views: list[View] = []
-    if not any(map(is_cut, usable.values())):  # parts of a shard are no parts of the weight
+    if evaluate is not None:
         with measured(model):
             views = attention_views(model, set(usable), evaluate)
     whole = Space.of(usable, views)

@@ -10,7 +10,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -22,11 +22,16 @@ from ..core.errors import CheckFailed, InputError
 from ..distributed.processes import Group, current
 from ..distributed.sharding import mapped
 from ..distributed.shards import Shards, fsdp_modules, is_sharded, local, processes_of, shards_of
+from ..distributed.stages import is_piped
 from .batches import batches_of
-from .calling import Loss
-from .runners import ModuleRunner
+from .calling import Loss, bare
+from .runners import ModuleRunner, Runner
 from .units import Inside, find
 from .wide import restore
+
+if TYPE_CHECKING:
+    from .risk import Risk
+    from .sharded import Apart
 
 #: The tables of a module that forward hooks stand in.
 _TABLES = (
@@ -40,6 +45,38 @@ _TABLES = (
 
 #: Sums over the same numbers may differ by this share: other processors add in another order.
 _SAME = 1e-9
+
+
+class Apartness(Protocol):
+    """How a model lies in several processes."""
+
+    counts: list[int]  # batches of each process
+
+    @property
+    def group(self) -> Group:
+        """The processes."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks of a risk."""
+
+    def runner(self, model: nn.Module, loss: Loss | None) -> Runner:
+        """What evaluates it."""
+
+    def evaluation(self, risk: Risk, rows: tuple[str, ...] | None = None, weight: float = 1.0) -> Apart:
+        """What differentiates it."""
+
+    def product(self) -> contextlib.AbstractContextManager[None]:
+        """The scope of a product."""
+
+    def batches(self, data: Any) -> tuple[list[Any], int]:
+        """As many batches in every process, and how many are this one's own."""
+
+    def only(self, batches: Sequence[Any], i: int) -> list[Any]:
+        """Batch number i of all processes, where it is."""
+
+    def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this process has of tensors by the names of parameters."""
 
 
 class Fsdp:
@@ -68,7 +105,7 @@ class Fsdp:
 
     def _same_everywhere(self) -> None:
         """Buffers, and weights that several processes hold copies of (HSDP), must be the same in each."""
-        marks = [_mark(self.model.buffers()), _mark(map(local, self.model.parameters()))]
+        marks = [mark(self.model.buffers()), mark(map(local, self.model.parameters()))]
         every = self.group.every(torch.tensor([float(self.shards.own), *marks[0], *marks[1]], dtype=torch.float64))
         alike = every[every[:, 0] == self.shards.own]
         for what, rows in (("buffers", every[:, 1:3]), ("copies of the weights (HSDP)", alike[:, 3:])):
@@ -89,6 +126,17 @@ class Fsdp:
         return (
             [f"the mixed-precision policy of fully_shard ({names}) is not applied: measured in {held}"] if lower else []
         )
+
+    def held(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.shards.held(tensors)
+
+    def runner(self, model: nn.Module, loss: Loss | None) -> Runner:
+        return ShardedRunner(model, loss, self)
+
+    def evaluation(self, risk: Risk, rows: tuple[str, ...] | None = None, weight: float = 1.0) -> Apart:
+        from .sharded import Sharded  # which needs a risk
+
+        return Sharded(risk, self, rows, weight)
 
     # --- evaluating -------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -187,9 +235,15 @@ class Fsdp:
         return [batches[own]] if 0 <= own < self.counts[self.group.rank] else []
 
 
-def fsdp_of(model: Any, units: str | None, *, train_mode: bool) -> Fsdp | None:
-    """The shards of a model; None where its weights are whole."""
-    return Fsdp(model, units, train_mode=train_mode) if is_sharded(model) else None
+def apart(model: Any, units: str | None, *, train_mode: bool) -> tuple[Any, Apartness | None]:
+    """The model in this process, and how the whole lies in several: cut by FSDP, in stages, or not at all (None)."""
+    if is_piped(model):
+        from .piped import Pipe  # which needs a risk
+
+        pipe = Pipe(model, units, train_mode=train_mode)
+        return pipe.model, pipe
+    model = bare(model)
+    return model, Fsdp(model, units, train_mode=train_mode) if is_sharded(model) else None
 
 
 def cut(model: nn.Module, device: str) -> nn.Module:
@@ -207,9 +261,10 @@ def cut(model: nn.Module, device: str) -> nn.Module:
     return model
 
 
-def _mark(tensors: Iterable[Tensor]) -> tuple[float, float]:
+def mark(tensors: Iterable[Tensor]) -> tuple[float, float]:
     """Two sums that tell tensors from others: of the values, and of their sizes."""
-    sums = [(t.sum(dtype=torch.float64), t.abs().sum(dtype=torch.float64)) for t in tensors if not t.is_complex()]
+    real = [t.detach() for t in tensors if not t.is_complex()]
+    sums = [(t.sum(dtype=torch.float64), t.abs().sum(dtype=torch.float64)) for t in real]
     return float(sum(a for a, _ in sums)), float(sum(b for _, b in sums))
 
 

@@ -25,11 +25,11 @@ from ..distributed.processes import Group, group_of
 from ..distributed.shards import local
 from ..kernels.calls import Attention, math_attention
 from .batches import batches_of, of_batch
-from .calling import Loss, bare
+from .calling import Loss
 from .choosing import of_function, of_module
 from .counting import shifts, terms
 from .foresight import graph_bytes
-from .fsdp import Fsdp, ShardedRunner, fsdp_of
+from .fsdp import Apartness, apart
 from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
@@ -81,7 +81,7 @@ class Risk:
     writes: bool  # evaluations write into buffers
     shifted: bool  # the loss leaves out the first label of every row
     units: dict[str, nn.Module]  # parts that can be run again backwards
-    shards: Fsdp | None  # weights that FSDP has cut over processes
+    shards: Apartness | None  # how the model lies in several processes: cut by FSDP, or in stages
     runner: Runner
     _whole: Risk | None
 
@@ -103,14 +103,18 @@ class Risk:
             raise InputError("a risk needs data: one batch, or an iterable of batches.")
         if attention not in ("auto", "math", "fused"):
             raise InputError(f"attention {attention!r} is not 'auto', 'math' or 'fused'.")
-        model, loss = bare(model), None if loss is None else of_batch(loss)
-        shards = fsdp_of(model, units, train_mode=train_mode)
+        loss = None if loss is None else of_batch(loss)
+        model, shards = apart(model, units, train_mode=train_mode)
         batches, own = (batches_of(data), None) if shards is None else shards.batches(data)
         runner: Runner
         if isinstance(model, nn.Module):
             writes = train_mode and any(True for _ in model.buffers())  # batch norm writes into its buffers
-            runner = ModuleRunner(model, loss, writes) if shards is None else ShardedRunner(model, loss, shards)
-            evaluate = partial(runner.cutting, partial(runner.call, batches[0]))
+            evaluate = None
+            if shards is None:
+                runner = own_runner = ModuleRunner(model, loss, writes)
+                evaluate = partial(runner.cutting, partial(own_runner.call, batches[0]))
+            else:
+                runner = shards.runner(model, loss)
             chosen = of_module(model, params, evaluate, include_frozen=include_frozen, train_mode=train_mode)
         else:
             if not isinstance(params, Mapping) or loss is None:
@@ -140,7 +144,7 @@ class Risk:
             say(str(self))
 
     @staticmethod
-    def _space(at: dict[str, Tensor], views: tuple[View, ...], shards: Fsdp | None) -> Space:
+    def _space(at: dict[str, Tensor], views: tuple[View, ...], shards: Apartness | None) -> Space:
         return Space.of(at, views) if shards is None else dataclasses.replace(Space.of(at), group=shards.group)
 
     def _shares(self, counts: list[float], batches: int) -> list[float]:
@@ -212,9 +216,7 @@ class Risk:
     def _weighed_gradient(self, params: Vector, batch: Any, weight: float) -> dict[str, Tensor]:
         if self.shards is None:
             return {n: weight * g for n, g in self.batch_gradient(params, batch).items()}
-        from .sharded import Sharded
-
-        return Sharded(self, self.shards, weight=weight).gradient(batch, params)
+        return self.shards.evaluation(self, weight=weight).gradient(batch, params)
 
     def batch_gradient(self, params: Vector, batch: Any) -> dict[str, Tensor]:
         """The gradient of the loss of one batch, inside a `context`; by units where memory runs out."""

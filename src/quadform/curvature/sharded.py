@@ -1,4 +1,4 @@
-"""Products of a model whose weights FSDP2 has cut over processes, by its units.
+"""Products of a model whose weights lie in several processes, by its units; here, cut by FSDP2.
 
 A unit gathers W and V together, forwards and again backwards, and adds up its part of the image over the processes
 (`fsdp`). Vectors and images are local shards. Every process runs the same units in the same order: one with fewer
@@ -21,12 +21,13 @@ from ..core.forward import alone
 from ..core.space import Vector
 from ..distributed.shards import local
 from .by_units import ByUnits, Evaluation, Scalar, add, gradients, moving
-from .fsdp import Fsdp
+from .fsdp import Apartness, Fsdp
 from .kept import Kept
 from .risk import Risk
 from .settings import without_cache
 from .soundness import differ, direction, inner
 from .strategies import Prepared
+from .strategies import Scalar as BatchScalar
 from .units import Call, NoUnit, Recomputed
 from .wide import Wide
 
@@ -54,34 +55,67 @@ class BySharded(ByUnits):
         risk, split, scalar = self.kind.risk, self.kind.split, self.kind.scalar
         assert risk.shards is not None
         if not self.made:
-            first = Sharded(risk, risk.shards, weight=risk.weights[0])
+            first = risk.shards.evaluation(risk, weight=risk.weights[0])
             if differ(risk, partial(first.slopes, risk.batches[0])):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
             self.made.append(first)
-        batch, run = risk.batches[i], Sharded(risk, risk.shards, self.kind.rows, risk.weights[i])
-        if scalar is None:
-            return Prepared(lambda V: self._each(lambda v: run.gauss_newton(batch, v, split), V))
-        return Prepared(lambda V: self._each(lambda v: run.hessian(lambda p: scalar(p, batch), risk.params, v), V))
+        batch, run = risk.batches[i], risk.shards.evaluation(risk, self.kind.rows, risk.weights[i])
+
+        def product(v: Vector) -> dict[str, Tensor]:
+            if scalar is None:
+                return run.gauss_newton(batch, v, split)
+            if self.kind.fixed:
+                return run.functional(batch, v, split, scalar)
+            return run.hessian(lambda p: scalar(p, batch), risk.params, v)
+
+        return Prepared(lambda V: self._each(product, V))
 
 
-class Sharded(Evaluation):
-    """Derivatives of `weight` times the loss of a batch, over local shards, added up over the processes."""
+class Apart(Evaluation):
+    """Derivatives of `weight` times the loss of a batch where the weights lie apart, in several processes."""
 
-    def __init__(self, risk: Risk, fsdp: Fsdp, rows: tuple[str, ...] | None = None, weight: float = 1.0) -> None:
-        super().__init__(risk, fsdp.units, rows)
-        self.fsdp, self.weight = fsdp, weight
-        self.frozen = {n: local(t) for n, t in self.frozen.items()}
-        self.outside: dict[str, Tensor] = {}  # weights outside the units, whole while a product runs
+    def __init__(
+        self,
+        risk: Risk,
+        apart: Apartness,
+        units: Mapping[str, nn.Module],
+        rows: tuple[str, ...] | None,
+        weight: float,
+    ) -> None:
+        super().__init__(risk, units, rows)
+        self.apart, self.weight = apart, weight
 
     def _hessian(self, scalar: Scalar, at: Vector, v: Vector) -> dict[str, Tensor]:
-        with self.fsdp.product():
+        with self.apart.product():
             return super()._hessian(scalar, at, v)
 
     def transposed(
         self, function: Callable[[Vector], Tensor], at: Vector, v: Vector, curve: Callable[[Tensor], Tensor]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        with self.fsdp.product():
+        with self.apart.product():
             return super().transposed(function, at, v, curve)
+
+    def functional(self, batch: Any, v: Vector, split: str | None, scalar: BatchScalar) -> dict[str, Tensor]:
+        """The product of H_f, the Hessian of a scalar, with v."""
+        return self.hessian(lambda p: scalar(p, batch), self.risk.params, v)
+
+    def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
+        v = direction(self.risk, "forward")
+        g, slope = self._recorded(lambda: self._slope(batch, near, v))
+        group = self.apart.group
+        by_forward = float(group.over_data(self.weight * slope.detach().double()))
+        along, size = group.sum(torch.tensor([inner(g, v), inner(g, g)], dtype=torch.float64)).tolist()
+        return by_forward - along, size**0.5
+
+
+class Sharded(Apart):
+    """Over local shards, added up over the processes."""
+
+    def __init__(self, risk: Risk, fsdp: Fsdp, rows: tuple[str, ...] | None = None, weight: float = 1.0) -> None:
+        super().__init__(risk, fsdp, fsdp.units, rows, weight)
+        self.fsdp = fsdp
+        self.frozen = {n: local(t) for n, t in self.frozen.items()}
+        self.outside: dict[str, Tensor] = {}  # weights outside the units, whole while a product runs
 
     def gauss_newton(self, batch: Any, v: Vector, split: str | None) -> dict[str, Tensor]:
         """J^T (d2l/dF2) J v. At the network's output the loss behind it is differentiated in the pass that makes F:
@@ -109,14 +143,6 @@ class Sharded(Evaluation):
                 curved = torch.zeros_like(g) if curved is None else curved.detach()
             self._back([F], [curved], theta, run)
             return self._whole(sums)
-
-    def slopes(self, batch: Any, near: Vector) -> tuple[float, float]:
-        v = direction(self.risk, "forward")
-        g, slope = self._recorded(lambda: self._slope(batch, near, v))
-        group = self.fsdp.group
-        by_forward = float(group.over_data(self.weight * slope.detach().double()))
-        along, size = group.sum(torch.tensor([inner(g, v), inner(g, g)], dtype=torch.float64)).tolist()
-        return by_forward - along, size**0.5
 
     def _moving(self, at: Vector, v: Vector) -> dict[str, Tensor]:
         names, shards = self.fsdp.outside, {**self.frozen, **at}

@@ -73,7 +73,7 @@ def shard(risk: R, group: Group, *, by: By = "rows") -> R:
     if group.world == 1:
         return risk
     _same_model(risk, group)
-    _same_data(risk, group)
+    same_data(risk.batches, group)
     if by == "rows":
         own = _by_rows(risk, group)
         if own is not None:
@@ -208,12 +208,17 @@ def _same_model(risk: Shardable, group: Group) -> None:
         )
 
 
-def _same_data(risk: Shardable, group: Group) -> None:
-    if not _agree([(str(b), t) for b, batch in enumerate(risk.batches) for t in _tensors(batch)], group):
-        raise InputError(
-            "the processes hold different data: `shard` splits what all of them hold. For data that are split already"
-            " (a distributed sampler) use `qd.join(risk, g)`; else seed the shuffling alike."
-        )
+#: What to do where they do.
+_SPLIT = (
+    "`shard` splits what all of them hold. For data that are split already (a distributed sampler) use"
+    " `qd.join(risk, g)`; else seed the shuffling alike."
+)
+
+
+def same_data(batches: Sequence[Any], group: Group, advice: str = _SPLIT) -> None:
+    """Refuse batches that differ between the processes, or come in another order."""
+    if not _agree([(str(b), t) for b, batch in enumerate(batches) for t in _tensors(batch)], group):
+        raise InputError(f"the processes hold different data: {advice}")
 
 
 def _agree(named: Any, group: Group) -> bool:

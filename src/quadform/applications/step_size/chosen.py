@@ -29,7 +29,7 @@ def opened(asked: StepSizeQuestion, subject: Subject) -> tuple[Risk, Stepper]:
     if set(names) != set(risk.params):
         risk = subject.risk(asked, params=names)
     risk = risk.noted(note) if note else risk
-    second = stepper.second if risk.shards is None else risk.shards.shards.held(stepper.second)
+    second = stepper.second if risk.shards is None else risk.shards.held(stepper.second)
     return risk, dataclasses.replace(stepper, names=tuple(names), second=second)
 
 
