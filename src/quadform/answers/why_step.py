@@ -2,11 +2,14 @@
 
 Record "why-step": scalars `loss`, `loss_others`, `norm`, `norm_others` (medians over the batches after it), `ceiling`,
 `ceiling_others`, `change` of the loss on its own batch; tensors `slope` and `curve`, the parts <g, d> and <d, H d> / 2
-of each layer; inputs `step`, `begun`, `lr`, `rule`, `layers`, `logged`.
+of each layer; inputs `step`, `begun`, `lr`, `rule`, `layers`, `logged`. Of another trainer's run, whose batches are not
+known, `until` is the step of the checkpoint after it; loss and norm are those of its log, others those of the lines
+around, as far as there are any; the ceiling and the change are of a probe, the change from checkpoint to checkpoint.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,9 +52,14 @@ class WhyStep(Answer):
 
     @property
     def batch(self) -> float:
-        """The gradient norm of the batch over the median of others."""
+        """The gradient norm of the batch over the median of others; NaN where it is not known."""
         s = self.record.scalars
-        return s["norm"].value / s["norm_others"].value
+        return s["norm"].value / s["norm_others"].value if "norm" in s else math.nan
+
+    @property
+    def until(self) -> int | None:
+        """The checkpoint after the step, where it is explained by those around it."""
+        return self.record.inputs.get("until")
 
     @property
     def cause(self) -> str:
@@ -71,22 +79,28 @@ class WhyStep(Answer):
         return logged is None or abs(self.record.scalars["loss"].value - logged) <= 0.01 * abs(logged)
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        s = self.record.scalars
-        told = say("why_step_rate", step=f"{self.step:,}", rate=number(self.lr), ratio=times(self.rate.value))
-        odd = say("why_step_batch", loss=number(s["loss"].value), usual=number(s["loss_others"].value),
+        s, end = self.record.scalars, "" if self.until is None else "_between"
+        told = say(f"why_step_rate{end}", step=f"{self.step:,}", rate=number(self.lr), ratio=times(self.rate.value),
+                   begun=f"{self.record.inputs['begun']:,}")  # fmt: skip
+        found = judged("why_step_rate", self.rate, RATE, times(self.rate.value), told)
+        if math.isnan(self.batch):
+            return (found,)
+        odd = say(f"why_step_batch{end}", loss=number(s["loss"].value), usual=number(s["loss_others"].value),
                   ratio=times(self.batch))  # fmt: skip
-        return (
-            judged("why_step_rate", self.rate, RATE, times(self.rate.value), told),
-            judged("why_step_batch", Estimate(self.batch), BATCH, times(self.batch), odd),
-        )
+        return found, judged("why_step_batch", Estimate(self.batch), BATCH, times(self.batch), odd)
 
     @property
     def said(self) -> Said:
         t, change = self.record.tensors, self.record.scalars["change"].value
         slope, curve = float(t["slope"].sum()), float(t["curve"].sum())
-        key = "why_step_curved" if abs(curve) > abs(slope) else "why_step_sloped"
+        bent = abs(curve) > abs(slope)
         parts = {"slope": number(slope), "curve": number(curve), "change": number(change), "layer": self.bent}
-        found = say(f"why_step_{self.cause}", step=f"{self.step:,}") + say(key, **parts)
+        cause = "unknown" if self.cause == "neither" and math.isnan(self.batch) else self.cause
+        found = say(f"why_step_{cause}", step=f"{self.step:,}")
+        if self.until is not None:
+            steps = {"begun": f"{self.record.inputs['begun']:,}", "until": f"{self.until:,}"}
+            return found + say(f"why_step_{'curved' if bent else 'sloped'}_between", **parts, **steps)
+        found += say("why_step_curved" if bent else "why_step_sloped", **parts)
         return found if self.same else found + say("why_step_other", logged=number(self.record.inputs["logged"]))
 
     def table(self) -> Grid:
@@ -97,7 +111,10 @@ class WhyStep(Answer):
 
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
-        head = f"step {self.step:,}, trained again from step {given['begun']:,}; {given['rule']}, {given['coverage']}"
+        how = f"trained again from step {given['begun']:,}"
+        if self.until is not None:
+            how = f"by the checkpoints at {given['begun']:,} and {self.until:,}"
+        head = f"step {self.step:,}, {how}; {given['rule']}, {given['coverage']}"
         return [head, *str(self.table()).splitlines(), self.said(), *self.verdict_lines()]
 
 
@@ -114,10 +131,16 @@ class WhyStepDraft(Draft):
                   "norm_others": statistics.median(norms)}  # fmt: skip
         self.scalars |= {n: Estimate(v) for n, v in values.items()}
 
-    def take_rate(self, lr: float, own: Estimate, others: Estimate) -> None:
-        """The learning rate, and its ceiling on the batch and on others."""
+    def take_log(self, *beside: tuple[float, Sequence[float]] | None) -> None:
+        """Loss and gradient norm in the log, each with those of the lines around; both or nothing."""
+        if None not in beside:
+            (loss, losses), (norm, norms) = beside  # type: ignore[misc]  # none is None
+            self.take_batch(loss, losses, norm, norms)
+
+    def take_rate(self, lr: float, own: Estimate | None, others: Estimate) -> None:
+        """The learning rate, and its ceiling on the batch, where that is known, and on others."""
         self.about["lr"] = lr
-        self.scalars |= {"ceiling": own, "ceiling_others": others}
+        self.scalars |= ({} if own is None else {"ceiling": own}) | {"ceiling_others": others}
 
     def take_update(self, slope: Mapping[str, float], curve: Mapping[str, float], change: float) -> None:
         """<g, d> and <d, H d> / 2 by layer, and what became of the loss."""

@@ -27,6 +27,7 @@ class TrainerFiles:
     lr: float | None = None
     peak: float | None = None
     optimizer: Path | None = None
+    log: tuple[dict[str, Any], ...] = ()
 
 
 #: Under which names files of torch hold the state of an optimizer; Lightning has a list of them.
@@ -39,9 +40,10 @@ def trainer_files(folder: str | Path) -> TrainerFiles:
     state, schedule = _json(folder / "trainer_state.json"), _first(folder, "scheduler.pt", "scheduler.bin")
     optimizer = next((folder / n for n in ("optimizer.pt", "optimizer.bin") if (folder / n).is_file()), None)
     step = state.get("global_step")
-    if optimizer is None and (ckpt := _newest(folder)) is not None and (body := _tensors(ckpt)):
+    if optimizer is None and (ckpt := _newest(folder)) is not None and (body := contents(ckpt)):
         optimizer, step, schedule = ckpt, body.get("global_step"), _dict(_list(body.get("lr_schedulers")))
-    logged = [_rate(row.get("learning_rate")) for row in _list(state.get("log_history")) if isinstance(row, dict)]
+    log = tuple(row for row in _list(state.get("log_history")) if isinstance(row, dict))
+    logged = [_rate(row.get("learning_rate")) for row in log]
     now, base = (max(map(_rate, _list(schedule.get(k))), default=0.0) for k in ("_last_lr", "base_lrs"))
     last = next((r for r in reversed(logged) if r > 0), 0.0)
     return TrainerFiles(
@@ -49,6 +51,7 @@ def trainer_files(folder: str | Path) -> TrainerFiles:
         lr=now or last or None,
         peak=max([base, *logged]) or None,
         optimizer=optimizer,
+        log=log,
     )
 
 
@@ -94,7 +97,7 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _first(folder: Path, *names: str) -> dict[str, Any]:
-    return next((body for n in names if (body := _tensors(folder / n))), {})
+    return next((body for n in names if (body := contents(folder / n))), {})
 
 
 def _dict(values: list[Any]) -> dict[str, Any]:
@@ -114,7 +117,8 @@ def _json(path: Path) -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _tensors(path: Path) -> dict[str, Any]:
+def contents(path: Path) -> dict[str, Any]:
+    """A file of torch that holds a mapping, read without running code; empty where there is none or it is refused."""
     try:
         body = torch.load(path, map_location="cpu", weights_only=True)
     except Exception:  # no such file, or what torch's restricted reader refuses, in classes of its own

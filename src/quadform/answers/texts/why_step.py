@@ -19,6 +19,36 @@ SENTENCES = {
         "Step {step}: neither the learning rate nor the batch stands out.",
         "{step}단계: 학습률도 배치도 눈에 띄지 않습니다.",
     ),
+    "why_step_unknown": (
+        "Step {step}: the learning rate was below the ceiling. The log does not tell about its batch (it needs loss and"
+        " grad_norm at several steps).",
+        "{step}단계: 학습률은 상한 아래였습니다. 기록으로는 배치에 대해 알 수 없습니다(여러 단계의 loss와 grad_norm이"
+        " 필요합니다).",
+    ),
+    "why_step_sloped_between": (
+        "From checkpoint {begun} to {until} the loss on the probe changed by {change}. To second order the slope along"
+        " that update gives {slope}, curvature {curve}, most of it in {layer}. The slope is the larger part.",
+        "체크포인트 {begun}에서 {until}까지 프로브의 손실은 {change}만큼 변했습니다. 2차 근사에서 갱신 방향의 기울기"
+        " 몫은 {slope}, 곡률 몫은 {curve}입니다. 곡률은 {layer}에 가장 많습니다. 기울기 몫이 더 큽니다.",
+    ),
+    "why_step_curved_between": (
+        "From checkpoint {begun} to {until} the loss on the probe changed by {change}. To second order the slope along"
+        " that update gives {slope}, curvature {curve}, most of it in {layer}. Curvature is the larger part: the loss"
+        " is not a line over so long a way.",
+        "체크포인트 {begun}에서 {until}까지 프로브의 손실은 {change}만큼 변했습니다. 2차 근사에서 갱신 방향의 기울기"
+        " 몫은 {slope}, 곡률 몫은 {curve}입니다. 곡률은 {layer}에 가장 많습니다. 곡률 몫이 더 크므로 이만큼 먼 거리에서"
+        " 손실은 직선이 아닙니다.",
+    ),
+    "why_step_rate_between": (
+        "At step {step} the learning rate {rate} was {ratio} times the ceiling, measured on the probe at the checkpoint"
+        " of step {begun}.",
+        "{step}단계의 학습률({rate})은 {begun}단계 체크포인트에서 프로브로 잰 상한의 {ratio}배였습니다.",
+    ),
+    "why_step_batch_between": (
+        "The log has the loss {loss} there, {usual} around it (median); the gradient norm is {ratio} times that around"
+        " it.",
+        "기록에 남은 손실은 {loss}, 그 주변의 중앙값은 {usual}입니다. 기울기 길이는 주변의 {ratio}배입니다.",
+    ),
     "why_step_sloped": (
         "On its own batch the loss changed by {change}: the slope along the update gives {slope}, curvature {curve},"
         " most of it in {layer}. The slope is the larger part.",

@@ -20,15 +20,13 @@ from torch import Tensor
 
 from ...answers.why_step import WhyStep, WhyStepDraft
 from ...core.errors import InputError
-from ...core.operator import Operator
 from ...core.progress import clock
 from ...core.question import Plan
-from ...core.record import Estimate, Provenance
-from ...core.space import Vector, layer_of
+from ...core.record import Provenance
+from ...core.space import Vector
 from ...core.work import Work
 from ...curvature.operators import hessian
 from ...curvature.risk import Risk
-from ...estimate.lanczos import eigenpairs
 from ...train.checkpoint import restore
 from ...train.folder import RunFolder
 from ...train.runs import Run
@@ -37,10 +35,11 @@ from ..step_size.ceiling import ceiling_of, seconds_of_product
 from ..step_size.measure import one_batch
 from ..step_size.start import first_model
 from ..subject import Subject
+from .parts import PRODUCTS, by_layer, top
 from .question import WhyQuestion
 
-#: Batches after that of the step, with which it is compared; products of an eigenvalue at most.
-OTHERS, PRODUCTS = 8, 40
+#: Batches after that of the step, with which it is compared.
+OTHERS = 8
 
 
 class StepMeasurement:
@@ -49,11 +48,7 @@ class StepMeasurement:
     def __init__(self, asked: WhyQuestion, subject: Subject) -> None:
         run, step = subject.run, asked.step
         assert step is not None
-        if run is None:
-            raise InputError(
-                f"step={step}: one step is explained for training runs of quadform, whose batches are known from their"
-                " seed. Of another trainer compare two checkpoints: ask for the learning rate of each."
-            )
+        assert run is not None
         if not 1 <= step <= run.config.steps:
             raise InputError(f"step={step}: the run has the steps 1 to {run.config.steps:,}.")
         if run.config.accumulate != 1:
@@ -94,7 +89,7 @@ class StepMeasurement:
             if known.rule.adaptive and not known.second:
                 known = known.after(_gradients(Risk(short.model, None, others, quiet=True)))
             A = known.operator(hessian(risk), known.preconditioner(risk.gradient(), risk.params))
-            ceilings[name] = ceiling_of(known.rule.factor, _top(A, work))
+            ceilings[name] = ceiling_of(known.rule.factor, top(A, work))
         risk = Risk(short.model, None, [own], quiet=True)
         rest = Risk(short.model, None, others, quiet=True)
         g, before = risk.gradient(), {n: p.detach().clone() for n, p in risk.params.items()}
@@ -106,7 +101,7 @@ class StepMeasurement:
         Hd = {n: t[0] for n, t in hessian(held).apply({n: t[None] for n, t in d.items()}).items()}
         found.take_batch(loss, usual, norms[0], norms[1:])
         found.take_rate(lr, ceilings["own"], ceilings["others"])
-        found.take_update(_by_layer(g, d), _by_layer(Hd, d, 0.5), float(risk.value().detach()) - loss)
+        found.take_update(by_layer(g, d), by_layer(Hd, d, 0.5), float(risk.value().detach()) - loss)
         return found.answer(
             Provenance.collect(seed=run.config.seed, dtype=risk.dtype, device=risk.device),
             source=dict(self.subject.source),
@@ -130,25 +125,12 @@ def _before(run: Run, step: int) -> Run:
     return dataclasses.replace(run, model=fresh, step=0)
 
 
-def _top(A: Operator, work: Work) -> Estimate:
-    return eigenpairs(A, top=1, tol=1e-2, max_products=PRODUCTS, progress=work.report()).top[0]
-
-
 def _gradients(risk: Risk) -> list[dict[str, Tensor]]:
     return [one_batch(risk, i).gradient() for i in range(len(risk.batches))]
 
 
 def _norm(v: Vector) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in v.values()))
-
-
-def _by_layer(u: Vector, d: Vector, factor: float = 1.0) -> dict[str, float]:
-    """factor <u, d> over the parameters of each layer."""
-    sums: dict[str, float] = {}
-    for n, t in d.items():
-        layer = layer_of(n) or n.partition(".")[0]
-        sums[layer] = sums.get(layer, 0.0) + factor * float((u[n].double() * t.double()).sum())
-    return sums
 
 
 def _logged(run: Run, step: int) -> float | None:

@@ -40,6 +40,11 @@ class WhyQuestion(Question):
         metavar="N",
         shown="(default: take parts out)",
     )
+    checkpoints: str | None = option(
+        None,
+        "Folder with the checkpoints of another trainer's run (Lightning, plain torch), for one step of a module.",
+        command_line=False,
+    )
     batch_size: int = option(8, "Sequences in a batch.", least=1)
     seed: int = option(0, "Seed of everything that is drawn.")
 
@@ -59,10 +64,14 @@ class WhyQuestion(Question):
         return opening.light() if self.step is not None else opening.outline() or opening.light()
 
     def measurement(self, subject: Any = None) -> Any:
+        if self.checkpoints is not None and self.step is None:
+            raise InputError("checkpoints= is for one step of a run; give step= too.")
         if self.step is not None:
+            from .between import BetweenMeasurement
             from .one_step import StepMeasurement
 
-            return StepMeasurement(self, subject)
+            own = subject.run is not None and self.checkpoints is None
+            return (StepMeasurement if own else BetweenMeasurement)(self, subject)
         from .measure import WhyMeasurement
 
         return WhyMeasurement(self, subject)
