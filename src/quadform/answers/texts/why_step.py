@@ -22,8 +22,8 @@ SENTENCES = {
     "why_step_unknown": (
         "Step {step}: the learning rate was below the ceiling. The log does not tell about its batch: it needs the loss"
         " and the gradient norm of several steps.",
-        "{step}단계: 학습률은 상한 아래였습니다. 기록으로는 배치에 대해 알 수 없습니다. 여러 단계의 손실과 기울기 길이가"
-        " 기록에 있어야 합니다.",
+        "{step}단계: 학습률은 상한 아래였습니다. 기록으로는 배치에 대해 알 수 없습니다. 여러 단계의 손실과 기울기"
+        " 길이가 기록에 있어야 합니다.",
     ),
     "why_step_sloped_between": (
         "From checkpoint {begun} to {until} the loss on the probe changed by {change}. To second order the slope along"
