@@ -25,7 +25,7 @@ class Opening(Fields):
 class Toy(Fields):
     """A toy question."""
 
-    top: int = option(5, "Largest eigenvalues.", least=0)
+    top: int = option(5, "Number of largest eigenvalues.", least=0)
     seed: int = option(0, "Seed.")
     curvature: str = option("hessian", "Which operator.", choices=("hessian", "gauss_newton"))
     depths: Sequence[int] = option((2, 6), "Depths.", parse=whole_numbers)

@@ -19,7 +19,7 @@ class Toy(Question):
     again = frozenset({"products"})
 
     model: str = required("A model.", metavar="MODEL")
-    top: int = option(5, "Largest eigenvalues.", least=0)
+    top: int = option(5, "Number of largest eigenvalues.", least=0)
     curvature: str = option("hessian", "Which operator.", choices=("hessian", "gauss_newton"))
     momentum: float = option(0.9, "Momentum.", least=0, below=1)
     depths: Sequence[int] = option((2, 6), "Depths.", parse=whole_numbers)

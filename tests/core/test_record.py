@@ -25,6 +25,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import quadform
 from quadform.core import record as module
 from quadform.core.errors import FileError, InputError
 from quadform.core.number import joint_kind
@@ -588,7 +589,8 @@ def test_provenance_tells_where_a_record_comes_from(tmp_path: Path, monkeypatch)
     monkeypatch.setattr(sys, "argv", ["/some/where/quadform", "attention", "--out", "my folder"])
     made = Provenance.collect(seed=7, dtype=torch.float64, device="cpu")
     assert made.versions["torch"] == torch.__version__
-    assert {"python", "quadform", "numpy", "scipy", "safetensors"} <= set(made.versions)
+    assert made.versions["quadform"] == quadform.__version__  # not that of an older installation
+    assert {"python", "numpy", "scipy", "safetensors"} <= set(made.versions)
     assert (made.seed, made.dtype, made.device, made.threads) == (7, "float64", "cpu", 1)
     assert made.command == "quadform attention --out 'my folder'"
     assert made.made_at.endswith("+00:00")

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Numerics(Fields):
     """Where and how the numbers are made."""
 
-    seed: int = option(0, "Seed of everything that is drawn.")
+    seed: int = option(0, "Seed of all random numbers.")
     dtype: str = option(
         "float64",
-        "Number format of the computation; half precision is refused, it underflows.",
+        "Floating-point type of the computation. Half precision is refused because it underflows.",
         choices=("float32", "float64"),
     )
-    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
+    device: str = option("cpu", "Device to compute on: cpu, cuda, cuda:0, ...")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,24 +34,24 @@ class Probe(Fields, ABC):
     """Batches that models are measured on, and how models are opened."""
 
     data: str = option("auto", "A data set (`quadform ls data`), a text file, or `auto` (what the run was trained on).")
-    batch_size: int = option(8, "Sequences in a batch.", least=1)
-    batches: int = option(1, "Batches; their mean is the loss.", least=1)
+    batch_size: int = option(8, "Sequences per batch.", least=1)
+    batches: int = option(1, "Number of batches; the loss is their mean.", least=1)
     length: int | None = option(
         None,
-        "Tokens of a sequence, for text and language models.",
+        "Tokens per sequence, for text and language models.",
         least=1,
         metavar="INT",
         shown="(default: the data's)",
     )
-    seed: int = option(0, "Seed of everything that is drawn.")
+    seed: int = option(0, "Seed of all random numbers.")
     dtype: str = option(
         "float32",
-        "Number format of the computation; half precision is refused, it underflows.",
+        "Floating-point type of the computation. Half precision is refused because it underflows.",
         choices=("float32", "float64"),
     )
-    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
-    allow_download: bool = option(False, "A hub id may be fetched; by default no network is used.")
-    trust_pickle: bool = option(False, "Open checkpoints that hold Python objects and could run code.")
+    device: str = option("cpu", "Device to compute on: cpu, cuda, cuda:0, ...")
+    allow_download: bool = option(False, "Allow downloads from the Hugging Face hub. By default no network is used.")
+    trust_pickle: bool = option(False, "Open pickle checkpoints. They can run code: use this only for files you trust.")
 
     @classmethod
     @abstractmethod
@@ -125,10 +125,10 @@ class CutOpening(Opening):
 
     fsdp: bool = option(
         False,
-        "Cut the weights over the processes of torchrun (FSDP2), for a model that does not fit one device. Whole"
+        "Shard the weights over the processes of torchrun (FSDP2), for a model that does not fit one device. Whole"
         " batches go to the processes: give as many as there are.",
     )
-    world: int = option(1, "Processes a plan is made for, the weights cut over them; it measures nothing.", least=1)
+    world: int = option(1, "With --dry-run: number of processes the weights would be sharded over.", least=1)
 
     def outline(self) -> Subject | None:
         found = super().outline()
@@ -155,11 +155,11 @@ class ModelQuestion(Question):
     """A question about one opened model: which of its parameters, in which mode."""
 
     params: str | tuple[str, ...] = option(
-        "*", "Which parameters: names with wildcards, commas between (`h.0.attn.*,*.W_Q`)."
+        "*", "Parameters to measure: comma-separated names with wildcards (`h.0.attn.*,*.W_Q`)."
     )
-    include_frozen: bool = option(False, "Take parameters with requires_grad=False as well.")
-    train_mode: bool = option(False, "Keep dropout as it is in training; the default measures in eval mode.")
-    seed: int = option(0, "Seed of everything that is drawn.")
+    include_frozen: bool = option(False, "Include parameters with requires_grad=False.")
+    train_mode: bool = option(False, "Measure in training mode, with dropout. The default is eval mode.")
+    seed: int = option(0, "Seed of all random numbers.")
 
     def light(self, opening: Any) -> Any:
         return opening.outline() or opening.light()

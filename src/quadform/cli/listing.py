@@ -20,7 +20,7 @@ DEEPEST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class LsTask(Task):
-    """What there is: block designs with their formulas, data sets, experiments, and your runs with their verdicts."""
+    """List block designs with their formulas, data sets, experiments, or your runs with their verdicts."""
 
     verb = "ls"
     takes = frozenset()

@@ -34,7 +34,9 @@ VERBS = {
         "opening:CutOpening",
     ),
     "report": Verb(
-        "one self-contained HTML file of it", "study.question:ReportQuestion", "study.question:ReportOpening"
+        "one HTML file with all measurements of a model",
+        "study.question:ReportQuestion",
+        "study.question:ReportOpening",
     ),
     "signal": Verb(
         "does the signal survive depth? rank, token cosine, norms",
@@ -46,9 +48,9 @@ VERBS = {
         "why.question:WhyQuestion",
         "opening:Opening",
     ),
-    "compare": Verb("which block before spending GPU money", "compare.question:CompareQuestion"),
+    "compare": Verb("block designs and depths side by side, under a time budget", "compare.question:CompareQuestion"),
     "lr": Verb(
-        "the largest stable learning rate: a ceiling from curvature, tried on a copy",
+        "the largest stable learning rate, computed from curvature and tested on a copy",
         "step_size.question:StepSizeQuestion",
         "step_size.question:StepSizeOpening",
     ),
@@ -68,51 +70,54 @@ VERBS = {
         "opening:Opening",
     ),
     "flat": Verb(
-        "how flat the loss is around the model, as it stands and at its least among equal models",
+        "how flat the loss is around the model, also over rescalings that do not change its outputs",
         "flat.question:FlatQuestion",
         "flat.question:FlatOpening",
     ),
     "prune": Verb(
-        "which weights can go, and what it costs the loss: predicted and measured",
+        "remove weights: the loss predicted by the Hessian, and measured",
         "prune.question:PruneQuestion",
         "compressing.question:CalibrationOpening",
     ),
     "quantize": Verb(
-        "how few bits the weights need, and what it costs the loss: predicted and measured",
+        "store weights in fewer bits: the loss predicted by the Hessian, and measured",
         "quantize.question:QuantizeQuestion",
         "compressing.question:CalibrationOpening",
     ),
     "precond": Verb(
-        "the Hessian as Adam, K-FAC, Shampoo and others see it: which makes it round, and what one step gains",
+        "how well Adam, K-FAC, Shampoo and others precondition the Hessian, and what one step gains",
         "precond.question:PrecondQuestion",
         "precond.question:PrecondOpening",
     ),
-    "verify": Verb("is the mathematics right on this machine?", "verify.question:VerifyQuestion"),
-    "reproduce": Verb(
-        "the papers' figures and tables again: is each claim met?", ".experiments.question:ReproduceTask"
+    "verify": Verb(
+        "check the closed forms against automatic differentiation on this machine", "verify.question:VerifyQuestion"
     ),
-    "train": Verb("make a model with a chosen block and train it", "fitting.question:TrainTask"),
-    "decode": Verb("what a trained model writes: greedy, beam or sampled", "decoding.question:DecodeTask"),
-    "data": Verb("real corpora and trained models: licence and size first", ".corpora.question:DataTask"),
-    "ls": Verb("what designs, data, experiments and runs there are", ".cli.listing:LsTask"),
+    "reproduce": Verb(
+        "reproduce figures and tables of the papers and check each claim", ".experiments.question:ReproduceTask"
+    ),
+    "train": Verb("train a model with a chosen block design", "fitting.question:TrainTask"),
+    "decode": Verb(
+        "generate text with a trained model: greedy search, beam search or sampling", "decoding.question:DecodeTask"
+    ),
+    "data": Verb("list, fetch or build corpora and trained models", ".corpora.question:DataTask"),
+    "ls": Verb("list block designs, data sets, experiments or runs", ".cli.listing:LsTask"),
     "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
     "teach": Verb(
         "the Transformer as a lecture in the browser, with a model trained live", ".teach.question:TeachTask"
     ),
-    "doctor": Verb("will it run here, and how large may I go?", "doctor.question:DoctorQuestion"),
+    "doctor": Verb("check versions, devices, memory and optional packages", "doctor.question:DoctorQuestion"),
 }
 
 _HELP = """\
 usage: quadform VERB [flags]
 
-The second-order shape of a Transformer's loss.
+Measure the curvature of neural-network losses and put it to use.
 
 {verbs}
 
-Every verb takes --json --quiet --debug, those that measure or train --device --dtype --seed --out DIR,
-those that take long --dry-run (plan and cost), --max-time 10m and --resume.
-`quadform VERB --help` tells more; `quadform --version` tells the version.
-First time here: `quadform report`.
+Every verb takes --lang --json --quiet --debug. Verbs that measure or train also take --device --dtype --seed --out DIR.
+Verbs that take long also take --dry-run (print plan and cost), --max-time 10m and --resume.
+Help on one verb: `quadform VERB --help`. Version: `quadform --version`. First time here: `quadform report`.
 """
 
 

@@ -11,10 +11,10 @@ from ..core.question import Fields, option, seconds_of
 class LongWork(Fields):
     """Work that takes minutes: it says its cost first, can be stopped and goes on where it was."""
 
-    resume: bool = option(False, "Go on with the unfinished work in `--out`.")
+    resume: bool = option(False, "Resume the unfinished run in `--out`.")
     max_time: float | None = option(
         None,
-        "Stop after this long (`90s`, `10m`, `2h`), keep what is there and mark it partial.",
+        "Stop after this time (`90s`, `10m`, `2h`). Results so far are kept and marked partial.",
         metavar="TIME",
         parse=seconds_of,
     )
@@ -29,7 +29,7 @@ class LongWork(Fields):
 class Output(Fields):
     """Where the answer goes."""
 
-    out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
+    out: str | None = option(None, "Folder for the results; created if missing.", metavar="DIR")
     json: bool = option(False, "Print strict JSON and nothing else on stdout.")
-    quiet: bool = option(False, "No progress on stderr.")
+    quiet: bool = option(False, "Print no progress to stderr.")
     debug: bool = option(False, "Show the whole traceback of an error.")

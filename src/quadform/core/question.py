@@ -2,7 +2,7 @@
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumQuestion(Question):
-    top: int = option(5, "Largest eigenvalues.", least=0)
+    top: int = option(5, "Number of largest eigenvalues.", least=0)
 
 A field holds its default, its help text and its check; there is no second list of them. The command line reads its
 flags from here. A field that takes text on the command line and another value in Python names how to `parse` the text.

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import __version__
 from .errors import FileError, InputError
 from .files import alone
 from .number import Estimate as Estimate
@@ -67,8 +68,8 @@ class Provenance:
         cls, *, seed: int | None = None, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> Provenance:
         """The state of this process now."""
-        versions = {"python": platform.python_version()}
-        for package in ("quadform", "torch", "numpy", "scipy", "safetensors", "altair", "triton", "transformers"):
+        versions = {"python": platform.python_version(), "quadform": __version__}
+        for package in ("torch", "numpy", "scipy", "safetensors", "altair", "triton", "transformers"):
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
         device = torch.device(device)

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataTask(Task):
-    """Real corpora and trained models: what there is (list), getting it (fetch), own text as a data set (build).
+    """Corpora and trained models: list them, fetch them, or build a data set from your own text.
 
-    Licence and size are told before anything is fetched. Things are kept in the folder QUADFORM_DATA (a folder of the
-    user's cache where that is not set), or in `--out`, with checksums that are verified at every use. Nothing is
-    installed and nothing fetched is executed.
+    Licence and size are shown before anything is fetched. Files are kept in the folder QUADFORM_DATA (by default in the
+    user's cache), or in `--out`, with checksums that are verified at every use. Nothing is installed, and nothing
+    that was fetched is executed.
     """
 
     verb = "data"
@@ -26,7 +26,7 @@ class DataTask(Task):
 
     action: str = option(
         "list",
-        "list: what there is; fetch NAME ...: get it; build FILE ... --out DIR: own .tsv pairs, text files, or the"
+        "list: show all; fetch NAME ...: download; build FILE ... --out DIR: from .tsv pairs, text files, or the"
         " text field of .csv and .jsonl rows.",
         positional=True,
         choices=("list", "fetch", "build"),
@@ -34,10 +34,8 @@ class DataTask(Task):
     names: tuple[str, ...] = option(
         (), "Names of the list to fetch, or files to build from.", positional=True, metavar="[NAME ...]"
     )
-    again: bool = option(False, "Fetch even what is already here.")
-    held: int = option(
-        20, "build: one group (or document) in so many is held out for validation, and one for the test."
-    )
+    again: bool = option(False, "Fetch again what is already here.")
+    held: int = option(20, "build: one group (or document) in N is held out for validation, and one for the test.")
     pieces: int = option(0, "build: size of the sub-word vocabulary a model of this text uses by default (0: bytes).")
 
     out: str | None = option(None, "The folder to look in, to fetch to, or to build.", metavar="DIR")

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReproduceTask(Task):
-    """The papers' figures and tables, made again, and each of their claims: met, not met, undecided or not tested.
+    """Reproduce figures and tables of the papers; each claim is met, not met, undecided or not tested.
 
-    Every experiment is saved, drawn (SVG, PNG, HTML) and judged. What is finished in the folder is kept, what was
-    stopped goes on. Exit code 3 means that a claim is not met, or that the time was up.
+    Every experiment is saved, drawn (SVG, PNG, HTML) and judged. Finished experiments in the folder are kept,
+    stopped ones are resumed. Exit code 3 means that a claim is not met, or that the time was up.
     """
 
     verb = "reproduce"
@@ -37,14 +37,14 @@ class ReproduceTask(Task):
         choices=("smoke", "cpu", "paper"),
     )
     seed: int | None = option(
-        None, "Seed of everything that is drawn.", metavar="INT", shown="(default: the experiment's own)"
+        None, "Seed of all random numbers.", metavar="INT", shown="(default: the experiment's own)"
     )
-    again: bool = option(False, "Compute again what is finished in the folder.")
+    again: bool = option(False, "Compute finished experiments again.")
     figures: tuple[str, ...] = option(
-        (), "Also the figure of each experiment for a paper, in these formats.", metavar="pdf,svg,png"
+        (), "Also write the figure of each experiment for a paper, in these formats.", metavar="pdf,svg,png"
     )
-    width: str = option("3.25in", "Width of the figures for a paper, in in, cm, mm or pt.", metavar="LENGTH")
-    font_size: float = option(8.0, "Size of the letters in the figures for a paper, in points.", metavar="POINTS")
+    width: str = option("3.25in", "Width of the figures for a paper, in inches (in), cm, mm or pt.", metavar="LENGTH")
+    font_size: float = option(8.0, "Font size in the figures for a paper, in points.", metavar="POINTS")
 
     def check(self) -> None:
         names = words_of(self.names) if isinstance(self.names, str) else tuple(dict.fromkeys(self.names))

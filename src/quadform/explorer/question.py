@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 class ExploreTask(Task):
     """The live page: move a slider and see the exact Hessian of attention, its spectrum and its blocks change.
 
-    Serves one page on this machine alone (127.0.0.1, a secret address) until Ctrl-C or the end of the time. Nothing
-    leaves the machine. The page computes on the CPU in float64.
+    Serves one page on this machine only (127.0.0.1, a secret address) until Ctrl-C or the time limit. Nothing leaves
+    the machine. The page computes on the CPU in float64.
     """
 
     verb = "explore"
     takes = frozenset({"max_time"})
 
-    port: int = option(8765, "Port of the page; the next free one when it is taken, any free one for 0.")
-    no_open: bool = option(False, "Print the address and open no browser.")
-    seed: int = option(0, "Seed of everything that is drawn.")
+    port: int = option(8765, "Port of the page; the next free one if it is taken; 0: any free port.")
+    no_open: bool = option(False, "Print the address, but open no browser.")
+    seed: int = option(0, "Seed of all random numbers.")
     lang: str = option("en", "Language of the page.", choices=("en", "ko"))
 
     def check(self) -> None:

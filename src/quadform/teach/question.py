@@ -18,15 +18,15 @@ class TeachTask(Task):
     """The Transformer as a lecture in the browser: tokens, attention, encoder and decoder, training, beam search.
 
     Every picture is computed when you move its slider. A small model is trained while you watch, then decoded and
-    measured: its Hessian, its signal, its learning-rate ceiling. Serves one page on this machine alone (127.0.0.1, a
-    secret address) until Ctrl-C or the end of the time. Nothing leaves the machine.
+    measured: its Hessian, its signal, its learning-rate ceiling. Serves one page on this machine only (127.0.0.1, a
+    secret address) until Ctrl-C or the time limit. Nothing leaves the machine.
     """
 
     verb = "teach"
     takes = frozenset({"max_time"})
 
-    port: int = option(8775, "Port of the page; the next free one when it is taken, any free one for 0.")
-    no_open: bool = option(False, "Print the address and open no browser.")
+    port: int = option(8775, "Port of the page; the next free one if it is taken; 0: any free port.")
+    no_open: bool = option(False, "Print the address, but open no browser.")
     seed: int = option(0, "Seed of the model that is trained.", least=0)
     lang: str = option("en", "Language of the page.", choices=("en", "ko"))
 

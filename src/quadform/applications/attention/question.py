@@ -69,8 +69,8 @@ class AttentionQuestion(Numerics, Question):
     """The exact Hessian of one attention layer with mean squared loss, on a seeded toy problem.
 
     Tokens X ~ scale N(0, 1), targets Y ~ N(0, 1), weights ~ N(0, 1/d_model). The layer is
-    softmax(Q K^T / (t sqrt(d_k))) V, or the same without the softmax. Every number is exact; the slopes are fits and
-    carry their standard error.
+    softmax(Q K^T / (t sqrt(d_k))) V, or the same without the softmax. Every number is exact, except
+    the slopes: they are fits with a standard error.
     """
 
     verb = "attention"
@@ -88,8 +88,8 @@ class AttentionQuestion(Numerics, Question):
         choices=("qk", "single"),
     )
     scale: float = option(1.0, "Standard deviation of the tokens.", above=0)
-    temperature: float = option(1.0, "Scores are divided by this (besides sqrt(d_k)).", above=0)
-    mask: str = option("none", "Which tokens a token sees.", choices=("none", "causal"))
+    temperature: float = option(1.0, "Scores are divided by this, in addition to sqrt(d_k).", above=0)
+    mask: str = option("none", "Which tokens each token attends to.", choices=("none", "causal"))
     sink: float = option(0.0, "Added to every score of the first token: an attention sink.")
     precond: str = option(
         "none",

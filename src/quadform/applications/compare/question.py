@@ -17,10 +17,10 @@ SORTS = ("design", "loss", "lr_ceiling", "rank", "cosine", "gradient", "paramete
 
 @dataclass(frozen=True, kw_only=True)
 class CompareQuestion(Question):
-    """Which block before spending GPU money: designs and depths side by side under a budget of time.
+    """Block designs and depths side by side, under a time budget.
 
     At initialisation: token cosine, rank and gradient ratio through depth, lambda_max, the AdamW ceiling; parameters,
-    FLOPs, memory. Then a short training of equal time each: loss on held-out data, tokens a second.
+    FLOPs, memory. Then a short training run of the same time for each: loss on held-out data, tokens per second.
     """
 
     verb = "compare"
@@ -28,34 +28,34 @@ class CompareQuestion(Question):
 
     designs: Sequence[str] = option(
         ("pre-ln", "post-ln", "parallel", "sas-p", "v-skipinit"),
-        "Block designs, commas between.",
+        "Block designs, comma-separated.",
         parse=words_of,
         metavar="NAMES",
     )
     depths: Sequence[int] | int = option(
-        (2, 6), "Numbers of blocks, commas between.", parse=whole_numbers, metavar="DEPTHS"
+        (2, 6), "Numbers of blocks, comma-separated.", parse=whole_numbers, metavar="DEPTHS"
     )
-    d_model: int = option(64, "Width of the stream.", least=1)
+    d_model: int = option(64, "Width of the model.", least=1)
     heads: int = option(4, "Attention heads.", least=1)
     data: str | object = option(
         "add", "Data set (`quadform ls data`), with settings as in `add:digits=3`; in Python also a Dataset."
     )
-    batch_size: int = option(32, "Sequences in a batch.", least=1)
+    batch_size: int = option(32, "Sequences per batch.", least=1)
     lr: float = option(
         1e-3, "Learning rate of the short training (AdamW, warm-up 5 %, linear decay), the same for all.", above=0
     )
     budget: float = option(
         300.0,
-        "Time for everything together, as far as it can be planned (`90s`, `5m`).",
+        "Total time, as far as it can be planned (`90s`, `5m`).",
         parse=seconds_of,
         metavar="TIME",
         shown="(default: 5m)",
         above=0,
     )
     sort: str = option("loss", "Order of the rows.", choices=SORTS)
-    seed: int = option(0, "Seed of everything that is drawn.")
-    dtype: str = option("float32", "Number format of the computation.", choices=("float32", "float64"))
-    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
+    seed: int = option(0, "Seed of all random numbers.")
+    dtype: str = option("float32", "Floating-point type of the computation.", choices=("float32", "float64"))
+    device: str = option("cpu", "Device to compute on: cpu, cuda, cuda:0, ...")
 
     def check(self) -> None:
         names = tuple(dict.fromkeys(name.replace("_", "-") for name in self.designs))

@@ -14,7 +14,7 @@ from ..opening import ModelQuestion, Opening
 class CalibrationOpening(Opening):
     """A model and several batches: the inputs of its matrices are measured on them."""
 
-    batches: int = option(8, "Batches of the calibration, those that are held out included.", least=1)
+    batches: int = option(8, "Number of calibration batches, including those held out.", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +23,14 @@ class CompressQuestion(ModelQuestion):
 
     held_out: int | None = option(
         None,
-        "Batches that are kept out of the calibration; the methods are compared on them.",
+        "Number of batches held out of the calibration; the methods are compared on them.",
         least=0,
         metavar="INT",
         shown="(default: a quarter of the batches)",
     )
-    score: int = option(200, "Questions of the task's score, of a training run whose data have one; 0: none.", least=0)
+    score: int = option(
+        200, "Number of questions for the task's own score, if the training data have one; 0: none.", least=0
+    )
 
 
 def require_known(methods: tuple[str, ...], known: Collection[str]) -> None:

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeTask(Numerics, Task):
-    """Greedy, beam or sampled text of a trained run: one line for every text, every line of a file, or of stdin."""
+    """Generate text with a trained run: greedy search, beam search or sampling, one line per input text."""
 
     verb = "decode"
     takes = frozenset({"out"})
     first = "model"
 
-    model: str = required("The folder of a run that `quadform train --out RUN` made.", metavar="RUN")
+    model: str = required("The folder of a run written by `quadform train --out RUN`.", metavar="RUN")
     texts: tuple[str, ...] = option((), "What to translate, answer or continue.", positional=True, metavar="[TEXT ...]")
-    file: str | None = option(None, "Take the lines of this file; `-` is stdin.", metavar="FILE")
-    beam: int = option(1, "Hypotheses kept at every step; 1 is greedy search.", least=1)
+    file: str | None = option(None, "Read the texts from this file, one per line; `-` is stdin.", metavar="FILE")
+    beam: int = option(1, "Beam width; 1 is greedy search.", least=1)
     length_penalty: float = option(
         1.0, "alpha of score = log-probability / penalty(length); larger favours longer texts."
     )
     penalty: str = option("power", "penalty(n) = n^alpha, or ((5 + n) / 6)^alpha.", choices=("power", "gnmt"))
-    n_best: int = option(1, "How many hypotheses to print, with their scores.", least=1)
-    sample: bool = option(False, "Draw the text instead of searching for the likeliest.")
-    temperature: float = option(1.0, "Of a sample: below 1 bolder, above 1 more varied.", above=0)
-    top_k: int = option(0, "Of a sample: only the k likeliest tokens (0: all).", least=0)
-    top_p: float = option(1.0, "Of a sample: only the likeliest tokens of this total probability.")
+    n_best: int = option(1, "Number of hypotheses to print, with their scores.", least=1)
+    sample: bool = option(False, "Sample the text instead of searching for the most likely one.")
+    temperature: float = option(1.0, "Temperature of sampling: below 1 less varied, above 1 more varied.", above=0)
+    top_k: int = option(0, "Sample only from the k most likely tokens (0: all).", least=0)
+    top_p: float = option(1.0, "Sample only from the most likely tokens with this total probability.")
     max_length: str | None = option(
         None,
-        "Tokens generated at most; `+50`: 50 more than the source has.",
+        "Maximum number of generated tokens; `+50`: 50 more than the source has.",
         metavar="INT|+INT",
         shown="(default: what fits the data)",
     )
@@ -49,11 +49,11 @@ class DecodeTask(Numerics, Task):
     )
     average: int = option(
         1,
-        "Decode with the mean of the weights of the last so many snapshots (`quadform train --average N` keeps them).",
+        "Decode with the mean weights of the last N snapshots (`quadform train --average N` keeps them).",
         least=1,
     )
     batch_size: int = option(64, "Texts decoded together.", least=1)
-    dtype: str = option("float32", "Number format of the computation.", choices=("float32", "float64"))
+    dtype: str = option("float32", "Floating-point type of the computation.", choices=("float32", "float64"))
 
     def check(self) -> None:
         texts = (self.texts,) if isinstance(self.texts, str) else tuple(self.texts)

@@ -11,6 +11,7 @@ from importlib import metadata
 
 import torch
 
+from ... import __version__
 from ...core.cgroup import memory_limit
 from ...core.memory import free_bytes, in_words
 from ...core.question import Plan
@@ -53,7 +54,7 @@ class DoctorMeasurement:
 
 
 def _packages() -> list[Line]:
-    lines = [Line("packages", "python", platform.python_version()), Line("packages", "quadform", _version("quadform"))]
+    lines = [Line("packages", "python", platform.python_version()), Line("packages", "quadform", __version__)]
     for name in REQUIRED:
         version = _version(name)
         lines.append(

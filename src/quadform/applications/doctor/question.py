@@ -11,7 +11,7 @@ from ..opening import Numerics
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorQuestion(Numerics, Question):
-    """Will it run here, and how large may I go: versions, devices, memory, optional parts, known traps."""
+    """Versions, devices, memory, largest model sizes, optional packages and known problems."""
 
     verb = "doctor"
     takes = frozenset({"out"})

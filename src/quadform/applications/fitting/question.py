@@ -23,7 +23,7 @@ MOST_TESTED = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask(Numerics, Task):
-    """Make a model with a chosen block and train it. What is not said comes from the recipe that fits the data.
+    """Train a model with a chosen block design. Values that are not given come from the recipe that fits the data.
 
     Several GPUs or processes: `torchrun --nproc-per-node 8 --no-python quadform train ...`.
     """
@@ -37,22 +37,23 @@ class TrainTask(Numerics, Task):
     )
     objective: str = option(
         "auto",
-        "What is predicted; `masked` hides tokens of running text from an encoder, the others follow from the data.",
+        "Training objective. `masked` masks tokens of running text for an encoder; the others follow from the data.",
         choices=("auto", "causal", "masked", "seq2seq", "classify"),
     )
     recipe: str = option(
         "auto",
-        "What is not given: `auto` fits the data, `vaswani` is the original Transformer (Post-LN, 100,000 steps).",
+        "Defaults for values that are not given: `auto` fits the data, `vaswani` is the original Transformer"
+        " (Post-LN, 100,000 steps).",
         choices=("auto", "vaswani"),
     )
     design: str | None = option(
         None, "Block design (`quadform ls designs`).", metavar="NAME", shown="(default: the recipe's, or pre-ln)"
     )
     start_from: str | None = option(
-        None, "Go on with the weights of a trained run (fine-tuning) in place of a fresh model.", metavar="RUN"
+        None, "Start from the weights of a trained run (fine-tuning) instead of a new model.", metavar="RUN"
     )
     depth: int | None = option(
-        None, "Blocks (on each side of an encoder-decoder).", metavar="NUMBER", shown="(default: what fits the data)"
+        None, "Number of blocks (in encoder and decoder each).", metavar="NUMBER", shown="(default: what fits the data)"
     )
     d_model: int | None = option(None, "Width of a token.", metavar="NUMBER", shown="(default: what fits the data)")
     heads: int | None = option(None, "Attention heads.", metavar="NUMBER", shown="(default: what fits the data)")
@@ -63,21 +64,21 @@ class TrainTask(Numerics, Task):
     steps: int | None = option(None, "Steps of the optimizer.", metavar="NUMBER", shown="(default: what fits the data)")
     batch_size: int | None = option(
         None,
-        "Sequences of a batch, in the mean where batches are cut by length.",
+        "Sequences per batch (on average, if batches are grouped by length).",
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
-    accumulate: int | None = option(None, "Batches of a step.", metavar="NUMBER", shown="(default: what fits the data)")
+    accumulate: int | None = option(None, "Batches per step.", metavar="NUMBER", shown="(default: what fits the data)")
     optimizer: str | None = option(
         None,
-        "The optimizer; muon is for CUDA, gauss-newton for small models (up to 100 products a step).",
+        "The optimizer. muon needs CUDA; gauss-newton is for small models (up to 100 products per step).",
         shown="(default: the recipe's, or adamw)",
         choices=("adamw", "adam", "sgd", "muon", "gauss-newton"),
     )
     lr: float | None = option(None, "Peak learning rate.", metavar="NUMBER", shown="(default: what fits the data)")
     warmup: float | None = option(
         None,
-        "Warm-up: below 1 a share of the steps, from 1 on a number of steps.",
+        "Warm-up: below 1 a share of all steps, otherwise a number of steps.",
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
@@ -89,12 +90,12 @@ class TrainTask(Numerics, Task):
     )
     weight_decay: float | None = option(
         None,
-        "Weight decay of the matrices; of adam and sgd it is 0 unless given, and then an L2 penalty in the gradient.",
+        "Weight decay of the matrices. For adam and sgd the default is 0, and it is an L2 penalty in the gradient.",
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
     clip: float | None = option(
-        None, "Largest gradient norm; 0 does not clip.", metavar="NUMBER", shown="(default: what fits the data)"
+        None, "Clip the gradient to this norm; 0: no clipping.", metavar="NUMBER", shown="(default: what fits the data)"
     )
     smoothing: float | None = option(
         None, "Label smoothing of the training loss.", metavar="NUMBER", shown="(default: what fits the data)"
@@ -104,13 +105,13 @@ class TrainTask(Numerics, Task):
     )
     patience: int | None = option(
         None,
-        "Stop after so many validations without a better one.",
+        "Stop after this many validations without improvement.",
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
     goal: float | None = option(
         None,
-        "Stop once this share of held-out questions is answered exactly.",
+        "Stop when this share of held-out questions is answered exactly.",
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
@@ -119,18 +120,18 @@ class TrainTask(Numerics, Task):
     )
     average: int | None = option(
         None,
-        "Keep the last so many models, one at every checkpoint; the test is scored with their mean.",
+        "Keep the last N models, one per checkpoint; the test score uses the mean of their weights.",
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
     test: int = option(
         1000,
-        "Questions or sentences of the test split to score at the end; 0 leaves it unseen.",
+        "Number of questions or sentences of the test split to score at the end; 0: none.",
         least=0,
     )
-    precision: str = option("full", "bf16 products, on CUDA.", choices=("full", "bf16"))
+    precision: str = option("full", "bf16: matrix products in bfloat16, on CUDA.", choices=("full", "bf16"))
     compile: bool = option(False, "Compile the model (torch.compile).")
-    dtype: str = option("float32", "Number format of the weights.", choices=("float32", "float64"))
+    dtype: str = option("float32", "Floating-point type of the weights.", choices=("float32", "float64"))
 
     def check(self) -> None:
         if self.design is not None and self.design.replace("_", "-") not in DESIGNS:

@@ -20,7 +20,7 @@ class FlatOpening(Opening):
 
     dtype: str = option(
         "float64",
-        "Number format of the computation; half precision is refused, it underflows.",
+        "Floating-point type of the computation. Half precision is refused because it underflows.",
         choices=("float32", "float64"),
     )
 
@@ -29,8 +29,9 @@ class FlatOpening(Opening):
 class FlatQuestion(ModelQuestion):
     """How flat is the loss around this model?
 
-    Rescaling queries against keys, values against outputs, or the units of a ReLU changes these measures and not the
-    model. So each is given here and at its least among equal models, which no rescaling can change.
+    Rescaling queries against keys, values against outputs, or the units of a ReLU changes these measures, but not
+    the function the model computes. So each measure is given at the model itself, and at its least over these
+    rescalings; the least does not depend on the scaling of the weights.
     """
 
     verb = "flat"
@@ -38,7 +39,7 @@ class FlatQuestion(ModelQuestion):
 
     measures: tuple[str, ...] = option(
         MEASURES,
-        "What is measured: lambda_max, trace, sam, asam, keskar, dimension.",
+        "Measures, comma-separated: lambda_max, trace, sam, asam, keskar, dimension.",
         parse=words_of,
         metavar="LIST",
         shown="(default: all)",
@@ -47,11 +48,9 @@ class FlatQuestion(ModelQuestion):
     asam: float = option(0.5, "Radius of ASAM, in units of each weight's own size.", above=0)
     box: float = option(1e-3, "Keskar's box: each weight w may move by box (|w| + 1).", above=0)
     ridge: float = option(0.1, "Effective dimension: eigenvalues of H_o well above this count as 1.", above=0)
-    rounds: int = option(
-        1, "Rounds of line searches among equal models; 0 takes the balanced one, and -1 none.", least=-1
-    )
-    products: int = option(200, "Most Hessian-vector products for one eigenvalue.", least=4)
-    tol: float = option(1e-5, "Wanted relative residual of an eigenvalue.", above=0)
+    rounds: int = option(1, "Rounds of line searches over rescalings; 0: only the balanced model; -1: none.", least=-1)
+    products: int = option(200, "Maximum number of Hessian-vector products for one eigenvalue.", least=4)
+    tol: float = option(1e-5, "Relative residual at which an eigenvalue counts as converged.", above=0)
 
     def check(self) -> None:
         for name in self.measures:

@@ -15,32 +15,32 @@ class LandscapeQuestion(ModelQuestion):
     """The loss on a line or a plane through the model, and where its quadratic model holds.
 
     Planes: the two sharpest directions (`top`), the gradient and the sharpest direction (`grad`), random directions
-    scaled to the weights filter by filter (`random`), or through other checkpoints of the same model: the line to one,
-    the plane through two, the principal plane of more.
+    scaled filter by filter (`random`), or a plane through other checkpoints of the same model: a line for one, a plane
+    for two, the principal plane for more.
     """
 
     verb = "landscape"
     again = frozenset({"products"})
 
     plane: str = option(
-        "top", "Which directions, where no other checkpoints are given.", choices=("top", "grad", "random")
+        "top", "Directions of the plane, unless other checkpoints are given.", choices=("top", "grad", "random")
     )
     through: tuple[str, ...] = option(
-        (), "Other checkpoints of the same model, commas between: the plane passes through them.", parse=words_of,
+        (), "Other checkpoints of the same model, comma-separated: the plane passes through them.", parse=words_of,
         metavar="LIST", shown="(default: none)",
     )  # fmt: skip
     axes: int = option(2, "1 for a line, 2 for a plane.", least=1)
     points: int = option(25, "Points along each axis.", least=3)
     span: float | None = option(
         None,
-        "How far the axes reach to each side.",
+        "Length of each axis to each side.",
         above=0,
         metavar="FLOAT",
         shown="(default: twice the radius of the quadratic model; 1 for random directions)",
     )
-    share: float = option(0.1, "The quadratic model holds where it is wrong by less than this share.", above=0, below=1)
-    products: int = option(60, "Most Hessian-vector products for the eigenvectors.", least=1)
-    tol: float = option(1e-2, "Wanted relative residual of an eigenvector.", above=0)
+    share: float = option(0.1, "The quadratic model holds where its error is below this share.", above=0, below=1)
+    products: int = option(60, "Maximum number of Hessian-vector products for the eigenvectors.", least=1)
+    tol: float = option(1e-2, "Relative residual at which an eigenvector counts as converged.", above=0)
 
     def check(self) -> None:
         if self.axes > 2:

@@ -13,10 +13,12 @@ from ..opening import ModelQuestion, Opening
 class PointOpening(Opening):
     """A model in double precision, and several batches, so that the gradient has a noise."""
 
-    batches: int = option(4, "Batches; their mean is the loss, and their gradients give its noise.", least=1)
+    batches: int = option(
+        4, "Number of batches; the loss is their mean, and the spread of their gradients is the noise.", least=1
+    )
     dtype: str = option(
         "float64",
-        "Number format of the computation; half precision is refused, it underflows.",
+        "Floating-point type of the computation. Half precision is refused because it underflows.",
         choices=("float32", "float64"),
     )
 
@@ -25,20 +27,26 @@ class PointOpening(Opening):
 class PointQuestion(ModelQuestion):
     """What kind of point is this: a minimum, a saddle, or a point where the loss still descends?
 
-    First whether it is stationary: the Newton decrement, and the gradient against its noise. Then the smallest
-    eigenvalue with a direction. Of small models the signs of all eigenvalues, and which symmetries explain the zeros.
+    Checks first whether the point is stationary (Newton decrement, gradient against its noise), then computes the
+    smallest eigenvalue and its direction. For small models it counts the signs of all eigenvalues and says which
+    symmetries explain the zeros.
     """
 
     verb = "point"
     again = frozenset({"products"})
 
-    polish: bool = option(False, "Move a copy to a stationary point first, by saddle-free Newton steps.")
-    steps: int = option(100, "Most steps of the polish.", least=1)
-    inertia: int = option(3000, "Most parameters for which the signs of all eigenvalues are counted.", least=0)
-    damping: float = option(1e-4, "Damping of the Newton decrement, of the largest |eigenvalue|.", above=0)
-    products: int = option(200, "Most Hessian-vector products for the eigenvalues, and for the decrement.", least=2)
+    polish: bool = option(False, "First move a copy of the model to a stationary point, by saddle-free Newton steps.")
+    steps: int = option(100, "Maximum number of these steps.", least=1)
+    inertia: int = option(3000, "Count the signs of all eigenvalues up to this number of parameters.", least=0)
+    damping: float = option(1e-4, "Damping of the Newton decrement, as a share of the largest |eigenvalue|.", above=0)
+    products: int = option(
+        200, "Maximum number of Hessian-vector products for the eigenvalues, and for the decrement.", least=2
+    )
     tol: float = option(
-        1e-3, "Wanted relative residual of an eigenvalue, and error of the decrement.", above=0, below=1
+        1e-3,
+        "Relative residual at which an eigenvalue counts as converged, and relative error of the decrement.",
+        above=0,
+        below=1,
     )
 
     def measurement(self, subject: Any = None) -> Any:

@@ -29,17 +29,20 @@ class PrecondOpening(Opening):
     """A model and several batches, so that what is made of gradients sees more than one."""
 
     batches: int = option(
-        4, "Batches; their mean is the loss, and Adam, Adafactor, Shampoo and SOAP see the gradient of each.", least=1
+        4,
+        "Number of batches; the loss is their mean. Adam, Adafactor, Shampoo and SOAP are built from"
+        " the gradient of each batch.",
+        least=1,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecondQuestion(ModelQuestion):
-    """Which preconditioner makes the Hessian round, and how far does one step with it go?
+    """Which preconditioner conditions the Hessian best, and how much does one step with it gain?
 
-    For each P: both ends and the density of P^-1/2 H P^-1/2, in how many directions its curvature lies, the step
-    ceiling 2 / lambda_max, and by how much the best step along P^-1 g lowers the quadratic model, beside what
-    it does to the loss itself. Each P is damped by every share of a grid, and shown at the best.
+    For each preconditioner P: extreme eigenvalues and density of P^-1/2 H P^-1/2, the effective number of directions
+    of its curvature, the step ceiling 2 / lambda_max, and how much the best step along P^-1 g lowers the quadratic
+    model and the loss itself. Each P is tried with several dampings and shown at the best.
     """
 
     verb = "precond"
@@ -61,18 +64,18 @@ class PrecondQuestion(ModelQuestion):
     )
     damping: tuple[float, ...] = option(
         (1e-3, 1e-2, 1e-1, 1.0),
-        "Shares of its mean eigenvalue that are added to P, commas between; each P is shown at the best of them. Adam"
-        " and Adafactor, which have an epsilon of their own, are tried without as well.",
+        "Damping added to P, as shares of its mean eigenvalue, comma-separated; each P is shown at its best damping."
+        " Adam and Adafactor have an epsilon of their own and are also tried without damping.",
         parse=shares_of,
         metavar="SHARES",
     )
-    fit: int = option(60, "Products for a diagonal, and steps of PSGD.", least=1)
+    fit: int = option(60, "Number of products for a diagonal, and of steps of PSGD.", least=1)
     probes: int = option(
-        4, "Random vectors that see the density, and the directions that carry the curvature.", least=2
+        4, "Number of random vectors for the density and for the effective number of directions.", least=2
     )
-    steps: int = option(12, "Lanczos steps of each of them, a product each.", least=3)
-    products: int = option(100, "Most Hessian-vector products for both ends.", least=1)
-    tol: float = option(1e-2, "Wanted relative residual of the ends.", above=0)
+    steps: int = option(12, "Lanczos steps per random vector; each costs one product.", least=3)
+    products: int = option(100, "Maximum number of Hessian-vector products for both extreme eigenvalues.", least=1)
+    tol: float = option(1e-2, "Relative residual at which the extreme eigenvalues count as converged.", above=0)
 
     def check(self) -> None:
         if not self.methods:

@@ -19,19 +19,19 @@ COMPENSATIONS = ("none", "sweep", "least-squares", "hessian", "fisher", "obs")
 
 @dataclass(frozen=True, kw_only=True)
 class PruneQuestion(CompressQuestion):
-    """Which weights can go, and what does it cost?
+    """Which weights can be removed, and what does it cost?
 
-    For each method the loss is predicted to rise by g.d + d.Hd / 2, d the change of the weights, beside what it rises
-    by. The best model is written to `pruned/` in the folder that keeps the results; the model itself is not touched.
+    For each method it shows the predicted rise of the loss, g.d + d.Hd / 2 with d the change of the weights, and the
+    measured rise. The best model is written to `pruned/` in the results folder; the model itself is not changed.
     """
 
     verb = "prune"
 
-    sparsity: float = option(0.5, "Share of the weights of linear maps to remove.", least=0, below=1)
+    sparsity: float = option(0.5, "Share of the weights of linear layers to remove.", least=0, below=1)
     method: tuple[str, ...] = option(
         tuple(METHODS),
-        "How weights are chosen: magnitude, wanda, obd, sparsegpt, hessian (the smallest, compensated together),"
-        " woodfisher, obs (with the whole |H|, small models).",
+        "How weights are chosen (comma-separated): magnitude, wanda, obd, sparsegpt, hessian (the smallest,"
+        " compensated together), woodfisher, obs (with the whole |H|, small models).",
         parse=words_of,
         metavar="LIST",
         shown=f"(default: {','.join(METHODS)})",
@@ -43,15 +43,17 @@ class PruneQuestion(CompressQuestion):
     )
     compensate: str = option(
         "auto",
-        "How the other weights make up for them: not, one matrix at a time (sweep, least-squares), one row at a time"
-        " (fisher), or all together with H_o (hessian) or the whole |H| (obs); auto: as the method does.",
+        "How the remaining weights compensate: not at all, one matrix at a time (sweep, least-squares), one row at"
+        " a time (fisher), or all together with H_o (hessian) or the whole |H| (obs); auto: as the method does.",
         choices=("auto", *COMPENSATIONS),
     )
     damping: float = option(0.1, "Damping of the curvature, as a share of the mean of its diagonal.", above=0)
-    products: int = option(60, "Most products with H_o for its diagonal, and for the solution of a round.", least=8)
+    products: int = option(
+        60, "Maximum number of products with H_o for its diagonal, and for the linear system of each round.", least=8
+    )
     rounds: int = option(
         4,
-        "Rounds in which all matrices are pruned together, each with the curvature where the last one ended.",
+        "Number of pruning rounds; the curvature is measured again before each.",
         least=1,
     )
 

@@ -19,9 +19,9 @@ USUAL = 4
 class QuantizeQuestion(CompressQuestion):
     """How few bits do the weights need, and what does it cost?
 
-    For each method the loss is predicted to rise by g.d + d.Hd / 2, d the change of the weights, beside what it rises
-    by. With a budget each matrix gets its own bits. The best model is written to `quantized/` in the folder that keeps
-    the results, as packed whole numbers; every verb opens it. The model itself is not touched.
+    For each method it shows the predicted rise of the loss, g.d + d.Hd / 2 with d the change of the weights, and the
+    measured rise. With a budget each matrix gets its own number of bits. The best model is written to `quantized/` in
+    the results folder, as packed integers; every verb opens it. The model itself is not changed.
     """
 
     verb = "quantize"
@@ -29,23 +29,27 @@ class QuantizeQuestion(CompressQuestion):
     bits: int | None = option(None, "Bits of each weight, 2 to 8.", metavar="INT", shown=f"(default: {USUAL})")
     budget: float | None = option(
         None,
-        "Bits a weight on average, scales and zero points included; matrices get those that cost the loss least.",
+        "Average bits per weight, including scales and zero points; each matrix gets the number of bits that"
+        " costs the loss least.",
         above=0,
         metavar="FLOAT",
         shown="(default: the same bits for all)",
     )
-    group: int = option(64, "Weights of a row that share a scale and a zero point.", least=1)
+    group: int = option(64, "Number of weights in a row that share a scale and a zero point.", least=1)
     method: tuple[str, ...] = option(
         METHODS[:3],
-        "How weights are rounded: rtn (to nearest), gptq, hessian (gptq; the matrices behind make up for it), obq.",
+        "How weights are rounded (comma-separated): rtn (to nearest), gptq, hessian (gptq, with the"
+        " later matrices adjusted), obq.",
         parse=words_of,
         metavar="LIST",
         shown=f"(default: {','.join(METHODS[:3])})",
     )
     damping: float = option(0.01, "Damping of the curvature, as a share of the mean of its diagonal.", above=0)
-    products: int = option(60, "Most products with H_o for its diagonal, and for the solution of a round.", least=8)
-    rounds: int = option(4, "Parts of the matrices that `hessian` rounds one after the other.", least=1)
-    each: bool = option(False, "Round each matrix alone too: which are sensitive, predicted and measured.")
+    products: int = option(
+        60, "Maximum number of products with H_o for its diagonal, and for the linear system of each round.", least=8
+    )
+    rounds: int = option(4, "Number of groups of matrices that `hessian` rounds one after the other.", least=1)
+    each: bool = option(False, "Also round each matrix alone, to see which are sensitive (predicted and measured).")
 
     def check(self) -> None:
         require_known(self.method, METHODS)

@@ -24,28 +24,27 @@ _DEPTHS = (12,)
 class SignalQuestion(Question):
     """Does the signal survive depth? Token cosine, effective rank, norm and gradient after every block.
 
-    A design (`pre-ln`, `sas-p`, ...) is drawn at random and measured beside its mean-field prediction; a model is
-    measured on a probe of data. One figure: cosine, rank and norm per layer, predicted as a line, measured as points.
+    A design (`pre-ln`, `sas-p`, ...) is initialised at random and compared with its mean-field prediction; a model is
+    measured on data. The figure shows cosine, rank and norm per layer: predictions as lines, measurements as points.
     """
 
     verb = "signal"
 
     blocks: str | None = option(
         None,
-        "Models: the list of blocks (`transformer.h`) or a pattern of their names, where it is not found by itself.",
+        "Models: name of the list of blocks (`transformer.h`), or a pattern of their names, if it is not found"
+        " automatically.",
         metavar="NAME",
         shown="(default: found)",
     )
-    jacobian: bool = option(
-        False, "Also the singular values of the Jacobian, tokens in to tokens out, of three blocks and of the stack."
-    )
+    jacobian: bool = option(False, "Also the singular values of the Jacobian of three blocks and of the whole stack.")
     mask: Callable[[Any], Any] | None = option(
         None,
         "Models: batch -> (batch, T), True for real tokens. Without it the masks of the batch and the model's padding"
         " token are used.",
         command_line=False,
     )
-    seed: int = option(0, "Seed of everything that is drawn.")
+    seed: int = option(0, "Seed of all random numbers.")
 
     def identity(self, subject: Any = None) -> dict[str, Any]:
         """The question in plain values. What a mask hides is part of the names of the pieces."""
@@ -74,12 +73,12 @@ class SignalOpening(Probe):
         metavar="[MODEL|DESIGN ...]",
     )
     depths: tuple[int, ...] = option(
-        _DEPTHS, "Designs: numbers of blocks, commas between (`6,24,72`).", parse=whole_numbers
+        _DEPTHS, "Designs: numbers of blocks, comma-separated (`6,24,72`).", parse=whole_numbers
     )
     d_model: int = option(256, "Designs: width; the prediction is the limit of large width.", least=1)
     heads: int = option(8, "Designs: attention heads.", least=1)
     tokens: int = option(64, f"Designs: tokens of a sequence, drawn uniformly from {VOCAB}.")
-    networks: int = option(4, "Designs: networks drawn; the error bars are over them.", least=1)
+    networks: int = option(4, "Designs: number of random networks; the error bars are over them.", least=1)
     settings: Mapping[str, Any] | None = option(
         None, "Designs: other settings by name, such as {'d_ff': 512} (`core.designs.design`).", command_line=False
     )

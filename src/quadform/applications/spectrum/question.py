@@ -13,14 +13,14 @@ from ..opening import ModelQuestion
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumQuestion(ModelQuestion):
-    """Eigenvalues, trace, density and block norms of a model's Hessian, matrix-free, each number with its error."""
+    """Eigenvalues, trace, density and block norms of the Hessian of a model. Each number has an error."""
 
     verb = "spectrum"
     again = frozenset({"products", "route"})
 
-    top: int = option(5, "Largest eigenvalues.", least=0)
-    bottom: int = option(1, "Smallest (most negative) eigenvalues.", least=0)
-    density: bool = option(False, "The density of all eigenvalues too, by Lanczos quadrature.")
+    top: int = option(5, "Number of largest eigenvalues.", least=0)
+    bottom: int = option(1, "Number of smallest (most negative) eigenvalues.", least=0)
+    density: bool = option(False, "Also estimate the density of all eigenvalues, by Lanczos quadrature.")
     blocks: str | Sequence[str] | Mapping[str, Sequence[str]] = option(
         "auto",
         "Norms of all pairs of: query/key/value matrices, their heads, parts of layers, layers, all tensors; or none."
@@ -34,14 +34,14 @@ class SpectrumQuestion(ModelQuestion):
     )
     products: int | None = option(
         None,
-        "Most Hessian-vector products for the eigenvalues.",
+        "Maximum number of Hessian-vector products for the eigenvalues.",
         least=1,
         metavar="INT",
         shown="(default: 60, or 20 an eigenvalue)",
     )
-    probes: int = option(4, "Random vectors of the density, and for each block.", least=2)
-    steps: int = option(20, "Lanczos steps of each vector of the density.", least=2)
-    tol: float = option(1e-3, "Wanted relative residual of an eigenvalue.", above=0)
+    probes: int = option(4, "Number of random vectors for the density, and for the norm of each block.", least=2)
+    steps: int = option(20, "Lanczos steps per random vector of the density.", least=2)
+    tol: float = option(1e-3, "Relative residual at which an eigenvalue counts as converged.", above=0)
     route: str = option(
         "auto",
         "How products run: step by step, traced, compiled, block by block (`units`, least memory); `auto` takes what is"

@@ -14,17 +14,21 @@ class StepSizeOpening(CutOpening):
     """A model and several batches, so that the ceilings on each alone have a range."""
 
     batches: int = option(
-        4, "Batches; their mean is the loss, and the interval is the range of the ceilings on each alone.", least=1
+        4,
+        "Number of batches; the loss is their mean. The ceiling is also computed on each batch alone;"
+        " its range is shown.",
+        least=1,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSizeQuestion(ModelQuestion):
-    """The largest stable learning rate here and now: a ceiling from curvature, not a recommendation.
+    """The largest stable learning rate at this point of training: a ceiling from curvature, not a recommendation.
 
-    SGD 2 / lambda_max(H), momentum (2 + 2b) / lambda_max(H), Adam and AdamW (2 + 2 b1) / (1 - b1) / lambda_max(P^-1 H)
-    with P from the optimizer state. Above it, steps along the sharpest direction of the probe's loss grow. An optimizer
-    object without a known rule (Muon, Lion, Adafactor, ...) takes steps on copies instead.
+    SGD: 2 / lambda_max(H). Momentum b: (2 + 2b) / lambda_max(H). Adam and AdamW:
+    (2 + 2 b1) / (1 - b1) / lambda_max(P^-1 H), with P from the optimizer state. Above the ceiling, steps along the
+    sharpest direction of the loss grow. Optimizers without a known rule (Muon, Lion, Adafactor, ...) are run on
+    copies of the model instead.
     """
 
     verb = "lr"
@@ -32,7 +36,8 @@ class StepSizeQuestion(ModelQuestion):
 
     optimizer: str = option(
         "auto",
-        "Whose ceiling; `auto` is the run's own optimizer, or AdamW. In Python also a torch optimizer.",
+        "Optimizer whose ceiling is judged; `auto` is the run's own optimizer, or AdamW. In Python also a torch"
+        " optimizer.",
         choices=("auto", "sgd", "momentum", "adam", "adamw"),
     )
     state: str | None = option(
@@ -41,38 +46,38 @@ class StepSizeQuestion(ModelQuestion):
         metavar="CKPT",
     )
     momentum: float = option(0.9, "Momentum of SGD.", least=0, below=1)
-    beta1: float = option(0.9, "First decay rate of Adam, where no state says.", least=0, below=1)
-    beta2: float = option(0.999, "Second decay rate of Adam, where no state says.", least=0, below=1)
-    weight_decay: float = option(0.0, "Weight decay of matrices, where no state says.", least=0)
+    beta1: float = option(0.9, "First decay rate of Adam, if no optimizer state is given.", least=0, below=1)
+    beta2: float = option(0.999, "Second decay rate of Adam, if no optimizer state is given.", least=0, below=1)
+    weight_decay: float = option(0.0, "Weight decay of matrices, if no optimizer state is given.", least=0)
     lr: float | None = option(
         None,
-        "Your learning rate, to be held against the ceiling.",
+        "Your learning rate, compared with the ceiling.",
         above=0,
         metavar="FLOAT",
         shown="(default: the run's)",
     )
     verify: int = option(
-        20, "Steps of each trial on a copy of the model (0.5x, 1x, 2x the ceiling); 0 tries nothing.", least=0
+        20, "Steps of each test on a copy of the model (at 0.5x, 1x, 2x the ceiling); 0: no test.", least=0
     )
     checkpoints: int = option(
         7,
-        "Checkpoints of a run, or stops of a short run, at which ceiling and rate are compared; 0 measures here alone.",
+        "Number of checkpoints of a run at which ceiling and learning rate are compared; 0: only the given one.",
         least=0,
     )
     short_run: int = option(
         100,
-        "Steps of a short run of a fresh model of ours, along which the schedule is judged; 0 trains none.",
+        "For `new:` models: steps of a short training run along which the schedule is judged; 0: no run.",
         least=0,
     )
     warmup: float | None = option(
         None,
-        "Warm-up of the short run: below 1 a share of all steps, from 1 on a number of steps.",
+        "Warm-up of the short run: below 1 a share of all steps, otherwise a number of steps.",
         least=0,
         metavar="NUMBER",
         shown="(default: what fits the data)",
     )
-    products: int = option(60, "Most Hessian-vector products for one eigenvalue.", least=1)
-    tol: float = option(1e-3, "Wanted relative residual of an eigenvalue.", above=0)
+    products: int = option(60, "Maximum number of Hessian-vector products for one eigenvalue.", least=1)
+    tol: float = option(1e-3, "Relative residual at which an eigenvalue counts as converged.", above=0)
 
     def check(self) -> None:
         if self.state is not None:

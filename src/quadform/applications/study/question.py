@@ -20,21 +20,21 @@ DEFAULT_RUN = Path("runs/default")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportQuestion(Question):
-    """One self-contained HTML file. With no word it trains the built-in default, two-digit addition, and studies it.
+    """One self-contained HTML file. Without a MODEL it trains a built-in default (two-digit addition) and measures it.
 
-    Folders that hold saved records are redrawn and nothing is computed; several are set side by side. A MODEL (a run
-    folder, a local Hugging Face folder, `new:pre-ln,depth=6`) is measured first: learning rate, spectrum, signal, and
-    what each of its parts does. The exact layer beside the default is in float64. A resumed study keeps the sections
-    that are finished; where the time is limited the page is drawn from those there are, and says which are missing.
+    A MODEL (a run folder, a local Hugging Face folder, `new:pre-ln,depth=6`) is measured first: learning rate,
+    spectrum, signal, and what each component does. Folders with saved records are drawn again without computing;
+    several are shown side by side. A resumed report keeps finished sections. If the time is up, the page shows the
+    sections that are ready and names those that are missing. The exact layer of the default is in float64.
     """
 
     verb = "report"
     again = frozenset({"figures", "open", "lang"})
 
-    figures: str | None = option(None, "Write every figure there as SVG, PNG and PDF too.", metavar="DIR")
-    open: bool = option(False, "Show the file in the browser when it is written.")
+    figures: str | None = option(None, "Also write every figure to this folder, as SVG, PNG and PDF.", metavar="DIR")
+    open: bool = option(False, "Open the file in the browser when it is ready.")
     lang: str = option("en", "Language of the report.", choices=("en", "ko"))
-    seed: int = option(0, "Seed of everything that is drawn.")
+    seed: int = option(0, "Seed of all random numbers.")
 
     def folder(self, opening: Any, out: str | None) -> str | None:
         """A study is kept in the folder it was begun in, a training run's beside the run; a page alone has no work."""
@@ -68,10 +68,10 @@ class ReportOpening(Probe):
         positional=True,
         metavar="[MODEL|RUN ...]",
     )
-    batch_size: int = option(16, "Sequences in a batch.", least=1)
-    batches: int = option(4, "Batches; their mean is the loss.", least=1)
-    out: str | None = option(None, "Folder that keeps the results; made if it is missing.", metavar="DIR")
-    resume: bool = option(False, "Go on with the unfinished work in `--out`.")
+    batch_size: int = option(16, "Sequences per batch.", least=1)
+    batches: int = option(4, "Number of batches; the loss is their mean.", least=1)
+    out: str | None = option(None, "Folder for the results; created if missing.", metavar="DIR")
+    resume: bool = option(False, "Resume the unfinished run in `--out`.")
 
     @classmethod
     def naming(cls, model: Any) -> dict[str, Any] | None:

@@ -142,7 +142,7 @@ class DefaultTraining(_Kept):
     verb = "training"
 
     run: str = option("", "The folder of the run.")
-    seed: int = option(0, "Seed of everything that is drawn.")
+    seed: int = option(0, "Seed of all random numbers.")
     dtype: str = option("float32", "Number format.")
     device: str = option("cpu", "Where to compute.")
 

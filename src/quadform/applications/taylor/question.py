@@ -18,8 +18,8 @@ DIRECTIONS = ("grad", "top", "bottom", "update", "random")
 class TaylorQuestion(ModelQuestion):
     """How far does the quadratic model of the loss hold?
 
-    Along a direction v the loss is compared with L + g.v r + v.Hv r^2 / 2. The radius is the first r at which the model
-    is wrong by 10 % of its own largest change: predicted from the third and fourth derivative, and measured.
+    Along a direction v the loss is compared with L + g.v r + v.Hv r^2 / 2. The radius is the first r at which the error
+    of this model is 10 % of its largest change. It is predicted from the third and fourth derivative, and measured.
     """
 
     verb = "taylor"
@@ -32,11 +32,13 @@ class TaylorQuestion(ModelQuestion):
         metavar="LIST",
         shown="(default: grad,top,random)",
     )
-    random: int = option(4, "Random directions.", least=1)
-    share: float = option(0.1, "The model holds while it is wrong by less than this share.", above=0, below=1)
-    points: int = option(33, "Points of the curve that is drawn along each direction.", least=3)
-    products: int = option(60, "Most Hessian-vector products for an eigenvector.", least=1)
-    tol: float = option(1e-2, "Wanted relative residual of an eigenvector.", above=0)
+    random: int = option(4, "Number of random directions.", least=1)
+    share: float = option(
+        0.1, "The quadratic model holds while its error is below this share of its largest change.", above=0, below=1
+    )
+    points: int = option(33, "Points of the curve along each direction.", least=3)
+    products: int = option(60, "Maximum number of Hessian-vector products for one eigenvector.", least=1)
+    tol: float = option(1e-2, "Relative residual at which an eigenvector counts as converged.", above=0)
 
     def check(self) -> None:
         if not self.along:

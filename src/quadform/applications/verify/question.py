@@ -10,17 +10,17 @@ from ...core.question import Question, option
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyQuestion(Question):
-    """Is the mathematics right on this machine? Closed form against autodiff and finite differences, random shapes.
+    """Check the closed forms on this machine against automatic differentiation and finite differences.
 
-    The checks are about formulas, so they run in float64.
+    The layers have random shapes. The checks run in float64.
     """
 
     verb = "verify"
 
-    shapes: int = option(12, "How many random layers to try.", least=1)
-    largest: int = option(6, "No width or number of tokens is drawn above this.", least=1)
-    seed: int = option(0, "Seed of everything that is drawn.")
-    device: str = option("cpu", "Where to compute: cpu, cuda, cuda:0, ...")
+    shapes: int = option(12, "Number of random layers to check.", least=1)
+    largest: int = option(6, "Largest width and number of tokens.", least=1)
+    seed: int = option(0, "Seed of all random numbers.")
+    device: str = option("cpu", "Device to compute on: cpu, cuda, cuda:0, ...")
 
     def measurement(self, subject: Any = None) -> Any:
         from .measure import VerifyMeasurement

@@ -15,38 +15,38 @@ REMOVABLE = ("softmax", "norm", "skip", "qk")
 
 @dataclass(frozen=True, kw_only=True)
 class WhyQuestion(Question):
-    """What softmax, norm, skip and the product W_Q W_K^T each do to curvature: one at a time is taken out.
+    """What softmax, norm, skip and the product W_Q W_K^T each do to curvature, measured by removing one at a time.
 
-    Every variant has the weights, the data and the seed of the model itself; where later steps are asked for it is
-    trained there first, with the same batches. In Python the batches may be a Dataset, which also trains.
+    Every variant has the weights, the data and the seed of the model itself. For later steps each variant is first
+    trained up to that step, on the same batches. In Python, pass a Dataset as batches to train.
     """
 
     verb = "why"
 
     remove: Sequence[str] = option(
-        REMOVABLE, "What to take out, one at a time, commas between.", parse=words_of, metavar="NAMES"
+        REMOVABLE, "Components to remove, one at a time, comma-separated.", parse=words_of, metavar="NAMES"
     )
     steps: Sequence[int] = option(
         (0,),
-        "Moments of training at which to measure, commas between (`0,100,1000`).",
+        "Training steps at which to measure, comma-separated (`0,100,1000`).",
         parse=whole_numbers,
         metavar="STEPS",
     )
     lr: float = option(1e-3, "Learning rate of that training (AdamW).", above=0)
     step: int | None = option(
         None,
-        "Explain this step of a training run instead: its batch, its rate and ceiling, its update by layer.",
+        "Explain this step of a training run instead: its batch, learning rate, ceiling and update by layer.",
         least=1,
         metavar="N",
-        shown="(default: take parts out)",
+        shown="(default: remove components)",
     )
     checkpoints: str | None = option(
         None,
         "Folder with the checkpoints of another trainer's run (Lightning, plain torch), for one step of a module.",
         command_line=False,
     )
-    batch_size: int = option(8, "Sequences in a batch.", least=1)
-    seed: int = option(0, "Seed of everything that is drawn.")
+    batch_size: int = option(8, "Sequences per batch.", least=1)
+    seed: int = option(0, "Seed of all random numbers.")
 
     def check(self) -> None:
         object.__setattr__(self, "remove", tuple(dict.fromkeys(self.remove)))
