@@ -2,6 +2,7 @@
 
 Blocks of a page share their names, as a reader would type them one after the other; those of the README stand alone.
 A block of text right after a block of Python is what it prints, but for its numbers; `...` stands for other lines.
+The Korean pages have the same blocks (tests/test_korean.py).
 """
 
 from __future__ import annotations
@@ -20,10 +21,7 @@ from quadform.cli.main import VERBS, fields_of
 from quadform.cli.parse import _flags
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README": ROOT / "README.md"} | {
-    str(p.relative_to(ROOT / "docs").with_suffix("")): p
-    for p in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "ko").glob("*.md")])
-}
+PAGES = {"README": ROOT / "README.md"} | {p.stem: p for p in sorted((ROOT / "docs").glob("*.md"))}
 BLOCK = re.compile(r"^ *```python\n(.*?)^ *```\n(?:\n```text\n(.*?)^```)?", re.M | re.S)
 
 #: Blocks that are not run, by page and number, each with its reason.
@@ -116,7 +114,7 @@ def _estimate(own: dict[str, Any], printed: str) -> None:
 
 
 def _monitor(own: dict[str, Any], printed: str) -> None:
-    assert printed.startswith("5 readings in 100 steps")
+    assert printed.startswith("5 measurements in 100 steps")
     assert Path("runs/watched/record.json").exists()
 
 

@@ -14,7 +14,12 @@ DOCS = Path(__file__).resolve().parent.parent
 ROOT = DOCS.parent
 
 #: Files of the root folder that are pages of the site.
-FROM_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+FROM_ROOT = {
+    "README.md": "index.md",
+    "README.ko.md": "ko/index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+}
 
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#|mailto:)([^)\s]+)\)")
 

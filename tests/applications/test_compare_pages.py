@@ -133,8 +133,8 @@ def test_the_card_of_the_blocks_follows_its_limits():
     """3 and 10, either way round."""
     found = {r: Why(ablation(ratio=r)).verdicts()[0].status for r in (2.0, 5.0, 40.0, 0.5, 0.05)}
     assert found == {2.0: "green", 5.0: "yellow", 40.0: "red", 0.5: "green", 0.05: "red"}
-    assert "Taking out norm" in Why(ablation()).said("en")
-    assert "No part changes" in Why(ablation(norm=1.5)).said("en")
+    assert "Removing norm" in Why(ablation()).said("en")
+    assert "No component changes" in Why(ablation(norm=1.5)).said("en")
 
 
 def test_the_card_of_a_comparison_follows_its_limits():

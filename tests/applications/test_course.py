@@ -130,7 +130,7 @@ def test_the_warm_up_is_judged_by_the_ceilings_of_a_short_run():
     """Too high within the warm-up: longer. Later: a lower peak. A peak below every ceiling needs none."""
     assert "Warm up for longer than 5 steps" in course_of([3.0, 0.5], short=20).verdict().sentence()
     assert "Lower the peak below 0.333." in course_of([0.5, 3.0], short=20).verdict().sentence()
-    assert "asks for no warm-up" in course_of([0.5, 0.2], short=20).verdict().sentence()
+    assert "does not require warm-up" in course_of([0.5, 0.2], short=20).verdict().sentence()
     stops = (Stop(1, 0.1, Estimate(0.5)), Stop(9, 1.0, Estimate(4.0)))
     assert "Keep the warm-up of 5 steps: at step 1" in Course(stops, 1.0, 5, 20).verdict().sentence()
 

@@ -459,7 +459,7 @@ def test_the_ceiling_at_step_0_is_told(tmp_path, capsys):
     (tmp_path / "run" / "scores.json").write_text('{"start_from": "elsewhere"}')
     assert main(ask) == 0
     said = capsys.readouterr().out
-    assert "The ceiling at step 0 cannot be known: the run began with the weights of another." in said
+    assert "The ceiling at step 0 is unknown: the run began with the weights of another." in said
     assert "The ceiling at step 0 was" not in said
 
 
@@ -501,7 +501,7 @@ def test_step_0_of_a_model_of_another_seed_is_not_told(tmp_path, capsys):
     assert main(["lr", str(tmp_path / "run"), "--verify", "0", "--quiet"]) == 0
     said = capsys.readouterr().out
     assert "The ceiling at step 0 was" not in said
-    assert "The ceiling at step 0 cannot be known: the run's first loss was" in said
+    assert "The ceiling at step 0 is unknown: the run's first loss was" in said
 
 
 def test_step_0_is_not_told_where_all_seeds_begin_alike(tmp_path):

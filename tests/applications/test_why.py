@@ -166,8 +166,8 @@ def test_the_largest_change_is_one_beyond_its_error():
     sure = {"full_0_lambda_max": (1, 0.01), "nonorm_0_lambda_max": (2.5, 0.01)}
     noisy = {"noskip_0_lambda_max": (3.0, 3.0)}
     assert fake(**sure, **noisy).largest_change == ("norm", 2.5)
-    assert "Taking out norm" in fake(**sure, **noisy).said("en")
-    assert "No part changes" in fake(full_0_lambda_max=(1, 0.01), **noisy).said("en")
+    assert "Removing norm" in fake(**sure, **noisy).said("en")
+    assert "No component changes" in fake(full_0_lambda_max=(1, 0.01), **noisy).said("en")
 
 
 def test_a_part_is_said_to_matter_beyond_twice_and_its_error_alone():

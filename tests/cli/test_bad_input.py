@@ -158,7 +158,7 @@ def test_half_precision_in_python() -> None:
 # --- the model --------------------------------------------------------------------------------------------------------
 def test_fused_attention_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """The note that another path is taken while measuring, before the work and in the answer."""
-    note = "fused attention -> math path while measuring, as it has no second derivative"
+    note = "fused attention has no second derivative: the math path is used while measuring"
     main(["spectrum", *SMALL, "--top", "1", "--blocks", "none", "--products", "4"])
     said = capsys.readouterr()
     assert note in said.err

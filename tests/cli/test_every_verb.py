@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quadform.answers.texts import speaking
 from quadform.cli import main
-from quadform.cli.main import VERBS
+from quadform.cli.flags import call_of, parts_of
+from quadform.cli.main import VERBS, Verb
 from quadform.core import progress
+from quadform.core.record import Record
+from quadform.report.page import page_of
 
 MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 PROBE = ["--data", "add:digits=1", "--batch-size", "2"]
@@ -123,6 +130,38 @@ def test_json_is_strict_and_alone(name: str, answers: dict[str, tuple[int, str, 
     assert "\r" not in out + err
     assert "\x1b" not in out + err
     assert "Traceback" not in err
+
+
+SAVED = [verb for verb, words in COMMANDS.items() if "--out" in words and verb not in ("train", "reproduce")]
+
+
+@pytest.mark.parametrize("verb", SAVED)
+def test_an_answer_is_told_in_korean(verb: str, answers: dict[str, tuple[int, str, str]]) -> None:
+    """The same numbers (two digits or more) in both languages; a line that is in both has no sentence but a note."""
+    record = Record.load(Path(answers["folder"][1]) / verb)
+    found = page_of(record).answer(record)
+    english = str(found)
+    with speaking("ko"):
+        korean = str(found)
+    assert re.search("[가-힣]", korean)
+    numbers = [Counter(re.findall(r"\d[\d.,]*\d", text)) for text in (english, korean)]
+    assert numbers[0] == numbers[1]
+    told = [note for note in found.notes if isinstance(note, str)]
+    for line in set(english.splitlines()) & set(korean.splitlines()):
+        rest = line
+        for note in told:
+            rest = rest.replace(note, "")
+        assert not re.search(r"(?:\b[a-z]{2,} ){4,}", rest), line
+
+
+def test_every_verb_with_sentences_has_a_language() -> None:
+    """`--lang` is a flag of all verbs but `decode`, which prints nothing but the model's text."""
+    having = {v for v, known in VERBS.items() if "lang" in flags_of(v, known)}
+    assert set(VERBS) - having == {"decode"}
+
+
+def flags_of(verb: str, known: Verb) -> set[str]:
+    return {f.name for f in dataclasses.fields(call_of(verb, parts_of(known.asks, known.opening)))}
 
 
 def test_runs_are_listed(answers: dict[str, tuple[int, str, str]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_attention_prints_the_answer(capsys: pytest.CaptureFixture[str]) -> None
     assert cells["key"] == ["6.0[6]", "4.0[4]", "5.0[5]", "3.0[3]"]
     assert cells["value"] == ["2.0[2]", "0", "[0]"]
     assert re.search(r"^scale 1: lambda_max \S+, lambda_min -\S+, \d+ % of eigenvalues negative$", said.out, re.M)
-    state = r"\(entropy 0\.\d\d; the least decided query spreads \S+\)"
+    state = r"\(entropy 0\.\d\d; the widest query spreads \S+\)"
     assert re.search(rf"^scale 30: attention is (not )?one-hot {state}: query curvature ", said.out, re.M)
     assert all(line == line.rstrip() for line in lines)
     assert "nothing was saved; `--out runs/NAME` keeps it" in said.err
@@ -150,7 +150,7 @@ def test_report_in_the_time_there_is(
     said = capsys.readouterr().out.splitlines()
     assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, point, why", "report: run/report.html"]
     page = Path("run/report.html").read_text()
-    assert "Not measured, or not to the end: learning rate, spectrum, kind of point, what each part does" in page
+    assert "Not measured, or not finished: learning rate, spectrum, kind of point, what each component does" in page
     for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):
         assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
         assert words_ in Path("run/report.html").read_text()
@@ -230,7 +230,7 @@ def test_every_verb_has_the_shared_flags(verb: str, capsys: pytest.CaptureFixtur
     assert main([verb, "--help"]) == 0
     said = capsys.readouterr().out
     shared = {*Numerics.__dataclass_fields__, *Output.__dataclass_fields__}
-    assert shared == {"seed", "dtype", "device", "out", "json", "quiet", "debug"}
+    assert shared == {"seed", "dtype", "device", "out", "lang", "json", "quiet", "debug"}
     assert all(f"--{flag}" in said for flag in shared)
 
 

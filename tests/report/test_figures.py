@@ -171,8 +171,8 @@ def test_the_heat_headline_follows_its_threshold(record) -> None:
     quiet = dataclasses.replace(
         record, scalars={**record.scalars, **{k: Estimate(v) for k, v in (norms | {"norm/total/W_V,W_V": 2.9}).items()}}
     )
-    assert heat_map(loud).headline.startswith("The value·value block rules: its norm is 3 times")
-    assert heat_map(quiet).headline.startswith("No block rules: the strongest, value·value, has only 2.9 times")
+    assert heat_map(loud).headline.startswith("The value·value block dominates: its norm is 3 times")
+    assert heat_map(quiet).headline.startswith("No block dominates: the strongest, value·value, has 2.9 times")
 
 
 def test_sign_is_told_without_colour(record) -> None:

@@ -33,6 +33,20 @@ KEPT |= {
     "P",
     "T",
     "nat",
+    "lambda_max",
+    "lambda_min",
+    "max",
+    "json",
+    "gradient",
+    "entropy",
+    "sink",
+    "least",
+    "nearest",
+    "red",
+    "eps",
+    "W",
+    "W_QK",
+    "W_K^T",
 }
 
 
@@ -120,6 +134,7 @@ def test_every_sentence_is_used() -> None:
         "monitor",
         "flat",
         "course",
+        "line",
     )
     begins = tuple(f"{word}_" for word in built)
     for key in EN.sentences:

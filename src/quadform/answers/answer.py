@@ -20,7 +20,7 @@ from ..core.record import Estimate, Provenance, Record, strict_json
 from ..core.showing import data_frame, html_table
 from ..core.work import is_complete
 from .measured import data_words, probe_words
-from .texts import EN, Texts
+from .texts import Texts, line
 from .verdict import NOTHING, Said, Verdict, say
 
 
@@ -123,7 +123,7 @@ class Answer(ABC):
     def verdict_lines(self) -> list[str]:
         """The verdicts as the terminal shows them, and that the time was up."""
         told = [f"{v.status}: {v.sentence()}" for v in self.verdicts()]
-        return told + ([f"PARTIAL: {self.cut_short()}"] if self.partial else [])
+        return told + ([line("line_partial", said=self.cut_short())] if self.partial else [])
 
     # --- what was measured on ---------------------------------------------------------------------------------------
     @property
@@ -146,9 +146,14 @@ class Answer(ABC):
         """`probe 4 batches of 8 x 9 tokens, step 500, float32`."""
         return probe_words(self.record)
 
-    def data(self, texts: Texts = EN) -> str:
+    def data(self, texts: Texts | None = None) -> str:
         """The data in words."""
         return data_words(self.source, texts)
+
+    def measured_lines(self) -> list[str]:
+        """What was measured and on what: coverage and notes, the probe, the data."""
+        covered = "; ".join([str(self.record.inputs["coverage"]), *self.notes])
+        return [covered, line("line_untouched", probe=self.probe), line("line_data", data=self.data())]
 
     # --- written once -----------------------------------------------------------------------------------------------
     def to_dataframe(self) -> Any:

@@ -22,6 +22,7 @@ from ..core.space import WORDS, Space
 from .answer import Answer, Grid
 from .kronecker import kronecker_lines
 from .numbers import number, percent, times
+from .texts import line
 from .verdict import Limits, Said, Status, Verdict, judged, say
 
 PARTS = ("total", "outer", "functional")
@@ -276,16 +277,12 @@ class AttentionAnswer(Answer):
     def lines(self) -> Iterator[str]:
         """The headline, the table of exponents, the verdict at both ends of the sweep."""
         took = self.scalar("seconds").value
-        head = (
-            f"exact Hessian, {self.space.size:,} parameters,"
-            f" {f'{1e3 * took:.3g} ms' if took < 1 else f'{took:.3g} s'} per Hessian,"
-            f" autodiff differs by {_power(self.scalar('autodiff_error').value)}"
-        )
+        time, error = f"{1e3 * took:.3g} ms" if took < 1 else f"{took:.3g} s", self.scalar("autodiff_error").value
+        head = line("line_exact", count=f"{self.space.size:,}", time=time, error=_power(error))
         yield f"{head:<84} [exact]"
         if self.varied:
             lo, hi = self.fit_range
-            where = f"fitted {lo:.2g}-{hi:.2g}; paper's exponents in brackets"
-            yield f"growth of each block's norm with the input scale ({where})"
+            yield line("line_growth", low=f"{lo:.2g}", high=f"{hi:.2g}")
             yield from str(self._exponents()).splitlines()
         yield from self.verdict()
         if self.varied:
@@ -297,15 +294,12 @@ class AttentionAnswer(Answer):
         """The spectrum at the scale that was asked for, and the largest step it allows."""
         share, ceiling = self.scalar("negative_share"), self.scalar("ceiling_sgd").value
         high, low = (self.scalar(name).value for name in ("lambda_max", "lambda_min"))
-        at_least = "at least " if share.kind == "bound" else ""
-        yield (
-            f"scale {self.settings['scale']:g}: lambda_max {high:.3g}, lambda_min {low:.3g},"
-            f" {at_least}{100 * share.value:.0f} % of eigenvalues negative"
-        )
-        if math.isinf(ceiling):
-            yield "gradient descent: nothing curves up here, so no step overshoots"
-        else:
-            yield f"gradient descent: steps above 2 / lambda_max = {ceiling:.3g} overshoot (a ceiling, no advice)"
+        negative = f"{100 * share.value:.0f}"
+        negative = line("line_at_least", value=negative) if share.kind == "bound" else negative
+        scale = f"{self.settings['scale']:g}"
+        yield line("line_scale", scale=scale, high=f"{high:.3g}", low=f"{low:.3g}", share=negative)
+        overshoots = not math.isinf(ceiling)
+        yield line("line_overshoot", ceiling=f"{ceiling:.3g}") if overshoots else line("line_no_overshoot")
 
     def _exponents(self) -> Grid:
         names, parts = self.space.names, ("outer", "functional")
@@ -330,16 +324,16 @@ class AttentionAnswer(Answer):
         """The largest scale of the sweep: what the attention and the two extreme blocks have become."""
         t = self.record.tensors
         query, value = (float(t["growth_total"][-1, i]) for i in (0, -1))  # the first and last diagonal blocks
-        state = "no softmax, nothing saturates"
+        state = line("line_no_softmax")
         if "growth_entropy" in t:
             entropy = float(t["growth_entropy"][-1])
-            state = f"attention is {'one-hot' if entropy < ONE_HOT else 'not one-hot'} (entropy {entropy:.2f}"
+            state = line("line_one_hot" if entropy < ONE_HOT else "line_not_one_hot", entropy=f"{entropy:.2f}")
             if "growth_undecided" in t:  # one undecided query holds the curvature of queries up: decision 0802
-                state += f"; the least decided query spreads {_power(float(t['growth_undecided'][-1]))}"
-            state += ")"
+                key = "line_widest" if entropy < ONE_HOT else "line_widest_not"
+                state = line(key, entropy=f"{entropy:.2f}", spread=_power(float(t["growth_undecided"][-1])))
         first, last = (WORDS[self.space.names[i]] for i in (0, -1))
-        curvature = f"{first} curvature {_power(query)}, {last} curvature {_power(value)} (block norms)"
-        return f"scale {float(t['scales'][-1]):g}: {state}: {curvature}"
+        norms = {"query": _power(query), "value": _power(value)}
+        return line("line_far", scale=f"{float(t['scales'][-1]):g}", state=state, first=first, last=last, **norms)
 
 
 class LiveAnswer(AttentionAnswer):

@@ -19,7 +19,7 @@ from .answer import Answer, Draft, Grid
 from .measured import data_words
 from .numbers import number
 from .signal import COSINE, FACTOR
-from .texts import EN, Texts
+from .texts import Texts, line
 from .verdict import Limits, Status, Verdict, judged, say
 
 Cell = tuple[str, int]
@@ -93,7 +93,7 @@ class Compare(Answer):
             said.setdefault(note, []).append(f"{design} x {depth}")
         return tuple(f"{', '.join(cells)}: {note}" for note, cells in said.items())
 
-    def data(self, texts: Texts = EN) -> str:
+    def data(self, texts: Texts | None = None) -> str:
         return data_words(self.record.inputs, texts)
 
     def get(self, design: str, depth: int, measure: str) -> Estimate | None:
@@ -191,9 +191,9 @@ class Compare(Answer):
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
         width = given.get("d_model", given.get("dim"))  # older records
-        models = f"{len(self.cells)} models of width {width}, {given['heads']} heads, {given['dtype']}"
-        tags = "parameters, FLOPs and memory exact; speed and loss depend on this machine; the rest estimates"
-        lines = [f"{models}; {self.about}", *str(self.table()).splitlines(), f"[{tags}]", *self.notes]
+        about = {"width": width, "heads": given["heads"], "dtype": given["dtype"], "about": self.about}
+        head, tags = line("line_compare", count=len(self.cells), **about), line("line_compare_tags")
+        lines = [head, *str(self.table()).splitlines(), f"[{tags}]", *self.notes]
         return [*lines, *self.verdict_lines()]
 
 

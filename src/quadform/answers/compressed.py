@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.record import Estimate
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number
+from .texts import line
 from .verdict import NOTHING, Said, say
 
 
@@ -151,12 +152,9 @@ class Compressed(Answer):
 
     def lines(self) -> Sequence[str]:
         i, s = self.record.inputs, self.record.scalars
-        out = [
-            "; ".join([str(i["coverage"]), *self.notes]),
-            f"{self.probe}; model left untouched",
-            f"data: {self.data()}",
-        ]
-        before = f"loss {cell(self.loss)}" + (f", held out {cell(s['held'].value)}" if "held" in s else "")
+        out = self.measured_lines()
+        before = line("line_before", loss=cell(self.loss))
+        before += ", " + line("line_held", loss=cell(s["held"].value)) if "held" in s else ""
         named = i.get("score") or "score"
         out.append(before + (f", {named} {cell(s['score'].value)}" if "score" in s else ""))
         _, size, way = self.columns
@@ -171,7 +169,7 @@ class Compressed(Answer):
         if self.methods:
             out.append(self.said())
         if self.folder:
-            out.append(f"model of {i['best']}: {self.folder}")
+            out.append(line("line_model_of", method=i["best"], folder=self.folder))
         return [*out, *self.verdict_lines()]
 
 

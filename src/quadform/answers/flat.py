@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..core.record import Estimate
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number, times
+from .texts import line
 from .verdict import NOTHING, Limits, Said, Verdict, judged, say
 
 #: lambda_max here over its least among equal models.
@@ -80,16 +81,15 @@ class Flat(Answer):
         return Grid(("measure", "here", "least among equals", "ratio", "tag"), tuple(rows))
 
     def lines(self) -> Sequence[str]:
-        out = ["; ".join([str(self.record.inputs["coverage"]), *self.notes]), f"{self.probe}; model left untouched"]
-        out.append(f"data: {self.data()}")
-        out.append(f"{'measure':<12}{'here':>12}{'least':>12}{'ratio':>8}  tag (least: among {self.pairs} pairs)")
+        out = self.measured_lines()
+        out.append(
+            f"{'measure':<12}{'here':>12}{'least':>12}{'ratio':>8}  tag ({line('line_pairs', count=self.pairs)})"
+        )
         for m in self.measures:
             least = cell(m.least and m.least.value)
             out.append(f"{m.name:<12}{cell(m.here.value):>12}{least:>12}{cell(m.ratio):>8}  {m.here.kind}")
         above = [m.name for m in self.measures if m.ratio is not None and m.ratio < 1]
-        out += [
-            f"{name}: the search ended above the model itself; its least is at most the value here" for name in above
-        ]
+        out += [line("line_above", name=name) for name in above]
         told = [*self.verdict_lines()]
         return [*out, *told, *([say("flat_without")()] if not self.pairs else [])]
 

@@ -21,6 +21,7 @@ from ..core.record import Estimate, Record, write_atomically
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number
 from .point import POLISHED, STATIONARY, Point
+from .texts import line
 from .verdict import NOTHING, Said, Status, Verdict, say
 
 #: The unit direction of the smallest eigenvalue.
@@ -163,17 +164,18 @@ class PointKind(Answer):
 
     def lines(self) -> Sequence[str]:
         inputs, s = self.record.inputs, self.record.scalars
-        out = ["; ".join([str(inputs["coverage"]), *self.notes]), f"{self.probe}; model left untouched"]
-        out.append(f"data: {self.data()}")
+        out = self.measured_lines()
         shown = ("loss", "gradient_norm", "gradient_noise", "decrement", "lambda_max", "lambda_min", "curvature")
         for name in shown:
             if (e := s.get(name)) is not None:
                 error = f" +-{e.error:.1g}" if e.error else ""
                 out.append(f"{name:<16}{cell(e.value):>11}{error:<12} [{e.kind if e.converged else 'unconverged'}]")
         if self.inertia is not None:
-            out.append(f"eigenvalues up to {cell(s['zero'].value)} count as zero; of the zeros")
-            out += [f"  {count:>6,} by {name}" for name, count in self.symmetries.items()]
-            out += [f"  a symmetry, curved until the gradient vanishes: {name}" for name in inputs.get("waiting", ())]
+            out.append(line("line_zero", zero=cell(s["zero"].value)))
+            out += [
+                "  " + line("line_zeros_by", count=f"{count:>6,}", name=name) for name, count in self.symmetries.items()
+            ]
+            out += ["  " + line("line_waiting", name=name) for name in inputs.get("waiting", ())]
         told = (self._noise(), self._zeros(), self._polish())
         return [*out, *self.verdict_lines(), *(said() for said in told if said != NOTHING)]
 

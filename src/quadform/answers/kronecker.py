@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ..core.record import Estimate
 from .answer import Grid
+from .texts import line
 
 HEAD = "kronecker/"
 
@@ -17,7 +18,7 @@ def kronecker_lines(scalars: Mapping[str, Estimate]) -> Iterator[str]:
         return
     kinds = tuple(dict.fromkeys(kind for _, kind in found))
     weights = dict.fromkeys(name for name, _ in found)
-    yield "relative error of Kronecker preconditioners, |K - H_o(W, W)| / |H_o(W, W)| (nearest: the best of all)"
+    yield line("line_kronecker")
     yield from str(
         Grid(("block", *kinds), tuple((n, *(found[n, kind] for kind in kinds)) for n in weights))
     ).splitlines()

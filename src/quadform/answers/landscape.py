@@ -16,6 +16,7 @@ from torch import Tensor
 from ..core.record import Estimate, Provenance
 from .answer import Answer, Draft, Grid
 from .numbers import number, percent
+from .texts import line
 from .verdict import Said, say
 
 
@@ -95,10 +96,13 @@ class Landscape(Answer):
         return Grid(("x", "y", "loss", "model"), tuple(rows))
 
     def lines(self) -> Sequence[str]:
-        out = ["; ".join([str(self.record.inputs["coverage"]), *self.notes]), f"{self.probe}; model left untouched"]
-        out.append(f"data: {self.data()}")
+        out = self.measured_lines()
         for axis, label in zip((self.x, self.y), self.labels, strict=False):
-            out.append(f"axis: {label}, from {number(float(axis[0]))} to {number(float(axis[-1]))}, {len(axis)} points")
+            out.append(
+                line(
+                    "line_axis", label=label, low=number(float(axis[0])), high=number(float(axis[-1])), count=len(axis)
+                )
+            )
         return [*out, self.said()]
 
 

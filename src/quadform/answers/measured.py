@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.record import Record
-from .texts import EN, Texts
+from .texts import Texts, spoken
 
 #: Data that has no name of its own, as records hold it.
 LIBRARY, RANDOM, OWN = "source of Python's standard library", "random tokens", "the model's own probe"
 _KNOWN = {LIBRARY: "data_library", RANDOM: "data_random", OWN: "data_own", "batches": "data_given"}
 
 
-def data_words(source: Mapping[str, Any], texts: Texts = EN) -> str:
+def data_words(source: Mapping[str, Any], texts: Texts | None = None) -> str:
     """The data a measurement used, in words: a data set with its settings and split, a file, or batches given."""
-    data = source.get("data")
+    data, texts = source.get("data"), texts or spoken()
     if isinstance(data, Mapping):
         told = {k: v for k, v in data.items() if k not in ("class", "digest") and v != "" and type(v) in (int, str)}
         settings = [f"{k} {v}" for k, v in told.items()]
@@ -28,9 +28,13 @@ def data_words(source: Mapping[str, Any], texts: Texts = EN) -> str:
 
 def probe_words(record: Record) -> str:
     """`probe 4 batches of 8 x 9 tokens, step 500, float32`; older records tell less."""
-    given = record.inputs
-    shape = given.get("probe")
-    many = f"{given['batches']} batches of " if given.get("batches", 1) > 1 else ""
-    size = f"probe {many}{' x '.join(map(str, shape))}{given.get('of', '')}" if isinstance(shape, list) else "probe"
+    given, texts = record.inputs, spoken()
+    shape, size = given.get("probe"), ""
+    if isinstance(shape, list):
+        size = " x ".join(map(str, shape))
+        size = texts("line_tokens", size=size) if given.get("of") == " tokens" else size + given.get("of", "")
+        many = given.get("batches", 1)
+        size = texts("line_batches", count=many, size=size) if many > 1 else size
     step = given.get("source", {}).get("step")
-    return ", ".join([size, *([] if step is None else [f"step {step}"]), record.made.dtype])
+    steps = [] if step is None else [texts("line_step", step=step)]
+    return ", ".join([texts("line_probe", size=size).strip(), *steps, record.made.dtype])

@@ -19,7 +19,7 @@ from typing import Any
 from ..core.record import Estimate
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number, percent, times
-from .texts import Texts
+from .texts import Texts, line
 from .verdict import NOTHING, Limits, Said, Verdict, judged, say, span
 
 #: Predicted fall of the best preconditioner over that of Adam, or of none.
@@ -277,8 +277,7 @@ class Precond(Answer):
         return Grid(self.COLUMNS, tuple(rows))
 
     def lines(self) -> Sequence[str]:
-        out = ["; ".join([str(self.record.inputs["coverage"]), *self.notes]), f"{self.probe}; model left untouched"]
-        out.append(f"data: {self.data()}")
+        out = self.measured_lines()
         out.append(
             f"{'P':<10}{'damping':>9}{'lambda_max':>12}{'lambda_min':>13}{'directions':>12}{'2/lambda_max':>14}"
             f"{'best step':>11}{'predicted':>11}{'measured':>11}"
@@ -289,7 +288,7 @@ class Precond(Answer):
                 f"{x.name:<10}{x.damping:>9g}{_shown(x.top):>12}{_shown(x.bottom):>13}{cell(x.participation.value):>12}"
                 f"{cell(x.ceiling and x.ceiling.value):>14}{cell(x.step):>11}{fall:>11}{cell(x.measured):>11}"
             )
-        out += [f"{name:<10}not made: {why}" for name, why in self.refused.items()]
+        out += [f"{name:<10}{line('line_not_made', why=why)}" for name, why in self.refused.items()]
         made = {name: "; ".join(of) for name, of in self.record.inputs["made_of"].items() if of}
         out += [f"{name:<10}{text if len(text) <= 110 else text[:107] + '...'}" for name, text in made.items()]
         if not self.verdicts():

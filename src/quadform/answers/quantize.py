@@ -15,6 +15,7 @@ import torch
 from ..core.record import Estimate
 from .compressed import CompressDraft, Compressed, Method
 from .numbers import number
+from .texts import line
 from .verdict import Said, say
 
 
@@ -81,7 +82,7 @@ class QuantizedModel(Compressed):
     def more_lines(self) -> Sequence[str]:
         out = []
         if self.budget is not None and self.methods:
-            out.append("bits: " + ", ".join(f"{n} {b}" for n, b in self.bits.items()))
+            out.append(line("line_bits", bits=", ".join(f"{n} {b}" for n, b in self.bits.items())))
         if self.each:
             out.append(f"{'one matrix alone':<40}{'bits':>6}{'predicted dL':>14}{'measured dL':>13}")
             ranked = sorted(self.each.items(), key=lambda item: -item[1][1])

@@ -18,6 +18,7 @@ from ..core.errors import InputError, UnknownName, did_you_mean
 from ..core.record import Estimate, Record
 from .answer import Answer, Grid
 from .numbers import number, short_name
+from .texts import line
 from .verdict import NOTHING, Limits, Said, Status, Verdict, judged, say
 
 #: What is measured after every block, and of a Jacobian.
@@ -218,26 +219,22 @@ class Signal(Answer):
 
     def lines(self) -> Iterator[str]:
         """One line a curve with its prediction in brackets, the verdict of each, what was not done and why."""
-        yield (
-            "after the last block: mean token cosine, participation ratio, norm over input; prediction in [ ]"
-            "   [estimate]"
-        )
-        yield (
-            "gradient: at the input over the last layer; entropy: of its maximum, least to most head; sink: largest"
-            " head"
-        )
+        yield f"{line('line_signal')}   [estimate]"
+        yield line("line_signal_more")
         yield from _columns(
             [("", "cosine", "rank", "norm", "gradient", "entropy", "sink", "prediction"), *self._rows()]
         )
         for c in self.curves:
             about = c.about
             e = c.scalar("cosine")
-            word = "undefined" if e is None or math.isnan(e.value) else _WORDS[COSINE.of(e.value)]
-            size = f"{c.depth} blocks of width {c.d_model}, {about['tokens'] or 'varying'} tokens"
-            yield f"{c.name}: {word} ({size}, {about['over']}, {self.record.made.dtype}; {'; '.join(about['notes'])})"
+            state = "undefined" if e is None or math.isnan(e.value) else COSINE.of(e.value)
+            size = {"depth": c.depth, "width": c.d_model, "tokens": about["tokens"] or line("line_varying")}
+            rest = f"{about['over']}, {self.record.made.dtype}; {'; '.join(about['notes'])}"
+            yield line("line_curve", name=c.name, word=line(f"line_signal_{state}"), **size, rest=rest)
             for name, (_, (low, high, square)) in c.jacobians.items():
                 least = f"{'<= ' if low.kind == 'bound' else ''}{low.value:.3g}"
-                yield f"  Jacobian of {name}: singular values {least} to {high.value:.3g}, mean square {square}"
+                ends = {"low": least, "high": f"{high.value:.3g}", "square": square}
+                yield "  " + line("line_jacobian", name=name, **ends)
         yield from self.verdict_lines()
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
@@ -261,7 +258,6 @@ class Signal(Answer):
 
 
 #: What the end of a stack is called, by the cosine after its last block.
-_WORDS = {"green": "alive", "yellow": "nearly collapsed", "red": "collapsed"}
 
 
 def _met(curve: Curve) -> str:

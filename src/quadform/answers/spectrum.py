@@ -25,6 +25,7 @@ from .answer import Answer, Grid, cell
 from .numbers import number, percent, share_with_error, times
 from .point import Point
 from .spectrum_parts import Block, Curve
+from .texts import line
 from .verdict import NOTHING, Limits, Said, Verdict, judged, say
 
 #: Share of negative curvature.
@@ -299,10 +300,12 @@ class Spectrum(Answer):
 
     def lines(self) -> Sequence[str]:
         cost = self.cost
-        spent = f"{cost['products']} products, {clock(cost['seconds'])}, {in_words(cost['bytes'])}"
+        spent = line(
+            "line_cost", products=cost["products"], time=clock(cost["seconds"]), memory=in_words(cost["bytes"])
+        )
         out = ["; ".join([self.coverage, *self.notes, spent])]
-        out.append(f"{self.probe}, loss {self.loss.value:.4g}; model left untouched")
-        out.append(f"data: {self.data()}")
+        measured = line("line_loss", probe=self.probe, loss=f"{self.loss.value:.4g}")
+        out += [line("line_untouched", probe=measured), line("line_data", data=self.data())]
         ends = {"lambda_max": self.top[:1], "lambda_min": self.bottom[:1]}
         shown = {name: e for name, found in ends.items() for e in found}
         shown |= {"trace": e} if (e := self.numbers.get("trace")) is not None else {}
@@ -312,7 +315,7 @@ class Spectrum(Answer):
         out += self._where_lines()
         rest = [cell(e.value) for e in self.top[1:]]
         if rest:
-            out.append(f"next: {', '.join(rest)}")
+            out.append(line("line_next", values=", ".join(rest)))
         out += [e.note for e in (*self.top, *self.bottom) if not e.converged]
         return [*out, *self._block_lines(), *self.verdict_lines()]
 
@@ -321,12 +324,16 @@ class Spectrum(Answer):
         said, e = self.point.said if self.point else None, self.numbers.get("negative_share")
         if said is None or e is None:
             return said() if said else ""
-        return f"{said()} {100 * e.value:.0f} +-{100 * (e.error or 0):.0f} % of the eigenvalues are negative."
+        return f"{said()} " + line("line_negative", share=f"{100 * e.value:.0f}", error=f"{100 * (e.error or 0):.0f}")
 
     def _where_lines(self) -> list[str]:
         """Where the first eigenvector of each end lives."""
         ends = [("lambda_max", 0)] * bool(self.top) + [("lambda_min", -1)] * bool(self.bottom)
-        return [f"{name} lives in {self._place(i)}" for name, i in ends] if self.record.inputs.get("where") else []
+        return (
+            [line("line_lives", name=name, place=self._place(i)) for name, i in ends]
+            if self.record.inputs.get("where")
+            else []
+        )
 
     @property
     def layers(self) -> tuple[tuple[str, ...], Tensor] | None:
@@ -342,7 +349,8 @@ class Spectrum(Answer):
         if inside and inside[0][0] != layer:
             text += ": " + ", ".join(f"{n.removeprefix(layer + '.')} {100 * s:.0f} %" for n, s in inside)
         heads = self.where(i, "head")[:1] if "head" in self.record.inputs["where"] else ()
-        return text + "".join(f"; most of one head: {n} {100 * s:.0f} %" for n, s in heads if s >= 0.01)
+        more = [line("line_head", head=n, share=f"{100 * s:.0f}") for n, s in heads if s >= 0.01]
+        return "; ".join([text, *more])
 
     def _block_lines(self) -> list[str]:
         """The norms inside the layer whose blocks differ most."""
@@ -362,7 +370,7 @@ class Spectrum(Answer):
         if len(set(short)) < len(short):  # self- and cross-attention in one layer
             short = [b.name.removeprefix(f"{layer}.") for b in blocks]
         norms = "  ".join(f"{n} {cell(b.norm.value)}" for n, b in list(zip(short, blocks, strict=True))[:8])
-        return [f"{layer or 'model'} block norms: {norms}{'  ...' * (len(blocks) > 8)}"]
+        return [line("line_norms", layer=layer or "model", norms=norms + "  ..." * (len(blocks) > 8))]
 
 
 def _short(name: str) -> str:

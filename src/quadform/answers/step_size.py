@@ -21,6 +21,7 @@ from ..core.record import Estimate, Provenance
 from .answer import Answer, Draft, Grid
 from .course import Course, Stop, packed_stops, share_of
 from .numbers import rate_text
+from .texts import line
 from .trial import HOLDS, Trial
 from .verdict import NOTHING, Limits, Said, Status, Verdict, say
 from .why import CHANGED
@@ -239,7 +240,9 @@ class StepSize(Answer):
     # --- showing ----------------------------------------------------------------------------------------------------
     def table(self) -> Grid:
         """One row for each optimizer: ceiling, rule, yours or not."""
-        rows = [(c.name, c.estimate.value, c.formula, c.estimate.kind, "<- yours" * c.own) for c in self.ceilings]
+        rows = [
+            (c.name, c.estimate.value, c.formula, c.estimate.kind, line("line_yours") * c.own) for c in self.ceilings
+        ]
         return Grid(("optimizer", "ceiling", "rule", "tag", ""), tuple(rows))
 
     def lines(self) -> Sequence[str]:
@@ -247,8 +250,9 @@ class StepSize(Answer):
         return [*self._measured(), *told, *self.verdict_lines(), *self._cautions()]
 
     def _measured(self) -> Iterator[str]:
-        yield f"{self.probe}, loss {self.loss.value:.4g}; model left untouched"
-        yield f"data: {self.data()}"
+        measured = line("line_loss", probe=self.probe, loss=f"{self.loss.value:.4g}")
+        yield line("line_untouched", probe=measured)
+        yield line("line_data", data=self.data())
         yield "; ".join([self.coverage, *self.notes])
         adaptive = "P^-1 H" in self.rule
         width = 19 if adaptive else 14
@@ -258,7 +262,7 @@ class StepSize(Answer):
             yield f"{'lambda_max(P^-1 H)':{width}} {_number(e.value):<9} {how(e)}; {self.P}"
 
     def _table(self) -> Iterator[str]:
-        rows = [(c.name, _shown(c.estimate), c.formula, "<- yours" * c.own) for c in self.ceilings]
+        rows = [(c.name, _shown(c.estimate), c.formula, line("line_yours") * c.own) for c in self.ceilings]
         wide, middle, long = (max(map(len, column)) for column in list(zip(*rows, strict=True))[:3])
         middle = max(middle, 9)
         yield f"  {'optimizer':{wide}}  {'ceiling':{middle}}  rule"
@@ -267,56 +271,51 @@ class StepSize(Answer):
 
     def _beside(self) -> Iterator[str]:
         if (reach := self.reach) is not None:
-            at_least = {"lower": "at least ", "upper": "at most "}.get(reach.side or "", "")
-            yield f"quadratic model along the update: holds up to learning rate {at_least}{rate_text(reach.value)}"
+            side, rate = {"lower": "at_least", "upper": "at_most"}.get(reach.side or ""), rate_text(reach.value)
+            yield line("line_reach", rate=line(f"line_{side}", value=rate) if side else rate)
         if self.interval is not None:
             low, high = self.interval
-            yield f"per-batch ceiling: {low:.2e} to {high:.2e} ({self.probe_shape[0]} batches)"
+            yield line("line_per_batch", low=f"{low:.2e}", high=f"{high:.2e}", count=self.probe_shape[0])
         if decay := self.record.inputs.get("decay"):
             e = self.record.scalars["decay_share"].value
-            lowers = f"lowers the ceiling by {100 * e:.2g} %"
-            yield f"weight decay {decay:g} {lowers if e >= DECAY_TOLD else 'changes the ceiling by less than 0.1 %'}"
+            key = "line_decay" if e >= DECAY_TOLD else "line_decay_small"
+            yield line(key, decay=f"{decay:g}", share=f"{100 * e:.2g}")
         if self.trials:
             steps = max(len(t.losses) for t in self.trials) - 1
             ends = " | ".join(f"{t.fraction:g}x {t.last_loss(steps)}" for t in self.trials)
-            start = self.trials[0].losses[0]
-            yield f"loss after {steps} steps at each rate (observed, not predicted): {start:.4g} -> {ends}"
+            yield line("line_trials", steps=steps, start=f"{self.trials[0].losses[0]:.4g}", ends=ends)
 
     def _along(self) -> Iterator[str]:
         course = self.course
         if course is None:
             return
-        yield "along the run" if not course.short else f"along a short run of {course.short} steps on a copy"
+        yield line("line_along_short", steps=course.short) if course.short else line("line_along")
         yield f"  {'step':>8}  {'rate':>9}  {'ceiling':>9}  {'share':>6}"
         for s in course.stops:
-            edge = "  edge of stability" if s.at_edge else ""
+            edge = f"  {line('line_edge')}" if s.at_edge else ""
             yield f"  {s.step:>8,}  {s.rate:>9.2e}  {s.ceiling.value:>9.2e}  {s.share.value:>6.2g}{edge}"
 
     def _cautions(self) -> Iterator[str]:
         for name, e in self.record.scalars.items():
             if not e.converged:
-                yield f"red: {name} did not converge in {e.matvecs} products and is only a bound. Allow more products."
+                yield line("line_unconverged", name=name, products=e.matvecs)
         if not math.isfinite(self.ceiling.value):
             return
         floor = self.record.scalars.get("floor_share")
         if floor is not None and floor.value > FLOOR:
-            yield (
-                f"{100 * floor.value:.0f} % of the sharpest direction lies where Adam has seen no gradient yet"
-                " (P = eps), so this ceiling is about to change: train a few steps and measure again."
-            )
-        yield "The ceiling is not a recommendation: batch noise and later sharpening lower it." + self._first()
+            yield line("line_unseen", share=f"{100 * floor.value:.0f}")
+        yield f"{line('line_ceiling')} {self._first()}".strip()
         if unknown := self.record.inputs.get("no_step_0"):
-            yield f"The ceiling at step 0 cannot be known: {unknown}."
+            yield line("line_no_first", why=unknown)
 
     def _first(self) -> str:
         """The ceiling before the first step beside that of now: a reason for warm-up, or none."""
         e, now = self.first_ceiling, self.ceiling.value
         if e is None or not math.isfinite(e.value):
             return ""
-        said = f" The ceiling at step 0 was {e.value:.2e}"
-        if now > CHANGED * e.value:
-            return f"{said}: it has risen since, so warm up."
-        return f"{said}: no reason to warm up." if now * CHANGED > e.value else f"{said}: it has fallen since."
+        risen, fallen = now > CHANGED * e.value, now * CHANGED <= e.value
+        key = "line_first_risen" if risen else "line_first_fallen" if fallen else "line_first_same"
+        return line(key, ceiling=f"{e.value:.2e}")
 
 
 def how(e: Estimate) -> str:

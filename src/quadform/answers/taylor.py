@@ -128,8 +128,7 @@ class Taylor(Answer):
         return Grid(("direction", "slope", "curvature", "third", "predicted", "measured", "ratio"), tuple(rows))
 
     def lines(self) -> Sequence[str]:
-        out = ["; ".join([str(self.record.inputs["coverage"]), *self.notes]), f"{self.probe}; model left untouched"]
-        out.append(f"data: {self.data()}")
+        out = self.measured_lines()
         out.append(f"{'direction':<16}{'slope':>11}{'curvature':>11}{'predicted r':>13}{'measured r':>13}")
         for d in self.directions:
             out.append(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .texts import Texts
+from .texts import Texts, line
 
 Word = Literal["shrinks", "holds", "grows"]
 #: A step multiplies a perturbation by less than 1 - HOLDS: shrinks; by more than 1 + HOLDS: grows; else it holds.
@@ -56,7 +56,7 @@ class Trial:
     def last_loss(self, steps: int) -> str:
         """The last loss of the plain run; `diverges` where it was given up."""
         last = self.losses[-1]
-        return f"{last:.4g}" if len(self.losses) - 1 == steps and math.isfinite(last) else "diverges"
+        return f"{last:.4g}" if len(self.losses) - 1 == steps and math.isfinite(last) else line("line_diverges")
 
 
 def packed(trials: Sequence[Trial]) -> dict[str, Tensor]:

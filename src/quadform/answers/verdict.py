@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ..core.number import Estimate
 from .numbers import number
-from .texts import EN, LANGUAGES
+from .texts import EN, LANGUAGES, spoken
 
 Status = Literal["green", "yellow", "red", "undecided"]
 
@@ -57,13 +57,13 @@ def span(e: Estimate) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Said:
-    """One sentence in both languages."""
+    """One sentence in both languages; called without one, it is in the language that is spoken."""
 
     en: str
     ko: str
 
-    def __call__(self, lang: str = "en") -> str:
-        return {"en": self.en, "ko": self.ko}[lang]
+    def __call__(self, lang: str = "") -> str:
+        return {"en": self.en, "ko": self.ko}[lang or spoken().lang]
 
     def __add__(self, more: Said) -> Said:
         return Said(f"{self.en} {more.en}".strip(), f"{self.ko} {more.ko}".strip())
@@ -108,7 +108,7 @@ class Verdict:
             return self.said
         return self.said + say("verdict_open" if self.number.kind == "bound" else "verdict_unsure")
 
-    def sentence(self, lang: str = "en") -> str:
+    def sentence(self, lang: str = "") -> str:
         """`both` in one language."""
         return self.both(lang)
 

@@ -17,7 +17,7 @@ from ..core.space import LABELS
 from .answer import Answer, Draft, Grid, cell
 from .measured import data_words
 from .numbers import number, times
-from .texts import EN, Texts
+from .texts import Texts, line
 from .verdict import NOTHING, Limits, Said, Verdict, judged, say
 
 #: Measures of a variant and the heads of their columns.
@@ -76,7 +76,7 @@ class Why(Answer):
         left = [f"{part} is left out: {reason}" for part, reason in given.get("left_out", {}).items()]
         return (*left, *(f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]))
 
-    def data(self, texts: Texts = EN) -> str:
+    def data(self, texts: Texts | None = None) -> str:
         return data_words(self.source or self.record.inputs, texts)
 
     def get(self, variant: str, measure: str, step: int | None = None) -> Estimate | None:
@@ -144,7 +144,7 @@ class Why(Answer):
         if topic in self.parts:
             return self._without(topic)
         verdict = {v.name: v for v in self.verdicts()}.get("why" if topic == "adam" else topic)
-        return EN(f"{topic}_unknown") if verdict is None else verdict.sentence()
+        return line(f"{topic}_unknown") if verdict is None else verdict.sentence()
 
     def sentences(self) -> list[str]:
         """Every sentence there is."""
@@ -152,36 +152,33 @@ class Why(Answer):
 
     def _without(self, part: str) -> str:
         """What changes when a part is taken out, by at least `CHANGED` and beyond its error."""
-        label = {"qk": "With one matrix W_QK in place of W_Q W_K^T"}.get(part, f"Without {part}")
+        label = line("why_one_matrix" if part == "qk" else "why_without", part=part)
         if self.get(f"no {part}", "lambda_max") is None:
-            return f"{label} nothing could be measured."
+            return line("why_unmeasured", label=label)
         said = [*self._factors(f"no {part}"), *self._shares(f"no {part}")]
-        rest = f"no measure changes by {CHANGED:g}x or {100 * CHANGED_SHARE:.0f} points beyond its error"
-        return f"{label} {'; '.join(said) if said else rest}."
+        rest = line("why_unchanged", factor=f"{CHANGED:g}", points=f"{100 * CHANGED_SHARE:.0f}")
+        return line("why_told", label=label, said="; ".join(said) or rest)
 
     def _factors(self, variant: str) -> Iterator[str]:
-        for measure, words in (("lambda_max", "lambda_max"), ("ratio", "the value:query ratio")):
+        for measure, words in (("lambda_max", "lambda_max"), ("ratio", line("why_ratio"))):
             a, b = self.get("full", measure), self.get(variant, measure)
             change = ratio_of(b, a)
             if a is None or b is None or change is None or not beyond_error(change):
                 continue
             away = max(change.value, 1 / change.value)
             if away >= CHANGED:
-                verb = "rises" if change.value > 1 else "falls"
                 shown = f"{away:.2g}x" if away < 10 or away >= 1e4 else f"{away:.0f}x"
-                yield f"{words} {verb} {shown} ({cell(a.value)} to {cell(b.value)})"
+                key = "why_rises" if change.value > 1 else "why_falls"
+                yield line(key, what=words, factor=shown, before=cell(a.value), after=cell(b.value))
 
     def _shares(self, variant: str) -> Iterator[str]:
-        shares = {
-            "negative_curvature": "the share of negative curvature",
-            "H_f_share": "the share of H_f in the curvature",
-        }
-        for measure, words in shares.items():
+        for measure in ("negative_curvature", "H_f_share"):
             a, b = self.get("full", measure), self.get(variant, measure)
             if a is None or b is None:
                 continue
             if abs(b.value - a.value) >= max(CHANGED_SHARE, math.hypot(a.reach, b.reach)):
-                yield f"{words} goes from {100 * a.value:.0f} % to {100 * b.value:.0f} %"
+                shares = {"before": f"{100 * a.value:.0f}", "after": f"{100 * b.value:.0f}"}
+                yield line(f"why_share_{measure}", **shares)
 
     # --- showing ----------------------------------------------------------------------------------------------------
     def table(self) -> Grid:
@@ -195,13 +192,19 @@ class Why(Answer):
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
         where = f"{self.probe}, {self.record.made.dtype}"
-        covered = f"; whole models, {given['parameters']:,} parameters" if "parameters" in given else ""
-        head = f"{self.name}: one part at a time taken out, same weights, data and seed; {where}{covered}"
-        tags = "losses exact; all other numbers are estimates (s.e. in --json)"
+        whole = [line("line_whole", count=f"{given['parameters']:,}")] if "parameters" in given else []
+        head, tags = line("line_why", name=self.name, where="; ".join([where, *whole])), line("line_why_tags")
         missing = [self.sentence(topic) for topic in ("adam", "warmup") if topic == "adam" or len(self.steps) > 1]
         told = {v.sentence() for v in self.verdicts()}
         parts = [self.sentence(part) for part in self.parts]
-        lines = [head, f"data: {self.data()}", *str(self.table()).splitlines(), f"[{tags}]", *self.notes, *parts]
+        lines = [
+            head,
+            line("line_data", data=self.data()),
+            *str(self.table()).splitlines(),
+            f"[{tags}]",
+            *self.notes,
+            *parts,
+        ]
         return [*lines, *(line for line in missing if line not in told), *self.verdict_lines()]
 
 

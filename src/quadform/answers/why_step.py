@@ -19,6 +19,7 @@ import torch
 from ..core.record import Estimate, Provenance
 from .answer import Answer, Draft, Grid
 from .numbers import number, times
+from .texts import line
 from .verdict import Limits, Said, Verdict, judged, say
 
 #: The learning rate over the ceiling on other batches; the gradient norm of the batch over that of others.
@@ -111,10 +112,10 @@ class WhyStep(Answer):
 
     def lines(self) -> Sequence[str]:
         given = self.record.inputs
-        how = f"trained again from step {given['begun']:,}"
-        if self.until is not None:
-            how = f"by the checkpoints at {given['begun']:,} and {self.until:,}"
-        head = f"step {self.step:,}, {how}; {given['rule']}, {given['coverage']}"
+        about = {"step": f"{self.step:,}", "begun": f"{given['begun']:,}", "rule": given["rule"]}
+        about |= {} if self.until is None else {"until": f"{self.until:,}"}
+        key = "line_why_step" if self.until is None else "line_why_between"
+        head = line(key, **about, coverage=given["coverage"])
         return [head, *str(self.table()).splitlines(), self.said(), *self.verdict_lines()]
 
 

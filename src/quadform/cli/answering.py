@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..answers.texts import line, speaking
 from ..core.progress import say
 from ..core.question import Listing, Task
 from ..core.work import Work
@@ -41,7 +42,8 @@ def answer(command: Command) -> int:
             if folder:
                 say(f"stopped and saved; resume with `{resume_command()}`")
             raise
-    _show(found, folder, output, "resume" in question.takes)
+    with speaking(output.lang):
+        _show(found, folder, output, "resume" in question.takes)
     if work.partial and folder:
         say(f"the time was up; resume with `{resume_command()}`")
     return 0 if found.ok else 3
@@ -62,10 +64,9 @@ def _do(task: Task, limits: LongWork, output: Output) -> int:
             raise
     if output.json:
         print_json(found.plain() | {"ok": found.ok} | ({"saved": str(folder)} if folder else {}))
-    elif isinstance(found, Listing):
-        print_listing(found)
     else:
-        print(found)
+        with speaking(output.lang):
+            print_listing(found) if isinstance(found, Listing) else print(found)
     if not found.ok and "resume" in task.takes:
         say(f"the time was up; resume with `{resume_command()}`")
     found.stay()
@@ -85,8 +86,10 @@ def _show(found: Any, folder: Path | None, output: Output, resumed: bool) -> Non
         return
     print(found)
     if found.drawn is not None:
-        print(f"report: {found.drawn}")
+        print(line("line_report", path=found.drawn))
+    elif folder and found.record.kind in PAGES:
+        print(line("line_saved_next", folder=folder, command=report_command(folder)))
     elif folder:
-        print(f"saved {folder}" + (f"; next: `{report_command(folder)}`" if found.record.kind in PAGES else ""))
+        print(line("line_saved", folder=folder))
     elif resumed:
         say("nothing was saved; `--out runs/NAME` keeps it, and lets an interrupted run be resumed")

@@ -115,8 +115,8 @@ Measure the curvature of neural-network losses and put it to use.
 
 {verbs}
 
-Every verb takes --lang --json --quiet --debug. Verbs that measure or train also take --device --dtype --seed --out DIR.
-Verbs that take long also take --dry-run (print plan and cost), --max-time 10m and --resume.
+Every verb takes --json --quiet --debug, those that measure or train also --device --dtype --seed --out DIR,
+those that take long also --dry-run (print plan and cost), --max-time 10m and --resume. --lang ko: Korean sentences.
 Help on one verb: `quadform VERB --help`. Version: `quadform --version`. First time here: `quadform report`.
 """
 

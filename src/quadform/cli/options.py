@@ -30,6 +30,7 @@ class Output(Fields):
     """Where the answer goes."""
 
     out: str | None = option(None, "Folder for the results; created if missing.", metavar="DIR")
+    lang: str = option("en", "Language of the sentences in the answer.", choices=("en", "ko"))
     json: bool = option(False, "Print strict JSON and nothing else on stdout.")
     quiet: bool = option(False, "Print no progress to stderr.")
     debug: bool = option(False, "Show the whole traceback of an error.")

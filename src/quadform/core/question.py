@@ -154,6 +154,8 @@ class Task(Fields, ABC):
     takes: ClassVar[frozenset[str]] = Question.takes
     #: The field that the first argument of its function is.
     first: ClassVar[str] = ""
+    #: Whether what it prints has sentences, which have a language.
+    speaks: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, work: Work) -> Done:

@@ -10,6 +10,7 @@ from quadform.core.errors import FileError
 from quadform.core.question import Done, Listing
 from quadform.core.work import Work
 
+from ..answers.texts import line
 from . import fetch as store
 from .fetch import CATALOGUE, Fetched, fetched, item, root
 from .fetch.store import megabytes, tidy
@@ -67,13 +68,16 @@ class Kept(Done):
 
     def __str__(self) -> str:
         if self.asked.action == "build":
-            return "\n".join(f"{g.folder}: {g.kind}, {_counted(g)}\n  use it: `--data {g.folder}`" for g in self.found)
+            return "\n".join(
+                f"{g.folder}: {g.kind}, {_counted(g)}\n  {line('line_use', how=f'`--data {g.folder}`')}"
+                for g in self.found
+            )
         lines, under = [], f" with QUADFORM_DATA={self.asked.out}" if self.asked.out else ""
         for name, got in zip(self.asked.names, self.found, strict=True):
             how = f"quadform.data.load({name!r})" if got.kind == "model" else f"--data {name}"
-            licence = got.manifest["licence"]
-            lines.append(f"{name}: {_counted(got)}; licence {licence}; checksums verified; {got.folder}")
-            lines.append(f"  use it: `{how}`{under}")
+            about = {"counted": _counted(got), "licence": got.manifest["licence"], "folder": got.folder}
+            lines.append(line("line_fetched", name=name, **about))
+            lines.append("  " + line("line_use", how=f"`{how}`{under}"))
         return "\n".join(lines)
 
 

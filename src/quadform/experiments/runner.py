@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answers.answer import Grid
+from ..answers.texts import line
 from ..applications.threads import threads_for
 from ..core.errors import FileError, MissingExtra
 from ..core.progress import Report, say
@@ -87,11 +88,11 @@ class Reproduction(Done):
     def __str__(self) -> str:
         found = [v for o in self.outcomes for v in o.verdicts]
         lines = [f"{o}\n" for o in self.outcomes]
-        lines.append(f"{len(self.outcomes)} experiments, {len(found)} claims: {score(found)}")
+        lines.append(line("line_score", experiments=len(self.outcomes), claims=len(found), score=score(found)))
         if self.folder is not None:
-            lines.append(f"the page of all of it: {self.folder / 'index.html'}")
+            lines.append(line("line_page", path=self.folder / "index.html"))
         if self.partial:
-            lines.append("PARTIAL: the time was up; the same command goes on")
+            lines.append(line("line_again"))
         return "\n".join(lines)
 
 

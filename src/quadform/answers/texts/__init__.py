@@ -6,7 +6,9 @@ are. The report adds the sentences of its figures to these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from . import (
     compare,
     flat,
     landscape,
+    lines,
     monitor,
     point,
     precond,
@@ -55,6 +58,7 @@ _PAIRS = {
     key: pair
     for part in (
         shared,
+        lines,
         spectrum,
         point,
         attention,
@@ -76,3 +80,25 @@ _PAIRS = {
 EN = Texts("en", {key: pair[0] for key, pair in _PAIRS.items()})
 KO = Texts("ko", {key: pair[1] for key, pair in _PAIRS.items()})
 LANGUAGES = {texts.lang: texts for texts in (EN, KO)}
+
+_SPOKEN = ContextVar("spoken", default=EN)
+
+
+def spoken() -> Texts:
+    """The language a terminal is answered in; English unless `speaking` says otherwise."""
+    return _SPOKEN.get()
+
+
+@contextmanager
+def speaking(lang: str) -> Iterator[None]:
+    """Sentences without a language of their own are in this one: `with speaking("ko"): print(answer)`."""
+    before = _SPOKEN.set(LANGUAGES[lang])
+    try:
+        yield
+    finally:
+        _SPOKEN.reset(before)
+
+
+def line(key: str, **values: Any) -> str:
+    """A sentence in the language that is spoken."""
+    return spoken()(key, **values)

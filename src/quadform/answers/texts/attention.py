@@ -43,7 +43,7 @@ SENTENCES = {
     ),
     "card_uneven_green": ("even", "고름"),
     "card_uneven_yellow": ("uneven", "고르지 않음"),
-    "card_uneven_red": ("split", "갈라짐"),
+    "card_uneven_red": ("far apart", "크게 다름"),
     "card_uneven_rule": (
         "green up to {limit0} : 1, red above {limit1} : 1",
         "{limit0} : 1 이하 초록, {limit1} : 1 초과 빨강",
@@ -51,14 +51,14 @@ SENTENCES = {
     "card_ceiling_title": ("Learning-rate ceiling, SGD", "SGD 학습률 상한"),
     "card_ceiling": (
         "Gradient descent is stable up to 2 / λ_max, with λ_max = {high}. This is a ceiling, not a recommendation.",
-        "일반 경사하강법은 2 / λ_max까지 안정합니다(λ_max = {high}). 상한일 뿐 권장값이 아닙니다.",
+        "경사 하강법은 2 / λ_max까지 안정합니다(λ_max = {high}). 상한일 뿐 권장값이 아닙니다.",
     ),
     "card_ceiling_green": ("known", "확인됨"),
     "card_ceiling_yellow": ("uncertain", "불확실"),
     "card_ceiling_red": ("none", "없음"),
     "card_ceiling_rule": (
-        "green when the number is firm, yellow when not converged, red when nothing curves up",
-        "확실한 수이면 초록, 수렴하지 않았으면 노랑, 위로 휘는 방향이 없으면 빨강",
+        "green when converged, yellow when not converged, red when no direction curves up",
+        "수렴했으면 초록, 수렴하지 않았으면 노랑, 위로 휘는 방향이 없으면 빨강",
     ),
     "card_missed_title": ("Functional part against H", "H 대비 함수 부분"),
     "card_missed": (

@@ -6,14 +6,14 @@ SENTENCES = {
     "card_flat_yellow": ("some", "있음"),
     "card_flat_red": ("most of it", "대부분"),
     "card_flat_rule": (
-        "λ_max here over its least among equal models: green up to {limit0}, red above {limit1}",
+        "λ_max over its least value among models with the same outputs: green up to {limit0}, red above {limit1}",
         "같은 함수를 내는 모델 가운데 최소 λ_max에 대한 비: {limit0} 이하면 초록, {limit1} 초과면 빨강",
     ),
     "flat_balanced": (
-        "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): its sharpness is"
-        " its own. Compare models by the least values.",
-        "λ_max {here}: 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 이 날카로움은 모델 자체의"
-        " 것입니다. 모델끼리는 최솟값으로 비교하십시오.",
+        "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): little of its"
+        " sharpness comes from the scale of the weights. Compare models by the least values.",
+        "λ_max {here}: 같은 함수를 내는 모델에서 찾은 최솟값 {least}의 {ratio}배입니다. 가중치의 스케일에서 온 부분은"
+        " 적습니다. 모델끼리는 최솟값으로 비교하십시오.",
     ),
     "flat_scaled": (
         "λ_max is {here}, {ratio} times the least found among models that compute the same ({least}): much of it is the"

@@ -2,7 +2,7 @@
 
 SENTENCES = {
     "monitor_summary": (
-        "{count} readings in {steps} steps, {share} of the time. λ_max went from {first} to {last}.",
+        "{count} measurements in {steps} steps, {share} of the time. λ_max went from {first} to {last}.",
         "{steps}단계 동안 {count}번 쟀고, 시간의 {share}만큼 썼습니다. λ_max는 {first}에서 {last}까지 바뀌었습니다.",
     ),
     "card_live_rate_title": ("Learning rate over its ceiling, at its largest", "상한에 대한 학습률의 비, 가장 클 때"),

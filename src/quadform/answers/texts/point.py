@@ -4,7 +4,7 @@ SENTENCES = {
     "point_descends": (
         "Not stationary: descending. The gradient has norm {slope}, and one step at 1/λ_max lowers the loss of {loss}"
         " by at least {drop} to second order.",
-        "정지점이 아니며 아직 내려가는 중입니다. 기울기의 노름은 {slope}, 보폭 1/λ_max 한 걸음에 이차 근사로 손실"
+        "정지점이 아니며 아직 내려가는 중입니다. 기울기의 노름은 {slope}, 학습률 1/λ_max로 한 걸음에 이차 근사로 손실"
         " {loss} 중 {drop} 이상 내려갑니다.",
     ),
     "point_descends_newton": (
@@ -35,12 +35,12 @@ SENTENCES = {
     ),
     "point_clear": (
         "The gradient is {ratio} times its standard error over the batches ({noise}).",
-        "기울기는 배치 사이 표준오차({noise})의 {ratio}배입니다.",
+        "기울기는 배치 사이 표준 오차({noise})의 {ratio}배입니다.",
     ),
     "point_noisy": (
         "The gradient is only {ratio} times its standard error over the batches ({noise}): on other data it may point"
         " elsewhere. Take more batches.",
-        "기울기는 배치 사이 표준오차({noise})의 {ratio}배에 불과해 다른 데이터에서는 방향이 다를 수 있습니다."
+        "기울기는 배치 사이 표준 오차({noise})의 {ratio}배에 불과해 다른 데이터에서는 방향이 다를 수 있습니다."
         " 배치를 늘리십시오.",
     ),
     "point_inertia": (
@@ -56,7 +56,7 @@ SENTENCES = {
         "{steps}걸음 옮긴 사본에서 측정했습니다. 기울기는 {before}에서 {slope}까지 줄었습니다.",
     ),
     "point_unpolished": (
-        "The polish came to a gradient of {slope} from {before} in {steps} steps; it has not vanished.",
+        "In {steps} steps the gradient of a copy fell from {before} to {slope}, but not to zero.",
         "{steps}걸음 동안 기울기는 {before}에서 {slope}까지 줄었지만 사라지지는 않았습니다.",
     ),
     "card_point_title": ("Kind of point", "점의 종류"),
@@ -64,7 +64,7 @@ SENTENCES = {
     "card_point_yellow": ("descending", "하강 중"),
     "card_point_red": ("saddle", "안장점"),
     "card_point_rule": (
-        "stationary: a step takes off at most {limit0} of the loss, or the gradient is at most {limit1}; then green"
+        "stationary: a step lowers the loss by at most {limit0} of it, or the gradient is at most {limit1}; then green"
         " without and red with negative curvature",
         "한 걸음에 줄어드는 양이 손실의 {limit0} 이하이거나 기울기가 {limit1} 이하면 정지점."
         " 음의 곡률이 없으면 초록, 있으면 빨강",

@@ -4,11 +4,11 @@ SENTENCES = {
     "spectral_after": ("After {step} steps of training:", "학습 {step}단계 뒤:"),
     "spectral_high": (
         "λ_max {high}: plain gradient descent overshoots at learning rates above {ceiling}.",
-        "λ_max {high}. 단순 경사 하강은 학습률이 {ceiling}보다 크면 골짜기를 지나칩니다.",
+        "λ_max {high}. 단순 경사 하강은 학습률이 {ceiling}보다 크면 최저점을 지나칩니다.",
     ),
     "spectral_sharp": (
         "λ_max {high}, λ_min {low}: plain gradient descent overshoots at learning rates above {ceiling}.",
-        "λ_max {high}, λ_min {low}. 단순 경사 하강은 학습률이 {ceiling}보다 크면 골짜기를 지나칩니다.",
+        "λ_max {high}, λ_min {low}. 단순 경사 하강은 학습률이 {ceiling}보다 크면 최저점을 지나칩니다.",
     ),
     "spectral_split": (
         "{sharp} is {ratio} times as curved as {flat}: no single step size suits both blocks.",
@@ -20,7 +20,7 @@ SENTENCES = {
     ),
     "spectral_even": (
         "All blocks are curved alike within a factor of {ratio}: one step size fits them.",
-        "모든 블록의 곡률이 {ratio}배 안에서 비슷해 한 보폭이 모두에 맞습니다.",
+        "모든 블록의 곡률이 {ratio}배 안에서 비슷해 하나의 학습률이 모두에 맞습니다.",
     ),
     "card_downwards_title": ("Negative curvature", "음의 곡률"),
     "card_downwards": (
@@ -32,7 +32,7 @@ SENTENCES = {
     "card_downwards_red": ("much", "많음"),
     "card_downwards_rule": ("green up to {limit0}, red above {limit1}", "{limit0}까지 초록, {limit1} 초과면 빨강"),
     "card_eigen_title": ("Largest eigenvalue", "가장 큰 고유값"),
-    "card_eigen_green": ("firm", "확실"),
+    "card_eigen_green": ("converged", "수렴함"),
     "card_eigen_yellow": ("bound", "한계"),
     "card_eigen_open": (
         "The search did not converge: λ_max is at least {high}. Allow more Hessian-vector products.",

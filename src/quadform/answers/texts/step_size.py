@@ -93,7 +93,7 @@ SENTENCES = {
     ),
     "course_short_below": (
         "Along a short run of {short} steps the rate of the schedule was at most {share} times the ceiling, at step"
-        " {step}: the peak {peak} is fine as far as this tells.",
+        " {step}: the peak {peak} is safe over these steps.",
         "{short}단계의 짧은 학습에서 스케줄의 학습률은 {step}단계에서 상한의 {share}배가 최대였습니다. 여기까지는 최대"
         " 학습률 {peak}에 문제가 없습니다.",
     ),
@@ -111,16 +111,16 @@ SENTENCES = {
     ),
     "course_warm_longer": (
         "Warm up for longer than {warmup} steps, or lower the peak below {room}.",
-        "{warmup}단계보다 길게 예열하거나 최대 학습률을 {room} 아래로 낮추십시오.",
+        "{warmup}단계보다 길게 워밍업하거나 최대 학습률을 {room} 아래로 낮추십시오.",
     ),
     "course_lower": ("Lower the peak below {room}.", "최대 학습률을 {room} 아래로 낮추십시오."),
     "course_warm_free": (
-        "Curvature asks for no warm-up: the peak was below the ceiling at each of these steps.",
-        "이 단계들 모두에서 최대 학습률이 상한보다 작으므로 곡률만 보면 예열이 필요 없습니다.",
+        "Curvature does not require warm-up: the peak was below the ceiling at each of these steps.",
+        "이 단계들 모두에서 최대 학습률이 상한보다 작으므로 곡률만 보면 워밍업이 필요 없습니다.",
     ),
     "course_warm_needed": (
         "Keep the warm-up of {warmup} steps: at step {at} the ceiling, {ceiling}, was below the peak.",
-        "예열 {warmup}단계를 그대로 두십시오. {at}단계의 상한({ceiling})은 최대 학습률보다 작았습니다.",
+        "워밍업 {warmup}단계를 그대로 두십시오. {at}단계의 상한({ceiling})은 최대 학습률보다 작았습니다.",
     ),
     "card_course_title": ("Learning rate along the run", "학습 과정의 학습률"),
     "card_course_green": ("below the ceiling", "상한 아래"),
@@ -142,7 +142,7 @@ SENTENCES = {
         " predicted is {predicted} ± {tolerance}. Do not trust this ceiling; measure in float64, with more"
         " Hessian-vector products or another seed.",
         "복사본 시험이 상한과 맞지 않습니다: 상한의 {fraction}배에서 한 걸음에 섭동이 {measured}배가 되는데, 예측은"
-        " {predicted} ± {tolerance}배입니다. 이 상한을 믿지 마십시오. 배정밀도로, 헤시안-벡터 곱을 더 쓰거나 다른"
+        " {predicted} ± {tolerance}배입니다. 이 상한을 믿지 마십시오. float64로, 헤시안-벡터 곱을 더 쓰거나 다른"
         " 시드로"
         " 다시 재십시오.",
     ),

@@ -1,29 +1,48 @@
 """Verdicts of models without one of their parts: the English and the Korean sentence of every key."""
 
 SENTENCES = {
+    "why_without": ("Without {part}", "{part} 없이:"),
+    "why_one_matrix": ("With one matrix W_QK in place of W_Q W_K^T", "W_Q W_K^T 대신 행렬 W_QK 하나를 쓰면:"),
+    "why_unmeasured": ("{label} nothing could be measured.", "{label} 잴 수 없었습니다."),
+    "why_unchanged": (
+        "no measure changes by {factor}x or {points} points beyond its error",
+        "오차를 넘어 {factor}배 또는 {points}%p 이상 바뀐 값이 없습니다",
+    ),
+    "why_told": ("{label} {said}.", "{label} {said}."),
+    "why_ratio": ("the value:query ratio", "밸류:쿼리 비"),
+    "why_rises": ("{what} rises {factor} ({before} to {after})", "{what} {factor} 증가 ({before} -> {after})"),
+    "why_falls": ("{what} falls {factor} ({before} to {after})", "{what} {factor} 감소 ({before} -> {after})"),
+    "why_share_negative_curvature": (
+        "the share of negative curvature goes from {before} % to {after} %",
+        "음의 곡률의 비율 {before} % -> {after} %",
+    ),
+    "why_share_H_f_share": (
+        "the share of H_f in the curvature goes from {before} % to {after} %",
+        "곡률에서 H_f의 비율 {before} % -> {after} %",
+    ),
     "why_head": (
-        "Taking out {part} changes the sharpest curvature most: {factor} times.",
-        "가장 가파른 곡률을 가장 크게 바꾸는 부분: {part} ({factor}배).",
+        "Removing {part} changes the largest eigenvalue most: by a factor of {factor}.",
+        "가장 큰 고유값을 가장 많이 바꾸는 요소: {part} ({factor}배).",
     ),
     "why_head_quiet": (
-        "No part changes the sharpest curvature by {limit} times or more, beyond its error.",
-        "어느 부분도 가장 가파른 곡률을 오차를 넘어 {limit}배 이상 바꾸지 않습니다.",
+        "No component changes the largest eigenvalue by a factor of {limit} or more, beyond its error.",
+        "어느 요소도 가장 큰 고유값을 오차를 넘어 {limit}배 이상 바꾸지 않습니다.",
     ),
     "why_flatter": (
         "Step {step}: query blocks are {ratio} times flatter than value blocks, so one step size fits neither: use"
         " an optimizer that scales each weight (Adam).",
-        "학습 {step}단계: 쿼리 블록은 밸류 블록보다 {ratio}배 평평해 한 보폭이 둘 다에 맞지 않습니다. 가중치마다"
-        " 보폭을 맞추는 최적화기(Adam)를 쓰십시오.",
+        "학습 {step}단계: 쿼리 블록은 밸류 블록보다 {ratio}배 평평해 하나의 학습률이 둘 다에 맞지 않습니다. 가중치마다"
+        " 스텝 크기를 조절하는 옵티마이저(Adam)를 쓰십시오.",
     ),
     "why_sharper": (
         "Step {step}: value blocks are {ratio} times flatter than query blocks, so one step size fits neither: use"
         " an optimizer that scales each weight (Adam).",
-        "학습 {step}단계: 밸류 블록은 쿼리 블록보다 {ratio}배 평평해 한 보폭이 둘 다에 맞지 않습니다. 가중치마다"
-        " 보폭을 맞추는 최적화기(Adam)를 쓰십시오.",
+        "학습 {step}단계: 밸류 블록은 쿼리 블록보다 {ratio}배 평평해 하나의 학습률이 둘 다에 맞지 않습니다. 가중치마다"
+        " 스텝 크기를 조절하는 옵티마이저(Adam)를 쓰십시오.",
     ),
     "why_alike": (
         "Step {step}: query and value blocks differ by less than {limit} times, so one step size can fit both.",
-        "학습 {step}단계: 쿼리 블록과 밸류 블록의 차이는 {limit}배 미만, 한 보폭이 둘 다에 맞을 수 있습니다.",
+        "학습 {step}단계: 쿼리 블록과 밸류 블록의 차이는 {limit}배 미만, 하나의 학습률이 둘 다에 맞을 수 있습니다.",
     ),
     "why_differ": (
         "Step {step}: query and value blocks differ {ratio} times.",

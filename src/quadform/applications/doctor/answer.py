@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...answers.answer import Answer, Grid
+from ...answers.texts import line
 
 _MARKS = {True: "ok", False: "MISSING", None: "-"}
 
@@ -28,23 +29,24 @@ class Diagnosis(Answer):
 
     @property
     def findings(self) -> tuple[Line, ...]:
-        return tuple(Line(**line) for line in self.record.inputs["findings"])
+        return tuple(Line(**given) for given in self.record.inputs["findings"])
 
     @property
     def ok(self) -> bool:
         """Whether nothing is missing that quadform needs."""
-        return all(line.ok is not False for line in self.findings)
+        return all(f.ok is not False for f in self.findings)
 
     def table(self) -> Grid:
         """One row a finding."""
         rows, group = [], ""
-        for line in self.findings:
-            found = f"{line.found}; {line.advice}" if line.advice else line.found
-            rows.append((line.group if line.group != group else "", line.name, _MARKS[line.ok], found))
-            group = line.group
+        for f in self.findings:
+            found = f"{f.found}; {f.advice}" if f.advice else f.found
+            rows.append((f.group if f.group != group else "", f.name, _MARKS[f.ok], found))
+            group = f.group
         return Grid(("group", "name", "", "found"), tuple(rows))
 
     def lines(self) -> Iterator[str]:
         yield from str(self.table()).splitlines()[1:]
-        broken = ", ".join(line.name for line in self.findings if line.ok is False)
-        yield f"not ready: {broken} missing." if broken else "ready; next: `quadform verify`, `quadform report`."
+        broken = ", ".join(f.name for f in self.findings if f.ok is False)
+        commands = "`quadform verify`, `quadform report`"
+        yield line("line_not_ready", names=broken) if broken else line("line_ready", next=commands)

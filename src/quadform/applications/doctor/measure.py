@@ -76,7 +76,7 @@ def _version(package: str) -> str:
 
 def _machine() -> list[Line]:
     cpu, limit = torch.device("cpu"), memory_limit()
-    allowed = "no limit of a control group" if limit is None else f"{in_words(limit.total)} by its control group"
+    allowed = "no cgroup limit" if limit is None else f"{in_words(limit.total)} by its control group"
     lines = [
         Line("machine", "processor", f"{platform.machine()}, {os.cpu_count()} cores"),
         Line("machine", "torch threads", str(torch.get_num_threads())),

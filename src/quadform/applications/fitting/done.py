@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...answers.texts import line
 from ...core.errors import InputError
 from ...core.progress import clock
 from ...core.question import Done
@@ -28,7 +29,6 @@ from ..subject import parse_data
 from .question import TrainTask
 
 _SHARES = ("exact", "accuracy")
-_WHY = {"steps": "", "patience": ", no better validation", "goal": ", goal reached", "time": ", time is up"}
 
 
 @dataclass(frozen=True)
@@ -63,21 +63,25 @@ class Fitted(Done):
 
     def __str__(self) -> str:
         inputs, s = self.record.inputs, self.record.scalars
-        head = f"{self.run.model.config.summary}, {inputs['parameters']:,} parameters"
-        lines = [f"{head}: {s['steps'].value:.0f} steps in {clock(self.seconds)}{_WHY[inputs['stopped']]}"]
-        lines.append(f"training loss {s['loss'].value:.4f} at the last step")
+        about = {"model": self.run.model.config.summary, "count": f"{inputs['parameters']:,}"}
+        lines = [line("line_trained", **about, steps=f"{s['steps'].value:.0f}", time=clock(self.seconds))]
+        if inputs["stopped"] != "steps":
+            lines[0] += ", " + line(f"line_stopped_{inputs['stopped']}")
+        lines.append(line("line_train_loss", loss=f"{s['loss'].value:.4f}"))
         for split in ("valid", "test"):
             found = [f"{n.removeprefix(split + ' ')} {_text(n, e)}" for n, e in s.items() if n.startswith(split)]
             lines += [f"{split + ':':<7}{', '.join(found)}  [estimate]"] if found else []
-        lines += [f"warning: {text}" for text in inputs["warnings"]]
+        lines += [line("line_warning", text=text) for text in inputs["warnings"]]
         if self.run.folder is not None:
-            lines.append(f"saved {self.run.folder}" + ("" if self.partial else f"; next: {self._next()}"))
+            folder = str(self.run.folder)
+            more = {} if self.partial else {"command": self._next()}
+            lines.append(line("line_saved_next" if more else "line_saved", folder=folder, **more))
         return "\n".join(lines)
 
     def _next(self) -> str:
         named = shlex.quote(str(self.run.folder))
-        writes = "" if self.run.model.config.kind == "encoder" else f"`quadform decode {named} TEXT`, "
-        return f"{writes}`quadform spectrum {named}`"
+        writes = "" if self.run.model.config.kind == "encoder" else f"quadform decode {named} TEXT`, `"
+        return f"{writes}quadform spectrum {named}"
 
 
 def _text(name: str, e: Estimate) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from ...answers.answer import Answer, Grid
+from ...answers.texts import line
 from ...core.errors import FileError, QuadformError
 from ...core.record import Record
 
@@ -69,9 +70,9 @@ class Report(Answer):
     def lines(self) -> Sequence[str]:
         found = [f"{what}: {value} - {word}" for _, what, value, word in self.table()]
         if self.exported:
-            found.append(f"figures: {len(self.exported)} files in {self.record.inputs['figures']}")
+            found.append(line("line_figures", count=len(self.exported), folder=self.record.inputs["figures"]))
         if self.missing:
-            found.append(f"PARTIAL: not measured to the end: {', '.join(self.missing)}")
+            found.append(line("line_missing", names=", ".join(self.missing)))
         return found
 
     def report(self, path: str | Path, lang: str = "en") -> Path:

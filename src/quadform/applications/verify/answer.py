@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...answers.answer import Answer, Grid
+from ...answers.texts import line
 
 
 class Verification(Answer):
@@ -41,13 +42,11 @@ class Verification(Answer):
 
     def lines(self) -> Iterator[str]:
         given = self.record.inputs
-        sizes = f"softmax, causal, linear, single W_QK; every size from 1 to {given['largest']}"
-        yield f"{given['tried']} random layers ({sizes}), errors relative to max|H|"
+        yield line("line_verify", count=given["tried"], largest=given["largest"])
         yield from str(self.table()).splitlines()
         if self.failed:
-            count = f"{len(self.failed)} of {len(self.record.scalars)}"
-            yield f"{count} checks FAILED: results on this machine are not to be trusted."
+            yield line("line_failed", count=len(self.failed), all=len(self.record.scalars))
         else:
-            yield f"all {len(self.record.scalars)} checks hold."
+            yield line("line_verified", count=len(self.record.scalars))
         if self.partial:
-            yield f"PARTIAL: the time was up after {given['tried']} of {given['shapes']} layers"
+            yield line("line_verify_partial", count=given["tried"], all=given["shapes"])

@@ -138,7 +138,7 @@ SENTENCES = {
     "ratio_to_a": "B : A = {ratio}",
     "tag_closed": "정확값, 닫힌 공식",
     "tag_autodiff": "정확값, 자동 미분",
-    "tag_line": "{tag} · 매개변수 {parameters}개 · {milliseconds} ms · {check}",
+    "tag_line": "{tag} · 파라미터 {parameters}개 · {milliseconds} ms · {check}",
     "check_closed": "자동 미분과의 차이 {error}",
     "check_autodiff_line": "유한 차분과의 차이 {error}",
     "slopes_name": "여기서 입력 크기에 따른 성장",
@@ -192,7 +192,7 @@ SENTENCES = {
     "error_words": "글에 단어가 없습니다. 써 넣거나 무작위 토큰을 고르십시오.",
     "error_state": "상태는 조절값의 모음이어야 합니다. 받은 것: {got}.",
     "error_control": "이 페이지에 없는 조절입니다: “{got}”.",
-    "error_memory": "매개변수 {parameters}개의 정확한 헤시안에 필요한 메모리: {need}. 여기서 쓸 수 있는 메모리:"
+    "error_memory": "파라미터 {parameters}개의 정확한 헤시안에 필요한 메모리: {need}. 여기서 쓸 수 있는 메모리:"
     " {free}. 가능한 가장 큰 너비: {widest}.",
     "error_finite": "여기서 헤시안에 유한하지 않은 성분이 있습니다. 더 작은 입력 크기를 고르십시오.",
     "error_other": "{text}",

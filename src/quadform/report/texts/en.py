@@ -17,9 +17,9 @@ SENTENCES = {
     "tag_given": "given",
     # heat map
     "heat_title": "The Hessian, entry by entry",
-    "heat_head_rules": "The {block} block rules: its norm is {ratio} times that of the next block, {other}.",
+    "heat_head_rules": "The {block} block dominates: its norm is {ratio} times that of the next block, {other}.",
     "heat_head_only": "Only the {block} block is not exactly 0.",
-    "heat_head_shared": "No block rules: the strongest, {block}, has only {ratio} times the norm of the next, {other}.",
+    "heat_head_shared": "No block dominates: the strongest, {block}, has {ratio} times the norm of the next, {other}.",
     "heat_head_zero": "Every entry of this Hessian is exactly 0.",
     "heat_head_zeros": "The functional part is exactly 0 in {blocks}.",
     "heat_head_zeros_all": "The functional part is exactly 0 everywhere.",
@@ -38,8 +38,8 @@ SENTENCES = {
     "entry_size": "size of the entry",
     # spectrum
     "spectrum_title": "All directions at once: the eigenvalues",
-    "spectrum_head_mixed": "{share} of the {count} directions curve down. The steepest valley has curvature {high},"
-    " the steepest ridge {low}: the ridge is {ratio} as sharp as the valley.",
+    "spectrum_head_mixed": "{share} of the {count} directions curve down. The largest eigenvalue is {high},"
+    " the smallest {low}: {ratio} of the largest in size.",
     "spectrum_head_up": "None of the {count} directions curves down; curvature runs from {low} to {high}.",
     "spectrum_head_down": "No direction curves up; {share} of the {count} directions curve down, the sharpest {low}.",
     "spectrum_left": "{count} negative",
@@ -57,7 +57,7 @@ SENTENCES = {
     # blocks
     "blocks_title": "Outer against functional, block by block",
     "blocks_head_functional": "In {count} of {all} blocks the functional part is the larger one ({blocks}):"
-    " Gauss-Newton misses more there than it sees.",
+    " there Gauss-Newton leaves out more than it contains.",
     "blocks_head_outer": "The outer part is the larger one in every block; the functional part reaches at most"
     " {share} of it, in {block}.",
     "blocks_head_zero": "Both parts are exactly 0 in every block.",
@@ -65,7 +65,7 @@ SENTENCES = {
     "blocks_head_round_off": "The functional part is nothing but round-off in every block: Gauss-Newton misses"
     " nothing here.",
     "blocks_reading": "Solid bars are what Gauss-Newton, K-FAC and the like can see; hollow bars are what they leave"
-    " out. A hollow bar longer than its solid partner: the approximation misses more there than it sees.",
+    " out. A hollow bar longer than its solid partner: there the approximation leaves out more than it contains.",
     "blocks_not": "The two bars of a block do not add up to its norm: the parts can cancel. A larger block can have a"
     " larger norm just because it has more weights.",
     "blocks_caption": "Frobenius norms, linear axis from 0.",
@@ -78,17 +78,17 @@ SENTENCES = {
     " picks single keys, and query and key curvature go with M2.",
     "moments_head_keep": "Up to scale {scale} the spread M2 of the keys a token sees keeps {share} of what it was.",
     "moments_reading": "Each line is the size of one moment of the keys under attention, the input scale taken out,"
-    " over its value at the smallest scale. M1 is the mean key, M2 the spread, M3 the lopsidedness. A line at 1:"
+    " over its value at the smallest scale. M1 is the mean key, M2 the spread, M3 the skewness. A line at 1:"
     " attention is as even as for tiny inputs. M2 and M3 at 0: each token looks at one key.",
-    "moments_not": "Even attention is not better attention. Values learn through M1, so their curvature stays where M2"
-    " is gone.",
+    "moments_not": "Even attention is not better attention. Values depend on M1, so their curvature remains"
+    " where M2 is zero.",
     "moments_caption": "Mean over tokens of the Frobenius norms of M1, M2, M3, divided by scale, scale², scale³.",
     "moments_axis": "over its value at scale {scale}",
     "col_moment": "moment",
     "growth_title": "Growth with the input scale",
-    "growth_head": "Twice as large inputs make {steep} {more} times and {flat} {less} times as sharp (outer part,"
+    "growth_head": "When the inputs double, {steep} becomes {more} times and {flat} {less} times as sharp (outer part,"
     " small inputs).",
-    "growth_head_same": "Twice as large inputs make every block {more} times as sharp (outer part, small inputs).",
+    "growth_head_same": "When the inputs double, every block becomes {more} times as sharp (outer part, small inputs).",
     "growth_head_agree": "Slopes that agree with the paper's exponents: {count} of {count}; the worst is off by {gap}.",
     "growth_head_differ": "{count} of {all} fitted slopes differ from the paper's exponents by more than {tolerance};"
     " the worst is {block}, by {gap}.",
@@ -96,7 +96,7 @@ SENTENCES = {
     "growth_reading": "Each line is one block; its slope says with which power of the input scale it grows. Beside"
     " each name stands the fitted slope and in brackets the paper's exponent; thin grey lines continue that exponent."
     " Colour is the row of the block, dash and symbol its column.",
-    "growth_not": "The exponents are promises for small inputs. Where attention has become one-hot the softmax no"
+    "growth_not": "The exponents hold for small inputs. Where attention has become one-hot the softmax no"
     " longer reacts, so query and key lines fall: that is saturation, not a flat optimum.",
     "growth_caption": "Slopes are fitted for scales from {low} to {high} (grey band).",
     "growth_saturated": "From scale {scale} on (gold band) the attention's entropy is below 10 % of its maximum.",
@@ -168,7 +168,7 @@ SENTENCES = {
     "check_finite": "every number is finite",
     "check_slopes": "slopes against the paper's exponents",
     "check_green": "ok",
-    "check_yellow": "look",
+    "check_yellow": "check it",
     "check_red": "failed",
     "check_undecided": "undecided",
     "checks_all": "All {all} checks passed.",
@@ -284,14 +284,15 @@ SENTENCES = {
     "heads_at": "{label}, block {block}, head {head}",
     "heads_reading": "One point a head. Left: 1 is attention spread evenly over all visible keys, 0 is one key only."
     " Right: a head near 1 looks at the first token and little else (an attention sink).",
-    "heads_not": "A narrow head is not better or worse than a broad one, and a sink may simply be a head at rest.",
-    "jacobian_title": "How a small change travels: singular values of the Jacobian",
+    "heads_not": "A narrow head is not better or worse than a broad one, and an attention sink is not a"
+    " defect by itself.",
+    "jacobian_title": "How a small change propagates: singular values of the Jacobian",
     "jacobian_head": "Furthest from an isometry: {name}, where the median change is multiplied by {median} and the"
     " largest by {most}.",
     "jacobian_reading": "Each line runs from the smallest to the largest singular value, the bar holds the middle half,"
     " the tick is the median. All at 1: every small change of the tokens passes with its size kept.",
-    "jacobian_not": "This is one sequence and one set of weights. A small singular value forgets a direction at this"
-    " point only, and the loss may not care about it.",
+    "jacobian_not": "This is one sequence and one set of weights. A small singular value suppresses a direction at this"
+    " point only, and the loss may not depend on it.",
     "jacobian_exact": "All singular values of the dense matrix.",
     "jacobian_estimate": "Ends by Golub-Kahan bidiagonalisation (the smallest is an upper bound until it converges),"
     " the middle by Lanczos quadrature.",

@@ -42,8 +42,8 @@ SENTENCES = {
     "entry_size": "성분의 크기",
     # spectrum
     "spectrum_title": "모든 방향을 한눈에: 고유값",
-    "spectrum_head_mixed": "전체 {count}개 방향 중 {share}에서 손실이 아래로 휩니다. 가장 가파른 골짜기의 곡률은"
-    " {high}, 가장 가파른 능선의 곡률은 {low}입니다 (골짜기 대비 {ratio}).",
+    "spectrum_head_mixed": "전체 {count}개 방향 중 {share}에서 손실이 아래로 휩니다. 가장 큰 고유값은 {high}, 가장"
+    " 작은 고유값은 {low}입니다 (크기는 가장 큰 값의 {ratio}).",
     "spectrum_head_up": "전체 {count}개 방향 중 아래로 휘는 방향은 없습니다. 곡률의 범위: {low} ~ {high}.",
     "spectrum_head_down": "위로 휘는 방향이 없습니다. 전체 {count}개 방향 중 {share}에서 아래로 휘며, 가장 날카로운"
     " 곡률은 {low}입니다.",
@@ -51,7 +51,7 @@ SENTENCES = {
     "spectrum_middle": "0이 {count}개",
     "spectrum_right": "양수 {count}개",
     "spectrum_reading": "눈금선 하나가 고유값 하나, 즉 한 방향의 곡률이고 막대는 그 개수입니다. 0의 오른쪽은 그"
-    " 방향으로 골짜기, 왼쪽(색칠한 영역)은 능선입니다. 가장 오른쪽의 눈금선이 경사 하강법이 안정한 최대 보폭을"
+    " 방향으로 골짜기, 왼쪽(색칠한 영역)은 능선입니다. 가장 오른쪽의 눈금선이 경사 하강법이 안정한 최대 학습률을"
     " 정합니다.",
     "spectrum_not": "음의 곡률은 오류가 아닙니다. 최솟값에서 떨어진 곳에서는 흔하며, 외적 부분만으로는 결코 보이지"
     " 않습니다. 막대는 기울기가 어느 방향을 가리키는지 말하지 않습니다.",
@@ -119,7 +119,7 @@ SENTENCES = {
     "col_rank": "순위",
     "col_ratio": "함수 / 외적",
     "col_slope": "적합한 기울기",
-    "col_stderr": "표준오차",
+    "col_stderr": "표준 오차",
     "col_paper": "논문",
     "col_at_scale": "입력 크기 {scale}에서의 노름",
     "col_what": "항목",
@@ -147,7 +147,7 @@ SENTENCES = {
     "row_sink": "첫 토큰의 점수에 더한 값(싱크)",
     "row_seed": "시드",
     "row_precision": "수 형식, 장치",
-    "row_parameters": "매개변수",
+    "row_parameters": "파라미터",
     "row_sweep": "변화 범위",
     "attention_softmax": "소프트맥스 어텐션 헤드 하나, 평균 제곱 오차",
     "attention_linear": "선형 어텐션 헤드 하나(소프트맥스 없음), 평균 제곱 오차",
@@ -196,7 +196,7 @@ SENTENCES = {
     "button_csv": "CSV",
     "button_svg": "SVG",
     "button_python": "Python 복사",
-    "button_json": "원자료 저장 (JSON)",
+    "button_json": "원본 데이터 저장 (JSON)",
     "copied": "복사됨",
     "of_figure": "그림: {title}",
     "to_dark": "어두운 색",
@@ -210,7 +210,7 @@ SENTENCES = {
     "row_made_at": "만든 시각",
     "row_git": "소스",
     "row_inputs": "설정",
-    "raw_data": "원자료",
+    "raw_data": "원본 데이터",
     "raw_how": "기록 전체가 이 파일 안에 있습니다: 설정, 종류가 붙은 수치, 텐서. 행렬은 리틀 엔디언 float64를 행"
     " 순서로 적은 base64입니다.",
     "raw_left_out": "파일을 {limit} MB 아래로 유지하려고 뺀 것: {names}. 기록 폴더에 들어 있습니다.",
@@ -237,8 +237,8 @@ SENTENCES = {
     "gloss_ceiling": "학습률 상한",
     "gloss_ceiling_text": "이 값을 넘으면 단순 경사 하강법은 가장 날카로운 방향으로 발산합니다. 배치 잡음과 이후의"
     " 날카로워짐이 이 값을 낮춥니다.",
-    "gloss_tags": "정확값, 추정값 ± 표준오차, 한계값",
-    "gloss_tags_text": "정확값: 반올림 오차까지 정확. 추정값: 표준오차와 함께. 한계값: 참값이 알려진 한쪽에 있음."
+    "gloss_tags": "정확값, 추정값 ± 표준 오차, 한계값",
+    "gloss_tags_text": "정확값: 반올림 오차까지 정확. 추정값: 표준 오차와 함께. 한계값: 참값이 알려진 한쪽에 있음."
     " 설정값: 측정이 아닌 설정.",
     # 깊이에 따른 신호
     "record_signal": "깊이에 따른 신호: {names}",

@@ -13,7 +13,8 @@ EN = {
     " the solid line is above the dashed one, the sharpest direction grows. Below: the largest eigenvalue of H and of"
     " P⁻¹H, with P from the optimizer's state at that step.",
     "monitor_not": "The ceiling is that of the held batches, not of every training batch. A rate above it need not"
-    " break a run: many runs move to flatter ground. Eigenvalues are followed, so a new sharp direction may show late.",
+    " break a run: many runs move to a flatter region. Eigenvalues are tracked, so a new sharp direction may"
+    " show late.",
     "monitor_step": "step",
     "monitor_lr": "learning rate",
     "monitor_ceiling": "ceiling",
@@ -39,16 +40,16 @@ KO = {
     "stage_monitor": "학습 관찰",
     "record_monitor": "{name}의 학습 관찰",
     "monitor_model": "모델",
-    "monitor_rule": "최적화기",
+    "monitor_rule": "옵티마이저",
     "monitor_steps": "센 단계 수",
     "monitor_share": "측정에 쓴 시간의 비율",
     "monitor_warning": "경고",
     "monitor_title": "학습 중의 학습률, 상한, 곡률",
     "monitor_reading": "위: 학습률(실선)과 따로 둔 배치에서 안정한 가장 큰 학습률(점선)입니다. 실선이 점선보다 위에"
-    " 있으면 가장 가파른 방향이 커집니다. 아래: H와 P⁻¹H의 가장 큰 고윳값이며, P는 그 단계의"
-    " 최적화기 상태에서 옵니다.",
+    " 있으면 가장 가파른 방향이 커집니다. 아래: H와 P⁻¹H의 가장 큰 고유값이며, P는 그 단계의"
+    " 옵티마이저 상태에서 옵니다.",
     "monitor_not": "상한은 따로 둔 배치의 것이지 모든 학습 배치의 것이 아닙니다. 학습률이 상한을 넘어도 학습이 꼭"
-    " 깨지지는 않습니다. 더 평평한 곳으로 옮겨 가는 경우가 많습니다. 고윳값은 이어서 따라가므로 새로 가팔라진 방향은"
+    " 깨지지는 않습니다. 더 평평한 곳으로 옮겨 가는 경우가 많습니다. 고유값은 이어서 따라가므로 새로 가팔라진 방향은"
     " 늦게 보일 수 있습니다.",
     "monitor_step": "단계",
     "monitor_lr": "학습률",

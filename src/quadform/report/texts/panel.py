@@ -10,7 +10,7 @@ EN = {
     " Marks show the test on a copy: triangle down, a perturbation decays; disc, it keeps its size; triangle up, it"
     " grows.",
     "rate_not": "A ceiling is not a recommendation. It belongs to this probe at this step with the preconditioner"
-    " frozen; batch noise and later sharpening lower it, and above it networks often move to flatter ground instead"
+    " frozen; batch noise and later sharpening lower it, and above it networks often move to a flatter region instead"
     " of diverging.",
     "rate_caption": "Logarithmic axis. Yours is the filled bar.",
     "rate_axis": "learning rate",
@@ -28,7 +28,7 @@ EN = {
     " {edge} of the ceiling or more: the edge of stability. Each ceiling is an estimate, on the batch of the next step,"
     " with the optimizer's own state.",
     "course_not": "Between the checkpoints nothing was measured. A run may cross its ceiling for a few steps and go on:"
-    " it moves to flatter ground.",
+    " it moves to a flatter region.",
     "course_caption": "Logarithmic axis. Measured at the checkpoints the run has kept.",
     "course_short_caption": "Logarithmic axis. Measured along a short run on a copy of the model.",
     "rate_tried": "perturbation at {fraction}× the ceiling",
@@ -40,8 +40,8 @@ EN = {
     "rate_lambda": "largest eigenvalue of H",
     "rate_lambda_P": "largest eigenvalue of P⁻¹H",
     "rate_loss": "loss",
-    "record_why": "What each part does: {name}",
-    "why_title": "One part at a time taken out",
+    "record_why": "What each component does: {name}",
+    "why_title": "One component removed at a time",
     "why_reading": "Each mark is one measure of a variant over that of the whole model: right of 1 it has grown,"
     " left of 1 it has fallen. Within the grey band nothing is claimed.",
     "why_not": "These are before/after pairs on one model, one probe and one seed. A part that sharpens the loss may"
@@ -69,7 +69,7 @@ EN = {
     "compare_reading": "The shorter the bar, the lower the loss on held-out data after the same training time.",
     "compare_rank_reading": "How many directions the tokens of a sequence still span after each block, before any"
     " training. A line that falls to 1 has lost them: all tokens point the same way.",
-    "compare_not": "A short training on one seed with one learning rate for all is a hint, no ranking: a design may"
+    "compare_not": "A short training on one seed with one learning rate for all is a hint, not a ranking: a design may"
     " start slowly, or want another rate.",
     "compare_caption": "Thin lines: two standard errors of the held-out loss.",
     "compare_rank_caption": "Participation ratio, mean over the sequences of one batch.",
@@ -88,13 +88,13 @@ KO = {
     " 범위, 점선은 이 단계의 학습률(또는 입력한 값)이며 자신의 막대 안쪽에 있어야 합니다."
     " 표시는 복사본에서 작은 섭동으로 시험한 결과입니다:"
     " 아래 세모는 줄어듦, 원은 그대로, 위 세모는 커짐.",
-    "rate_not": "상한은 권장값이 아닙니다. 이 탐침, 이 단계, 고정된 전처리에만 해당하며 배치 잡음과 이후의 곡률 증가가"
-    " 상한을 낮춥니다. 상한을 넘으면 발산하기보다 더 평평한 곳으로 옮겨 가는 일이 많습니다.",
-    "rate_caption": "로그 축. 색을 채운 막대가 자신의 최적화기입니다.",
+    "rate_not": "상한은 권장값이 아닙니다. 이 측정 배치, 이 단계, 고정된 전처리에만 해당하며 배치 잡음과 이후의 곡률"
+    " 증가가 상한을 낮춥니다. 상한을 넘으면 발산하기보다 더 평평한 곳으로 옮겨 가는 일이 많습니다.",
+    "rate_caption": "로그 축. 색을 채운 막대가 자신의 옵티마이저입니다.",
     "rate_axis": "학습률",
     "rate_yours": "입력한 학습률",
     "rate_now": "이 단계의 학습률",
-    "rate_optimizer": "최적화기",
+    "rate_optimizer": "옵티마이저",
     "rate_ceiling": "상한",
     "rate_rule": "규칙",
     "rate_first": "첫 단계 전의 상한",
@@ -112,7 +112,7 @@ KO = {
     "rate_shrinks": "줄어듦",
     "rate_holds": "그대로",
     "rate_grows": "한 걸음에 {factor}배 커짐",
-    "rate_probe": "탐침",
+    "rate_probe": "측정 배치",
     "rate_model": "모델",
     "rate_lambda": "헤시안의 가장 큰 고유값",
     "rate_lambda_P": "전처리한 헤시안의 가장 큰 고유값",
@@ -121,12 +121,13 @@ KO = {
     "why_title": "한 번에 한 부분씩 뺀 결과",
     "why_reading": "표시 하나는 변형의 측정값을 전체 모델의 값으로 나눈 것입니다. 1의 오른쪽은 커짐, 왼쪽은 작아짐."
     " 회색 띠 안에서는 아무것도 주장하지 않습니다.",
-    "why_not": "모델 하나, 탐침 하나, 시드 하나에서의 전후 비교입니다. 손실을 가파르게 하는 부분도 쓸모가 있을 수"
+    "why_not": "모델 하나, 측정 배치 한 벌, 시드 하나에서의 전후 비교입니다. 손실을 가파르게 하는 부분도 쓸모가 있을 수"
     " 있습니다.",
     "why_axis": "전체 모델에 대한 비",
     "why_blocks_title": "변형마다의 쿼리, 키, 밸류 블록",
     "why_blocks_reading": "점이 오른쪽에 있을수록 그 가중치 방향의 손실이 가파르고, 선은 표준 오차의 두 배입니다."
-    " 점들이 가까우면 한 보폭으로 충분하고, 멀리 떨어져 있으면 가중치마다 보폭을 맞추는 최적화기가 필요합니다.",
+    " 점들이 가까우면 하나의 학습률로 충분하고, 멀리 떨어져 있으면 가중치마다 스텝 크기를"
+    " 조절하는 옵티마이저가 필요합니다.",
     "why_blocks_not": "가파른 블록이 중요한 블록은 아니며, 가중치가 많은 블록은 노름도 큽니다.",
     "why_variant": "변형",
     "why_step": "단계",

@@ -31,22 +31,22 @@ EN = {
 KO = {
     "record_precond": "{name}의 전처리",
     "precond_title": "전처리가 보는 헤시안",
-    "precond_ends": "P^(-1/2) H P^(-1/2) 양 끝 고윳값의 크기",
+    "precond_ends": "P^(-1/2) H P^(-1/2) 양 끝 고유값의 크기",
     "precond_fall": "최적 걸음의 예측 손실 감소량",
     "precond_top": "가장 큼",
     "precond_low": "가장 작음, 0보다 큼",
     "precond_below": "가장 작음, 0보다 작음",
-    "precond_shares_title": "고윳값이 줄어드는 모양",
-    "precond_part": "가장 큰 고윳값 대비 크기",
-    "precond_share": "그 이상인 고윳값의 비율",
-    "precond_shares_reading": "선은 P^-1/2 H P^-1/2의 고윳값 가운데 크기가 가장 큰 것의 이 비율 이상인 몫을 나타냅니다."
+    "precond_shares_title": "고유값이 줄어드는 모양",
+    "precond_part": "가장 큰 고유값 대비 크기",
+    "precond_share": "그 이상인 고유값의 비율",
+    "precond_shares_reading": "선은 P^-1/2 H P^-1/2의 고유값 가운데 크기가 가장 큰 것의 이 비율 이상인 몫을 나타냅니다."
     " 선이 왼쪽까지 높게 이어질수록 더 많은 방향이 참여하고, P로 걷는 걸음에 손실이 둥글게 보입니다.",
     "precond_shares_not": "무작위 벡터 몇 개로 추정한 값이므로 백분의 일보다 작은 몫은 거칠습니다. 부호는 구분하지"
     " 않습니다.",
     "precond_row": "{name}의 양 끝",
     "precond_fall_row": "{name}의 예측 감소량",
     "precond_refused": "{name}: 만들 수 없음",
-    "precond_reading": "왼쪽은 전처리 P마다 가장 큰 고윳값과 가장 작은 고윳값의 크기입니다. 0보다 작은 값은 다른"
+    "precond_reading": "왼쪽은 전처리 P마다 가장 큰 고유값과 가장 작은 고유값의 크기입니다. 0보다 작은 값은 다른"
     " 색입니다. 부호가 같은 양 끝이 가까울수록 P로 걷는 걸음에 손실이 둥글게 보입니다. 오른쪽은 P^-1 g 방향의 최적"
     " 걸음에서 이차 근사가 줄어드는 양이며, 가는 선은 시도한 모든 감쇠에 걸친 범위,"
     " 점은 손실 자체의 감소량입니다. 흐린 막대에서는 손실이 이차 근사를 따르지 않습니다.",

@@ -16,8 +16,8 @@ EN = {
     "prune_reading": "One group of bars for each method: how much the loss rises once the weights are gone. Predicted"
     " is g.d + d.Hd/2 with the exact Hessian, d the change of all weights; measured is the loss itself on the same"
     " batches, and on batches that no method has seen.",
-    "prune_not": "Where predicted and measured differ much the weights moved farther than the quadratic model holds;"
-    " the measured bar counts. Nothing was trained again afterwards.",
+    "prune_not": "Where prediction and measurement differ much, the weights moved beyond the range of the quadratic"
+    " model: use the measured bar. The model was not retrained afterwards.",
 }
 
 KO = {
@@ -27,7 +27,7 @@ KO = {
     "compressed_axis": "손실 증가량",
     "compressed_predicted": "예측",
     "compressed_measured": "측정",
-    "compressed_unseen": "남겨 둔 배치에서 측정",
+    "compressed_unseen": "따로 둔 배치에서 측정",
     "prune_sparsity": "제거할 가중치",
     "prune_structure": "구조",
     "compressed_loss": "이전 손실",

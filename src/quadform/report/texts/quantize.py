@@ -2,16 +2,16 @@
 
 EN = {
     "stage_quantize": "quantization",
-    "record_quantize": "How few bits {name} needs",
-    "quantize_title": "What few bits cost the loss",
+    "record_quantize": "Quantization of {name}",
+    "quantize_title": "The loss with fewer bits",
     "quantize_group": "weights that share a scale",
     "quantize_budget": "budget, bits a weight",
     "quantize_bits": "stored bits a weight, scales and zero points included",
     "quantize_reading": "One group of bars for each method: how much the loss rises once the weights are rounded."
     " Predicted is g.d + d.Hd/2 with the exact Hessian, d the change of all weights; measured is the loss itself on the"
     " same batches, and on batches that no method has seen.",
-    "quantize_not": "Where predicted and measured differ much the weights moved farther than the quadratic model holds;"
-    " the measured bar counts. Nothing was trained again afterwards. Activations are not rounded.",
+    "quantize_not": "Where prediction and measurement differ much, the weights moved beyond the range of the quadratic"
+    " model: use the measured bar. The model was not retrained afterwards. Activations are not rounded.",
     "quantize_each_title": "Each matrix rounded alone",
     "quantize_each_reading": "One line for each matrix, its bits in brackets, the most sensitive on top: how much the"
     " loss rises when it alone is rounded, by the best method. Predicted is g.d + d.Hd/2, measured is the loss itself.",

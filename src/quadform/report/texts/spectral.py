@@ -9,7 +9,7 @@ EN = {
     " error. Ticks are single extreme eigenvalues. Left of 0 the loss curves down. How far the ticks stand from the"
     " mass is how much sharper a few directions are than all others.",
     "density_not": "Narrow peaks are smoothed to the width of one step of the method; two eigenvalues closer than that"
-    " are one hump. A tall hump at 0 does not mean that the loss is flat: it means that most directions are.",
+    " appear as one peak. A tall peak at 0 does not mean that the loss is flat: it means that most directions are.",
     "density_caption": "The axis is linear up to {linear}, logarithmic beyond.",
     "density_axis": "share per unit of the axis",
     "density_band": "density",
@@ -24,7 +24,7 @@ EN = {
     "map_part": "matrix",
     "map_layer": "layer",
     "map_size": "typical eigenvalue",
-    "where_title": "Where the sharpest directions live",
+    "where_title": "Where the sharpest directions lie",
     "where_head": "{share} of {name}'s direction lies in {layer}.",
     "where_reading": "Each column is one eigenvector of the Hessian; a field is the share of its squared length in that"
     " layer, so a column adds up to 100 %. A dark field: this layer alone makes the curvature in that direction.",
@@ -69,10 +69,10 @@ KO = {
     "map_title": "블록 지도: 행렬마다의 곡률",
     "map_head": "가장 날카로운 블록: {sharp}, 가장 평평한 블록: {flat}. 비율 {ratio} 대 1.",
     "map_reading": "칸 하나가 한 층의 행렬 하나입니다. 숫자와 색은 헤시안에서 그 블록 고유값의 보통 크기(노름을"
-    " 가중치 수의 제곱근으로 나눈 값)이며, 노름은 표에 있습니다. 모두 한 색이면 한 보폭이 맞습니다. 줄무늬면 맞지"
+    " 가중치 수의 제곱근으로 나눈 값)이며, 노름은 표에 있습니다. 모두 한 색이면 하나의 학습률이 맞습니다. 줄무늬면 맞지"
     " 않고,"
     " 행렬마다 크기를 맞추는 최적화가 유리합니다.",
-    "map_not": "옅은 블록은 중요하지 않은 것이 아니라 큰 보폭이 안전한 것입니다. 두 행렬 사이의 곡률은 여기 없고"
+    "map_not": "옅은 블록은 중요하지 않은 것이 아니라 큰 스텝이 안전한 것입니다. 두 행렬 사이의 곡률은 여기 없고"
     " 다음 그림에 있습니다.",
     "map_scale": "색은 {low}(가장 옅음)에서 {high}(가장 진함)까지 로그로 변합니다.",
     "map_part": "행렬",
@@ -102,6 +102,6 @@ KO = {
     "spectral_cost": "비용",
     "spectral_cost_of": "곱 {products}번, {seconds}초, {memory}, 방식 {route}",
     "spectral_operator": "연산자",
-    "spectral_probe": "탐침",
-    "spectral_batches": "묶음 {count}개",
+    "spectral_probe": "측정 배치",
+    "spectral_batches": "배치 {count}개",
 }

@@ -60,19 +60,19 @@ SENTENCES = {
     "says_ffn_relu": (
         "ReLU sets {zero} of the hidden numbers to 0. With {units} hidden units the network holds {own} parameters,"
         " {part} of the block's matrices.",
-        "ReLU가 0으로 만든 은닉 수: {zero}. 은닉 유닛이 {units}개일 때 이 신경망의 매개변수: {own}개(블록의 행렬"
+        "ReLU가 0으로 만든 은닉 수: {zero}. 은닉 유닛이 {units}개일 때 이 신경망의 파라미터: {own}개(블록의 행렬"
         " 가운데 {part}).",
     ),
     "says_ffn_gelu": (
         "GELU lets a little through below 0, down to {low}; {zero} of the hidden numbers are exactly 0. With {units}"
         " hidden units the network holds {own} parameters, {part} of the block's matrices.",
         "GELU는 0 아래도 조금 통과시킵니다(최소 {low}). 정확히 0인 은닉 수: {zero}. 은닉 유닛이 {units}개일 때 이"
-        " 신경망의 매개변수: {own}개(블록의 행렬 가운데 {part}).",
+        " 신경망의 파라미터: {own}개(블록의 행렬 가운데 {part}).",
     ),
     "exercise_ffn": (
         "How many parameters do W_1 and W_2 hold for d = 8 and d_ff = {d_ff}? Does the row of one word depend on the"
         " other words here?",
-        "d = 8, d_ff = {d_ff}일 때 W_1과 W_2에는 모두 몇 개의 매개변수가 있을까요? 여기서 한 단어의 행이 다른 단어에"
+        "d = 8, d_ff = {d_ff}일 때 W_1과 W_2에는 모두 몇 개의 파라미터가 있을까요? 여기서 한 단어의 행이 다른 단어에"
         " 따라 달라질까요?",
     ),
     "answer_ffn": (

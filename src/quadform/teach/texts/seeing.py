@@ -21,13 +21,13 @@ SENTENCES = {
     ),
     "exercise_heads": (
         "The width d is 8. Do 8 heads need more parameters than 1 head?",
-        "너비 d는 8입니다. 헤드 8개는 헤드 1개보다 매개변수가 더 많이 필요할까요?",
+        "너비 d는 8입니다. 헤드 8개는 헤드 1개보다 파라미터가 더 많이 필요할까요?",
     ),
     "answer_heads": (
         "No. h heads of width d / h share the d columns of W_Q, W_K and W_V; with W_O this layer has {numbers}"
         " parameters for any number of heads (now {heads}).",
         "아닙니다. 너비 d / h인 헤드 h개가 W_Q, W_K, W_V의 열 d개를 나누어 씁니다. W_O까지 합치면 헤드가 몇 개든(지금"
-        " {heads}개) 매개변수는 {numbers}개입니다.",
+        " {heads}개) 파라미터는 {numbers}개입니다.",
     ),
     "title_masks": ("Masks", "마스크"),
     "text_masks": (
