@@ -151,13 +151,13 @@ def test_report_in_the_time_there_is(
     assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, point, why", "report: run/report.html"]
     page = Path("run/report.html").read_text()
     assert "Not measured, or not finished: learning rate, spectrum, kind of point, what each component does" in page
-    for lang, words_ in (("en", "This study is not whole"), ("ko", "이 연구는 아직 끝나지 않았습니다")):
+    for lang, words_ in (("en", "This report is incomplete"), ("ko", "이 보고서는 아직 완성되지 않았습니다")):
         assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
         assert words_ in Path("run/report.html").read_text()
     capsys.readouterr()
     assert main(["report", "run", *probe, "--resume", "--json"]) == 0
     assert strict(capsys.readouterr().out)["inputs"]["missing"] == []
-    assert "This study is not whole" not in Path("run/report.html").read_text()
+    assert "This report is incomplete" not in Path("run/report.html").read_text()
     assert main(["report", "run", "--dry-run"]) == 0
     assert capsys.readouterr().out == "run: 5 records there; redrawn, nothing is computed\n"
 
