@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quadform.applications.attention import attention, attention_hessian, toy, vary
-from quadform.applications.attention.growth import PAPER, _log_log_slope, entropy
+from quadform.applications.attention.growth import PAPER, _log_log_slopes, entropy
 from quadform.applications.attention.question import BLOCKS, AttentionQuestion, Vary
 from quadform.applications.machine import MATRICES
 from quadform.applications.problem import Problem, toy_problem
@@ -299,8 +299,10 @@ def test_the_error_of_a_slope_is_that_of_least_squares() -> None:
 
     x = torch.logspace(-2, 0, 6, dtype=torch.float64)
     y = x**3 * torch.tensor([1.0, 1.2, 0.9, 1.1, 1.0, 0.8], dtype=torch.float64)
-    found, wanted = _log_log_slope(x, y), linregress(x.log().numpy(), y.log().numpy())
-    assert (found.value, found.stderr) == pytest.approx((wanted.slope, wanted.stderr), rel=1e-9)
+    columns = torch.stack([y, x**2 * y.flip(0)], 1)
+    for found, of in zip(_log_log_slopes(x, columns), columns.unbind(1), strict=True):
+        wanted = linregress(x.log().numpy(), of.log().numpy())
+        assert (found.value, found.stderr) == pytest.approx((wanted.slope, wanted.stderr), rel=1e-9)
 
 
 def test_time_up_ends_a_sweep_and_it_is_resumed(tmp_path: Path) -> None:

@@ -26,10 +26,12 @@ from quadform.explorer.cost import ASK, ON_RELEASE, Cost, Size
 from quadform.explorer.data import LARGEST_UPLOAD, MOST_UPLOADS, Given, Uploads, read
 from quadform.explorer.door import packed
 from quadform.explorer.formulas import formula
-from quadform.explorer.heat import DETAILS, cells_of
+from quadform.explorer.heat import DETAILS, cells_of, heat
+from quadform.explorer.measurement import with_spectrum
 from quadform.explorer.python import snippet
 from quadform.explorer.stack import Stack
 from quadform.explorer.state import ALONE, RANGES, ControlError
+from quadform.explorer.texts import EN
 from quadform.explorer.tour import PRESETS, TOUR
 from quadform.explorer.view import Shown, histogram, view
 from quadform.propagation.collapse import token_cosine
@@ -151,7 +153,7 @@ def test_every_design_can_be_looked_at(design: str) -> None:
     record = measure(state)
     for name in ("H_o", "H_f"):
         assert torch.allclose(record.tensors[name], record.tensors[name].T)
-    assert float(record.tensors["eigenvalues_outer"][0]) > -1e-9
+    assert float(LiveAnswer(with_spectrum(record, "outer")).eigenvalues("outer")[0]) > -1e-9
     assert all(math.isfinite(e.value) for n, e in record.scalars.items() if n != "ceiling_sgd")
     stack = Stack.of(state, toy_problem(tokens=3, d_model=2), {})
     want = torch.stack([token_cosine(X) for X in stack.streams()])
@@ -167,6 +169,25 @@ def test_slopes_are_the_papers_for_small_inputs() -> None:
             if s[f"paper/{part}/{block}"].value:
                 assert s[f"slope/{part}/{block}"].value == pytest.approx(s[f"paper/{part}/{block}"].value, abs=0.02)
     assert "slope/functional/W_V,W_V" not in s
+
+
+@pytest.mark.parametrize("state", [State(scale=3.0, sink=2.0, temperature=0.5), State(factor="single"), State(depth=2)])
+def test_entropies_along_the_scale_are_those_of_its_patterns(state: State) -> None:
+    """The entropy of the attention measured at the ends and in the middle of the slider, each scale by itself."""
+    t = measure(state).tensors
+    for i in (0, 12, 24):
+        alone = measure(replace(state, scale=float(t["scales"][i]))).scalars["entropy"].value
+        assert float(t["growth_entropy"][i]) == pytest.approx(alone, rel=1e-9, abs=1e-12)
+
+
+def test_the_spectrum_of_a_part_is_added_where_it_is_looked_at() -> None:
+    """A record begins with the eigenvalues of H; those of H_o and H_f are added once, and are the parts' own."""
+    record = measure(State(tokens=3, dim=2))
+    assert LiveAnswer(record).spectra == ("total",)
+    for part, M in (("outer", record.tensors["H_o"]), ("functional", record.tensors["H_f"])):
+        more = with_spectrum(record, part)
+        assert torch.equal(LiveAnswer(more).eigenvalues(part), torch.linalg.eigvalsh(M))
+        assert with_spectrum(more, part) is more
 
 
 def test_slopes_of_a_stack_reach_over_its_switches() -> None:
@@ -219,7 +240,7 @@ def test_bars_are_as_long_as_their_percentages() -> None:
     state = State()
     record = measure(state)
     for part in PARTS:
-        cells = view(record, state, None, Shown(part=part))["blocks"]["cells"]
+        cells = view(with_spectrum(record, part), state, None, Shown(part=part))["blocks"]["cells"]
         strongest = max(cell["value"] for cell in cells.values())
         for block, cell in cells.items():
             assert cell["bar"] == pytest.approx(record.scalars[f"norm/{part}/{block}"].value / strongest, abs=1e-15)
@@ -420,7 +441,7 @@ def test_colours_have_one_range_for_all_parts() -> None:
     state = State(scale=3.0)
     record = measure(state)
     for detail in DETAILS:
-        pictures = [view(record, state, None, Shown(part=part, detail=detail))["heat"] for part in PARTS]
+        pictures = [heat(LiveAnswer(record), part, detail, EN) for part in PARTS]
         (low, high), *others = (p["range"] for p in pictures)
         assert others == [[low, high]] * 2
         largest = max(float(np.abs(np.frombuffer(p["cells"], np.float32)).max()) for p in pictures)
@@ -449,7 +470,7 @@ def test_block_norms_are_compared_with_the_strongest() -> None:
     state = State(attention="linear")
     record = measure(state)
     for part in PARTS:
-        found = view(record, state, None, Shown(part=part))["blocks"]
+        found = view(with_spectrum(record, part), state, None, Shown(part=part))["blocks"]
         norms = {b: record.scalars[f"norm/{part}/{b}"].value for b in found["cells"]}
         most = max(norms.values())
         for block, cell in found["cells"].items():

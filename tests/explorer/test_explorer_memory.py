@@ -62,3 +62,13 @@ def test_a_pinned_state_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> Non
     drag(engine, [pin, *(State(dim=3, scale=float(i)) for i in range(2, 6))], pin)
     assert seen.count(pin) == 1
     assert len(engine.kept) == LEAST_KEPT
+
+
+def test_no_state_of_a_drag_is_measured_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two records, each move compared with the one before: every state is measured once."""
+    monkeypatch.setattr(engine_module, "KEPT_BYTES", 0)
+    seen: list[State] = []
+    monkeypatch.setattr(engine_module, "measure", lambda state, uploads: seen.append(state) or measure(state, uploads))
+    states = [State(dim=3, scale=1 + i / 10) for i in range(6)]
+    drag(Engine(), states)
+    assert seen == states

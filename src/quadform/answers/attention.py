@@ -123,7 +123,7 @@ class AttentionAnswer(Answer):
         return self.matrix(part)[at[row], at[col]]
 
     def eigenvalues(self, part: str) -> Tensor:
-        return self.tensor("eigenvalues" if part == "total" else f"eigenvalues_{part}")
+        return self.tensor(spectrum_key(part))
 
     def norm(self, part: str, block: str) -> float:
         return self.scalar(f"norm/{part}/{block}").value
@@ -344,6 +344,11 @@ class LiveAnswer(AttentionAnswer):
     """
 
     @property
+    def spectra(self) -> tuple[str, ...]:
+        """The parts whose eigenvalues are there."""
+        return tuple(part for part in PARTS if spectrum_key(part) in self.record.tensors)
+
+    @property
     def closed(self) -> bool:
         """Whether the Hessian is a closed form; else it is from automatic differentiation."""
         return self.route == "closed"
@@ -384,6 +389,11 @@ class LiveAnswer(AttentionAnswer):
     @property
     def effective_rank(self) -> list[float]:
         return self.tensor("effective_rank").tolist()
+
+
+def spectrum_key(part: str) -> str:
+    """The tensor that holds the eigenvalues of a part."""
+    return "eigenvalues" if part == "total" else f"eigenvalues_{part}"
 
 
 def _named(sharpest: str, flattest: str) -> dict[str, Any]:

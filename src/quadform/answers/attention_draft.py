@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ..core.record import Estimate, Provenance, Record
 from .answer import Draft
-from .attention import MOMENTS, AttentionAnswer
+from .attention import MOMENTS, AttentionAnswer, spectrum_key
 
 
 class AttentionDraft(Draft):
@@ -23,7 +24,7 @@ class AttentionDraft(Draft):
 
     def eigenvalues(self, part: str, values: Tensor) -> None:
         """All eigenvalues of `total`, `outer` or `functional`, ascending."""
-        self.tensors["eigenvalues" if part == "total" else f"eigenvalues_{part}"] = values
+        self.tensors[spectrum_key(part)] = values
 
     def numbers(self, found: Mapping[str, Estimate]) -> None:
         """Numbers of the whole layer, by name."""
@@ -79,3 +80,8 @@ class ExploredDraft(AttentionDraft):
     def depth(self, *, cosine: Tensor, effective_rank: Tensor) -> None:
         """Token cosine and effective rank after every block."""
         self.tensors |= {"cosine": cosine, "effective_rank": effective_rank}
+
+
+def with_eigenvalues(record: Record, part: str, values: Tensor) -> Record:
+    """The same record with the eigenvalues of one more part."""
+    return replace(record, tensors={**record.tensors, spectrum_key(part): values})

@@ -120,6 +120,11 @@ class Problem:
         """Columns of H (all of them by default), (P, k), by double backward."""
         return _second(self.loss, self.space, self.space.flatten(self.weights), columns)
 
+    def product(self, v: Tensor) -> Tensor:
+        """H v (P,) by double backward."""
+        w = self.space.flatten(self.weights).detach().requires_grad_()
+        return torch.autograd.grad(_gradient(self.loss, self.space, w), w, v)[0]
+
     def autodiff_functional(self) -> Tensor:
         """H_f (P, P): the second derivative of <dl/dF, F> with dl/dF held fixed, by double backward."""
         F = self.output(self.weights)

@@ -17,8 +17,8 @@ from .state import ALONE, RANGES, ControlError, State
 
 #: Longer than this, a drag is answered when the control is let go; longer than the second, only when asked for.
 ON_RELEASE, ASK = 0.3, 3.0
-#: Share of the free memory one answer may take.
-SHARE = 0.5
+#: Share of the free memory one answer may take, and bytes every machine has: asking for them takes a millisecond.
+SHARE, UNASKED = 0.5, 64e6
 
 Verdict = Literal["now", "release", "ask"]
 
@@ -77,8 +77,7 @@ class Cost:
 
     def verdict(self, state: State, size: Size, final: bool, confirmed: bool) -> Verdict:
         """Whether to answer now, when the control is let go, or when the user says so; too large is an error."""
-        free = SHARE * free_bytes(torch.device("cpu"))
-        if size.bytes > free:
+        if size.bytes > UNASKED and size.bytes > (free := SHARE * free_bytes(torch.device("cpu"))):
             widest = max(d for d in range(1, int(RANGES["dim"][1]) + 1) if d == 1 or MATRICES * 72.0 * d**4 <= free)
             said = {"parameters": f"{size.parameters:,}", "need": in_words(size.bytes), "free": in_words(free)}
             raise ControlError("upload" if state.data == "upload" else "dim", "memory", **said, widest=widest)

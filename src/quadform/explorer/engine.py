@@ -22,7 +22,7 @@ from ..core.record import Record
 from .cost import ASK, Cost, Size
 from .data import Uploads
 from .heat import DETAILS
-from .measurement import measure
+from .measurement import measure, with_spectrum
 from .python import snippet
 from .state import ControlError, State
 from .texts import LANGUAGES
@@ -115,28 +115,32 @@ class Engine:
                 seconds = number(self.cost.predict(asked.state, size), 1)
                 kind = "wait" if verdict == "release" else "ask"
                 return {"kind": kind, "seq": asked.seq, "text": texts(f"guard_{verdict}", seconds=seconds)}
-        record = self.record(asked.state)
-        against = self._compared(asked.against)
+        against = self._compared(asked.against, asked.part)  # first: what is asked for now stays the longest
+        record = self.record(asked.state, asked.part)
         given = tuple(self.uploads.get(asked.state.upload).tensors) if asked.state.data == "upload" else ()
         found = view(record, asked.state, against, asked.shown, snippet(asked.state, given))
         return {"kind": "answer", "seq": asked.seq, **found}
 
-    def _compared(self, state: State | None) -> tuple[Record, State] | None:
+    def _compared(self, state: State | None, part: str) -> tuple[Record, State] | None:
         """The record to compare with; None where there is none, it was refused, or making it again would take long."""
         if state is None:
             return None
         try:
             if state not in self.kept and self.cost.predict(state, Size.of(state, self.uploads)) > ASK:
                 return None
-            return self.record(state), state
+            return self.record(state, part), state
         except ControlError:
             return None
 
-    def record(self, state: State) -> Record:
-        """The record of a state, measured unless it is still there."""
-        if state in self.kept:
-            self.kept.move_to_end(state)
-            return self.kept[state]
+    def record(self, state: State, part: str = "total") -> Record:
+        """The record of a state with the eigenvalues of a part, measured unless it is still there."""
+        if state not in self.kept:
+            self._measure(state)
+        self.kept.move_to_end(state)
+        self.kept[state] = with_spectrum(self.kept[state], part)
+        return self.kept[state]
+
+    def _measure(self, state: State) -> None:
         size = Size.of(state, self.uploads)
         started = time.perf_counter()
         with _threads(size.parameters):
@@ -145,7 +149,6 @@ class Engine:
         self.kept[state] = record
         while len(self.kept) > LEAST_KEPT and sum(map(_bytes, self.kept.values())) > KEPT_BYTES:
             self.kept.popitem(last=False)
-        return record
 
 
 def _bytes(record: Record) -> int:

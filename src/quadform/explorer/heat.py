@@ -63,13 +63,17 @@ def cells_of(M: Tensor, read: LiveAnswer, detail: str) -> tuple[Tensor, int]:
     return (block_means(M, read) if detail == "blocks" else means(M, _edges(read, "rows"))), 0
 
 
+def sums(M: Tensor, edges: list[int]) -> Tensor:
+    """Sum of every tile between the edges, (n, n)."""
+    sizes = torch.tensor([b - a for a, b in pairwise(edges)])
+    of = torch.repeat_interleave(torch.eye(len(sizes), dtype=M.dtype), sizes, dim=0)
+    return of.T @ (M @ of)
+
+
 def means(M: Tensor, edges: list[int]) -> Tensor:
     """Mean |entry| of every tile between the edges, (n, n)."""
     sizes = torch.tensor([b - a for a, b in pairwise(edges)])
-    of = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-    rows = M.new_zeros(len(sizes), M.shape[1]).index_add_(0, of, M.abs())
-    sums = M.new_zeros(len(sizes), len(sizes)).index_add_(1, of, rows)
-    return sums / (sizes[:, None] * sizes)
+    return sums(M.abs(), edges) / (sizes[:, None] * sizes)
 
 
 def block_means(M: Tensor, read: LiveAnswer) -> Tensor:

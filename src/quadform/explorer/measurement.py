@@ -15,16 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..answers.attention_draft import ExploredDraft
-from ..applications.attention.growth import PARTS, Sweep, block_norms, entropy, paper_exponents
-from ..applications.attention.measure import autodiff_error, problem_of, spectrum_numbers
+from ..answers.attention import LiveAnswer
+from ..answers.attention_draft import ExploredDraft, with_eigenvalues
+from ..applications.attention.growth import PARTS, Sweep, entropy, paper_exponents
+from ..applications.attention.measure import problem_of, spectrum_numbers
 from ..applications.attention.question import BLOCKS, MERGED_BLOCKS, AttentionQuestion
 from ..applications.problem import Problem
 from ..core.errors import InputError
 from ..core.record import Estimate, Provenance, Record
+from ..core.rng import stream
+from ..core.space import Space
 from ..propagation.collapse import effective_rank, token_cosine
 from ..theory.moments import moment_norms
 from .data import Uploads, labels_of, tokens_of
+from .heat import sums
 from .stack import Stack
 from .state import RANGES, ControlError, State
 
@@ -36,7 +40,9 @@ LOOKED_AT = 25
 
 
 def measure(state: State, uploads: Uploads | None = None) -> Record:
-    """The Hessian of the state's layer, its parts and spectrum, block norms and how they grow, its attention."""
+    """The Hessian of the state's layer, its parts and its spectrum, block norms and how they grow, its attention.
+
+    Spectra of the parts are added where they are looked at (`with_spectrum`)."""
     L, d, given = tokens_of(state, Uploads() if uploads is None else uploads)
     try:
         asked = AttentionQuestion(
@@ -85,13 +91,15 @@ def _record(subject: Any, state: State) -> Record:
     blocks = subject.blocks
     found, (A, keys) = ExploredDraft(), subject.pattern()
     found.layer(subject.loss(), H_o, H_f, A)
-    for part, M in (("functional", H_f), ("outer", H_o), ("total", H)):
-        eigenvalues = torch.linalg.eigvalsh(M)
-        found.eigenvalues(part, eigenvalues)
+    eigenvalues = torch.linalg.eigvalsh(H)
+    found.eigenvalues("total", eigenvalues)
     found.numbers(spectrum_numbers(eigenvalues, H))
     found.numbers({subject.check_name: subject.check(H), "seconds": Estimate(seconds, note="one run, wall clock")})
     grid = _grid(subject, state)
-    norms = [subject.norms(scale, (H_o, H_f) if scale == state.scale else None) for scale in grid]
+    norms = [
+        _norms(blocks, subject.space, (H_o, H_f) if scale == state.scale else subject.at(scale).parts())
+        for scale in grid
+    ]
     sweep = Sweep.of("scale", blocks, grid, norms)
     found.norms(norms[1])
     for part in PARTS:
@@ -104,7 +112,7 @@ def _record(subject: Any, state: State) -> Record:
             low, high = RANGES["scale"]
             scales = torch.logspace(math.log10(low), math.log10(high), LOOKED_AT, dtype=torch.float64)
             found.growth(scales, {})
-            found.softened({"entropy": [subject.entropy_at(s) for s in scales.tolist()]})
+            found.softened({"entropy": subject.entropies(scales)})
     found.ingredients(subject.ingredients())
     if len(A) > 1:
         streams = subject.streams()
@@ -114,6 +122,27 @@ def _record(subject: Any, state: State) -> Record:
         )
     made = replace(_here(), seed=state.seed, made_at=datetime.now(UTC).isoformat(timespec="seconds"))
     return found.unread({}, made)
+
+
+def with_spectrum(record: Record, part: str) -> Record:
+    """The record with the eigenvalues of a part; those of the whole H are always there."""
+    read = LiveAnswer(record)
+    if part in read.spectra:
+        return record
+    return with_eigenvalues(record, part, torch.linalg.eigvalsh(read.matrix(part)))
+
+
+def _norms(blocks: tuple[str, ...], space: Space, parts: tuple[Tensor, Tensor]) -> dict[str, float]:
+    """`outer/W_Q,W_K` -> Frobenius norm of that block."""
+    (H_o, H_f), names = parts, list(space.names)
+    edges = [0, *(at.stop for at in space.slices().values())]
+    found = {}
+    for part, M in (("outer", H_o), ("functional", H_f), ("total", H_o + H_f)):
+        norms = sums(M.square(), edges).sqrt().tolist()
+        for block in blocks:
+            row, col = block.split(",")
+            found[f"{part}/{block}"] = norms[names.index(row)][names.index(col)]
+    return found
 
 
 @cache
@@ -130,14 +159,14 @@ class _Closed:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.blocks, self.space = problem, problem.blocks, problem.space
-        self.layer = problem.layer()
+
+    def at(self, scale: float) -> _Closed:
+        return _Closed(self.problem.at(scale))
 
     def parts(self) -> tuple[Tensor, Tensor]:
-        layer = self.problem.layer()
-        return layer.outer_operator().dense(), layer.functional_operator().dense()
-
-    def norms(self, scale: float, parts: Any) -> dict[str, float]:
-        return block_norms(self.layer if parts else self.problem.at(scale).layer(), self.blocks)
+        layer = self.problem.layer()  # memory was looked at by the size guard
+        H_o, H_f = self.problem.X.new_empty((2, self.space.size, self.space.size)).unbind()
+        return layer.matrix("outer", out=H_o), layer.matrix("functional", out=H_f)
 
     def loss(self) -> float:
         return float(self.problem.loss(self.problem.weights))
@@ -145,15 +174,21 @@ class _Closed:
     def pattern(self) -> tuple[Tensor, Tensor]:
         return self.problem.pattern(self.problem.weights), self.problem.scale * self.problem.X
 
-    def entropy_at(self, scale: float) -> float:
-        at = self.problem.at(scale)
-        return entropy(at.pattern(at.weights))
+    def entropies(self, scales: Tensor) -> list[float]:
+        """At every scale; scores grow as its square."""
+        T = replace(self.problem, attention="linear", scale=1.0).pattern(self.problem.weights)
+        A = (scales.square()[:, None, None] * T + self.problem.bias).softmax(-1)
+        return (torch.special.entr(A).sum(-1).mean(-1) / math.log(len(T))).tolist()
 
     def paper(self) -> dict[str, Estimate]:
         return paper_exponents("single" if self.problem.factor == "single" else self.problem.attention)
 
     def check(self, H: Tensor) -> Estimate:
-        return autodiff_error(self.problem, H)
+        """max |H v - double backward| / max |H v| along one random direction."""
+        v = torch.randn(len(H), generator=stream(0, "explorer/check"), dtype=H.dtype)
+        Hv = H @ v
+        error = float((Hv - self.problem.product(v)).abs().max() / Hv.abs().max().clamp_min(1e-300))
+        return Estimate(error, note="one direction, double backward")
 
     def ingredients(self) -> dict[str, float]:
         """What the formulas are made of, as numbers."""
@@ -188,14 +223,8 @@ class _Stacked:
     def parts(self) -> tuple[Tensor, Tensor]:
         return self.stack.parts()
 
-    def norms(self, scale: float, parts: Any) -> dict[str, float]:
-        H_o, H_f = parts or self.stack.at(scale).parts()
-        at, found = self.space.slices(), {}
-        for part, M in (("outer", H_o), ("functional", H_f), ("total", H_o + H_f)):
-            for block in self.blocks:
-                row, col = block.split(",")
-                found[f"{part}/{block}"] = float(M[at[row], at[col]].norm())
-        return found
+    def at(self, scale: float) -> Stack:
+        return self.stack.at(scale)
 
     def loss(self) -> float:
         return float(self.stack.loss())
@@ -203,8 +232,8 @@ class _Stacked:
     def pattern(self) -> tuple[Tensor, Tensor]:
         return self.stack.pattern()
 
-    def entropy_at(self, scale: float) -> float:
-        return entropy(self.stack.at(scale).pattern()[0])
+    def entropies(self, scales: Tensor) -> list[float]:
+        return [entropy(self.stack.at(scale).pattern()[0]) for scale in scales.tolist()]
 
     def paper(self) -> dict[str, Estimate]:
         return {}

@@ -84,12 +84,12 @@ class Sweep:
             raise InputError(f"{part!r} is not a part of the Hessian ({', '.join(PARTS)}).{did_you_mean(part, PARTS)}")
         lo, hi = fit or self.fit_range
         inside = (self.values >= lo) & (self.values <= hi)
-        found = {}
-        for i, block in enumerate(self.blocks):
-            norms = self.norms[part][inside, i]
-            if len(norms) >= 2 and bool((norms > 0).all()):
-                found[block] = _log_log_slope(self.values[inside], norms)
-        return found
+        norms = self.norms[part][inside]
+        usable = (norms > 0).all(0)
+        if len(norms) < 2 or not bool(usable.any()):
+            return {}
+        fitted = _log_log_slopes(self.values[inside], norms[:, usable])
+        return dict(zip((b for b, good in zip(self.blocks, usable.tolist(), strict=True) if good), fitted, strict=True))
 
     @property
     def fit_range(self) -> tuple[float, float]:
@@ -99,14 +99,19 @@ class Sweep:
         return float(used[0]), float(used[-1])
 
 
-def _log_log_slope(x: Tensor, y: Tensor) -> Estimate:
-    """Least squares of log y on log x; the standard error is the residuals' (0 for two points, which fit exactly)."""
-    u, v = x.log(), y.log()
-    u, v = u - u.mean(), v - v.mean()
-    slope = (u * v).sum() / u.square().sum()
-    rest = (v - slope * u).square().sum()
-    stderr = (rest / (len(u) - 2) / u.square().sum()).sqrt() if len(u) > 2 else torch.zeros(())
-    return Estimate(float(slope), error=float(stderr), kind="estimate", note=f"fit over {len(u)} points")
+def _log_log_slopes(x: Tensor, y: Tensor) -> list[Estimate]:
+    """Least squares of each column of log y (points, blocks) on log x; the standard errors are the residuals' (0 for
+    two points, which fit exactly)."""
+    u, v = x.log()[:, None], y.log()
+    u, v = u - u.mean(), v - v.mean(0)
+    slopes = (u * v).sum(0) / u.square().sum()
+    rest = (v - slopes * u).square().sum(0)
+    errors = (rest / (len(u) - 2) / u.square().sum()).sqrt() if len(u) > 2 else torch.zeros_like(rest)
+    note = f"fit over {len(u)} points"
+    return [
+        Estimate(slope, error=error, kind="estimate", note=note)
+        for slope, error in zip(slopes.tolist(), errors.tolist(), strict=True)
+    ]
 
 
 def targets_of(layer: Any, wants: str) -> Tensor:
