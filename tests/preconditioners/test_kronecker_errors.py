@@ -11,6 +11,7 @@ import quadform as qf
 from quadform.core.errors import InputError
 from quadform.core.matrix import kron
 from quadform.preconditioners import kfac
+from quadform.theory import LinearAttentionLayer, MultiHeadAttentionLayer
 from quadform.theory.kronecker import KINDS, kfac_factors, kronecker_errors
 
 WEIGHTS = ("W_Q", "W_K", "W_V")
@@ -106,6 +107,10 @@ def test_one_query_is_a_kronecker_product() -> None:
 
 def test_refusals() -> None:
     _, (X, W, Y) = head()
+    I = torch.eye(2)
+    for other in (LinearAttentionLayer(I, I, I, I, I), MultiHeadAttentionLayer(I, I, I, I, I, I, heads=2)):
+        with pytest.raises(InputError, match=f"known for AttentionLayer; got {type(other).__name__}"):
+            kronecker_errors(other)
     with pytest.raises(InputError, match="without biases"):
         kronecker_errors(qf.AttentionLayer(X, *W, Y, b_Q=torch.zeros(3, dtype=torch.float64)))
     flat = qf.AttentionLayer(X, W[0], W[1], torch.zeros_like(W[2]), Y)

@@ -310,6 +310,17 @@ def test_labels_name_the_weights():
     assert torch.equal(got, want)
 
 
+def test_products_that_leave_floating_point_are_refused():
+    """Degree 6 at 1e60: the block is e^834, its logarithm is told, and no product is infinite."""
+    g = torch.Generator().manual_seed(0)
+    X, Y, *W = (rand(g, 3, 3) for _ in range(5))
+    model = DeepLinearTransformer(1e60 * X, [W], Y)
+    assert all(math.isfinite(log) for log in model.log_norms("outer").values())
+    for operator in (model.hessian(), model.outer_operator(), model.functional_operator()):
+        with pytest.raises(InputError, match=r"layers\.0\.attn\.W_Q.* leaves torch\.float64.*log_norms"):
+            operator @ torch.ones(27).double()
+
+
 def test_too_large_for_single_precision_is_infinite_and_zero_stays_zero():
     """`e^log mantissa` where e^(log / 2) alone leaves float32: 0 e^log is 0, not 0 times infinity."""
     for log in (100.0, 200.0, 5000.0):

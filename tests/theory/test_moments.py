@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import randn, seeds, sizes
 
+from quadform.core.errors import InputError
 from quadform.theory import attention_moments
 from quadform.theory import moments as room
 from quadform.theory.moments import moment_norms, second_and_contracted_third
@@ -58,3 +60,17 @@ def test_norms_of_moments_without_the_moments(seed: int, L: int, S: int, d: int)
     M = attention_moments(A, Z)
     dense = torch.stack([M.M1.norm(dim=-1), M.M2.flatten(1).norm(dim=-1), M.M3.flatten(1).norm(dim=-1)]).mean(1)
     torch.testing.assert_close(moment_norms(A, Z), dense, rtol=1e-9, atol=1e-7)
+
+
+def test_moments_of_other_numbers_are_refused() -> None:
+    """Half precision, whole numbers, two dtypes, NaN and shapes that do not fit: as a layer refuses them."""
+    A, Z, _ = rows(0, 1, 2, 3, 2)
+    for dtype in (torch.float16, torch.bfloat16, torch.int64):
+        with pytest.raises(InputError, match=f"A is {dtype}"):
+            attention_moments(A.to(dtype), Z.to(dtype))
+    with pytest.raises(InputError, match=r"Z is torch\.float32"):
+        attention_moments(A, Z.float())
+    with pytest.raises(InputError, match="Z is not finite"):
+        attention_moments(A, Z * float("nan"))
+    with pytest.raises(InputError, match=r"A \(\.\.\., i, j\) and Z \(\.\.\., j, d\); got \(1, 2, 3\) and \(1, 2, 2\)"):
+        attention_moments(A, Z[:, :2])

@@ -281,6 +281,11 @@ class DeepLinearTransformer:
             if functional:
                 total = total + Ranged(functional[name], self.F.log + self.g.log - self.log_unit[name])
             out[name] = total.flushed()
+            if not bool(out[name].isfinite().all()):
+                raise InputError(
+                    f"the rows {name} of this product are of norm e^{total.log_norm():.1f}, which leaves"
+                    f" {out[name].dtype}; `log_norms` tells blocks of any size."
+                )
         return out
 
     def _pull_back(self, g: Tensor) -> dict[str, Tensor]:

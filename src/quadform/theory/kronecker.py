@@ -33,6 +33,8 @@ KINDS = ("K-FAC expand", "K-FAC reduce", "Shampoo", "Shampoo, one power step", "
 @torch.no_grad()
 def kronecker_errors(layer: AttentionLayer) -> dict[str, dict[str, float]]:
     """|K - H_o(W, W)|_F / |H_o(W, W)|_F of every kind of Kronecker product K, for each weight of a head."""
+    if not isinstance(layer, AttentionLayer):
+        raise InputError(f"errors of Kronecker products are known for AttentionLayer; got {type(layer).__name__}.")
     if not layer.output.token_wise or not layer.output.convex:
         raise InputError("factors of K-FAC and Shampoo need a token-wise convex loss behind the layer.")
     if set(layer.weights) != {"W_Q", "W_K", "W_V"}:

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..core.errors import InputError
 from ..core.showing import fields_in_brief
+from .inputs import one_kind
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -41,6 +43,9 @@ class Moments:
 
 def attention_moments(A: Float[Tensor, "*batch i j"], Z: Float[Tensor, "*batch j d"]) -> Moments:
     """M1, M2, M3 of attention A over keys Z. M3 is `(L, d^2, d)`: small widths only; nothing else here builds it."""
+    one_kind({"A": A, "Z": Z})
+    if A.dim() < 2 or Z.dim() < 2 or A.shape[-1] != Z.shape[-2]:
+        raise InputError(f"give A (..., i, j) and Z (..., j, d); got {tuple(A.shape)} and {tuple(Z.shape)}.")
     M1 = A @ Z
     c = Z[..., None, :, :] - M1[..., :, None, :]
     M2 = torch.einsum("...ij,...ija,...ijb->...iab", A, c, c)
