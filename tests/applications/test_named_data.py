@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 
 import quadform as qf
 from quadform.applications.opening import Opening
+from quadform.applications.probes import encoded
 from quadform.applications.subject import open_subject
 from quadform.cli.main import main
-from quadform.core.errors import FileError, InputError, UnknownName
+from quadform.core.errors import FileError, InputError, TooLarge, UnknownName
 from quadform.core.record import Record
 from quadform.corpora.text_files import read_text_file
 from quadform.report.page import page_of
@@ -129,6 +131,45 @@ def test_the_probe_is_the_text_of_the_field(folder, tmp_path):
     assert batch.shape == (2, 8)
     _, tok = qf.integrations.hf.load(folder)
     assert tok.decode(batch.flatten()) == WHOLE[:16]
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+@pytest.mark.parametrize(("size", "what"), [({"batch_size": 10**11}, "1 x 100,"), ({"batches": 10**11}, "100,.* x 8")])
+def test_a_probe_is_held_against_memory(tokenizer, size, what, folder, tmp_path):
+    """Of text or of random tokens: before the model is run on any of it."""
+    if not tokenizer:
+        for name in ("config.json", "model.safetensors"):
+            (tmp_path / name).symlink_to(folder / name)
+        folder = tmp_path
+    with pytest.raises(TooLarge, match=rf"a probe of {what}.* sequences needs \S+ TB"):
+        open_subject(Opening(model=str(folder), length=8, **size))
+
+
+def test_a_long_text_is_read_as_far_as_it_is_needed():
+    """The first tokens are those of the whole text, at any cut; and not the whole text is encoded."""
+    text, read = "".join("abc "[i % 4] * (1 + i % 7) for i in range(5000)), []
+
+    def words(t: str) -> list[int]:
+        read.append(len(t))
+        return [len(word) for word in t.split()]
+
+    for needed in (1, 7, 300):
+        got, whole = encoded(words, text, needed), words(text)
+        assert len(got) > needed
+        assert got[:needed] == whole[:needed]
+    assert min(read) < len(text) / 4
+    assert encoded(words, "a bc", 9) == [1, 2]
+
+
+def test_a_text_that_is_short_is_told(folder, tmp_path):
+    """9 tokens are two sequences of 4 where 2 x 3 were asked for."""
+    path = tmp_path / "short.txt"
+    path.write_text("curvature")
+    ask = Opening(model=str(folder), data=str(path), batch_size=2, batches=3, length=4)
+    found = open_subject(ask)
+    assert [b["input_ids"].shape for b in found.batches] == [(2, 4)]
+    assert found.notes == ["the text has 2 sequences of 4 tokens; 6 were asked for"]
+    assert not open_subject(replace(ask, batches=1)).notes
 
 
 def test_data_of_our_own_models_is_named(tmp_path, capsys):

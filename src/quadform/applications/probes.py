@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,17 @@ from torch import Tensor
 
 from ..answers.measured import LIBRARY
 from ..core.errors import InputError
+from ..core.rng import stream
 from ..corpora.text_files import TextFile, read_text_file
 from ..curvature.risk import Risk
+from .machine import guard_probe
 from .opening import Opening
 
 #: Tokens of a sequence where neither the question nor the model says.
 DEFAULT_LENGTH = 128
+
+Encode = Callable[[str], list[int]]
+"""A text as tokens."""
 
 
 def probe_of(batches: Sequence[Any], count: int | None = None) -> dict[str, Any]:
@@ -62,12 +67,40 @@ def length_of(question: Opening, config: Any) -> int:
     return question.length or min(DEFAULT_LENGTH, getattr(config, "max_position_embeddings", DEFAULT_LENGTH))
 
 
-def rows_of(ids: list[int], question: Opening, length: int) -> list[Tensor]:
-    """`batches` tensors (batch, length) of consecutive tokens; fewer sequences where the text is short."""
+def rows_of(encode: Encode, text: str, question: Opening, length: int) -> tuple[list[Tensor], list[str]]:
+    """`batches` tensors (batch, length) of consecutive tokens; where the text is short fewer, and that is said."""
+    asked = _asked(question, length)
+    ids = encoded(encode, text, asked * length)
     rows = len(ids) // length
     if rows < 1:
         raise InputError(
             f"the text has {len(ids)} tokens, one sequence has {length}. Give more text or a smaller length."
         )
-    table = torch.tensor(ids[: rows * length]).reshape(rows, length)[: question.batch_size * question.batches]
-    return list(table.split(question.batch_size))
+    table = torch.tensor(ids[: rows * length]).reshape(rows, length)[:asked]
+    short = [f"the text has {rows:,} sequences of {length} tokens; {asked:,} were asked for"] if rows < asked else []
+    return list(table.split(question.batch_size)), short
+
+
+def encoded(encode: Encode, text: str, needed: int) -> list[int]:
+    """Tokens of a text; of its beginning where that has enough. A cut changes the last tokens alone, so a quarter more
+    is read than is needed."""
+    size = 8 * needed + 1000
+    while size < len(text):
+        ids = encode(text[:size])
+        if len(ids) >= 1.25 * needed + 100:
+            return ids
+        size *= 4
+    return encode(text)
+
+
+def random_rows(question: Opening, length: int, vocabulary: int) -> list[Tensor]:
+    """`batches` tensors (batch, length) of tokens drawn from the vocabulary."""
+    shape = (_asked(question, length), length)
+    drawn = torch.randint(vocabulary, shape, generator=stream(question.seed, "probe"))
+    return list(drawn.split(question.batch_size))
+
+
+def _asked(question: Opening, length: int) -> int:
+    """Sequences that are asked for; refused where they do not fit the memory."""
+    guard_probe(question.batches, question.batch_size, {"tokens": torch.empty(1, length, dtype=torch.long)})
+    return question.batches * question.batch_size

@@ -22,7 +22,6 @@ from ..answers.measured import OWN, RANDOM
 from ..core.designs import design
 from ..core.errors import FileError, InputError, UnknownName, did_you_mean
 from ..core.packed import is_packed
-from ..core.rng import stream
 from ..corpora.datasets import DATASETS, Dataset, dataset
 from ..corpora.fetch.catalogue import CATALOGUE
 from ..corpora.opened import is_corpus
@@ -39,7 +38,7 @@ from ..train.folder import is_run
 from ..train.runs import Run, open_run
 from .machine import DTYPES, device_of, guard_probe, widened
 from .opening import Opening
-from .probes import length_of, rows_of, text_of, whole_tensors
+from .probes import length_of, random_rows, rows_of, text_of, whole_tensors
 
 #: Data of a new model that names none.
 DEFAULT_DATA = "add"
@@ -221,6 +220,7 @@ def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Sub
 
     name, _, variant = question.model.partition(":")
     found = load(name, variant, dtype=dtype)
+    guard_probe(question.batches, question.batch_size, found.probe(batch=1, length=question.length, seed=question.seed))
     probes = [
         found.probe(batch=question.batch_size, length=question.length, seed=question.seed + i)
         for i in range(question.batches)
@@ -242,8 +242,10 @@ def _hugging_face(question: Opening, device: torch.device, dtype: torch.dtype) -
     if tokenizer is not None:
         text = text_of(question)
         with hf.quiet():
-            ids = tokenizer(text.text, add_special_tokens=False)["input_ids"]
-        rows, described = rows_of(ids, question, length), text.described
+            rows, short = rows_of(
+                lambda t: tokenizer(t, add_special_tokens=False)["input_ids"], text.text, question, length
+            )
+        notes, described = notes + short, text.described
         unknown = float((torch.cat(rows) == tokenizer.unk_token_id).double().mean()) if tokenizer.unk_token else 0.0
         if unknown > 0.05:
             notes.append(f"{100 * unknown:.0f} % of the probe's tokens are unknown to its tokenizer")
@@ -252,9 +254,7 @@ def _hugging_face(question: Opening, device: torch.device, dtype: torch.dtype) -
     elif not hasattr(config, "vocab_size"):
         raise InputError(f"`{where}` ({type(model).__name__}) takes no tokens; use Python with batches of your own.")
     else:
-        shape = (question.batches * question.batch_size, length)
-        drawn = torch.randint(config.vocab_size, shape, generator=stream(question.seed, "probe"))
-        rows, described = list(drawn.split(question.batch_size)), RANDOM
+        rows, described = random_rows(question, length, config.vocab_size), RANDOM
         notes.append("this folder has no tokenizer: the probe is random tokens")
     batches = [hf.labelled(model, ids.to(device), tokenizer, question.seed) for ids in rows]
     if config.is_encoder_decoder and "labels" in batches[0]:
@@ -265,10 +265,10 @@ def _hugging_face(question: Opening, device: torch.device, dtype: torch.dtype) -
 
 
 def _try(model: nn.Module, batch: dict[str, Tensor], where: str, positions: int | None) -> None:
-    """One batch forward: what the model cannot take is told before anything is measured."""
+    """One sequence forward: what the model cannot take is told before anything is measured."""
     try:
         with torch.no_grad(), hf.quiet():
-            model(**batch)
+            model(**{name: t[:1] for name, t in batch.items()})
     except Exception as error:
         length = batch["input_ids"].shape[1]
         long = positions is not None and length > positions - 3  # some keep two positions for themselves
@@ -348,9 +348,8 @@ def _ours(
         if tokenizer is None:
             raise InputError(f"`{name}` has no tokenizer to read `{question.data}` with. Name a data set instead.")
         text = text_of(question)
-        ids = tokenizer.encode(text.text)
-        length = question.length or config.seq_len
-        batches = [{"tokens": rows} for rows in rows_of(ids, question, length)]
+        rows, notes = rows_of(tokenizer.encode, text.text, question, question.length or config.seq_len)
+        batches = [{"tokens": t} for t in rows]
         described: Any = text.described
         split = {}
     else:
@@ -361,11 +360,11 @@ def _ours(
         _fits(model, data, name)
         guard_probe(question.batches, question.batch_size, next(data.batches("valid", 1, question.seed)))
         batches = list(itertools.islice(data.batches("valid", question.batch_size, question.seed), question.batches))
-        described, split = data.to_dict(), {"split": "valid"}
+        described, split, notes = data.to_dict(), {"split": "valid"}, []
     device = next(model.parameters()).device
     batches = [{k: v.to(device) for k, v in b.items()} for b in batches]
     source = {"kind": "quadform", "config": config.to_dict(), "data": described, **split}
-    return Subject(name, model.eval(), batches, source, run=run)
+    return Subject(name, model.eval(), batches, source, notes, run=run)
 
 
 def data_beside(folder: Path) -> Dataset | None:
