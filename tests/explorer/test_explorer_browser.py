@@ -14,6 +14,7 @@ import pytest
 from browsing import served, violations
 from quadform.explorer import State, measure
 from quadform.explorer.serving import Place, find_place, start_thread
+from quadform.explorer.telling import tell
 from quadform.explorer.texts import EN, KO
 from quadform.explorer.tour import TOUR
 
@@ -445,6 +446,17 @@ def test_the_tour_by_keyboard_alone(browser, place) -> None:
             page.focus("#tour-show")
             page.keyboard.press("Enter")
             shows(page, **step.end.json())
+            told = tell(step.name, measure(step.end), measure(step.start), EN)
+            page.wait_for_function("(said) => document.querySelector('#tour-told').textContent === said", arg=told)
+            assert (
+                float(page.evaluate("parseFloat(getComputedStyle(document.querySelector('#tour-told')).fontSize)")) > 18
+            )
+            assert page.locator(".spot").count() == 1 + len(step.looks)
+            card = page.locator("#tour").bounding_box()
+            for spot in (f"control-{step.control}", step.looks[0]):
+                box = page.locator(f"#{spot}.spot").bounding_box()
+                assert card["y"] + card["height"] - 2 <= box["y"] + box["height"], spot  # not behind the card
+                assert box["y"] < 900, spot
             if step is not TOUR[-1]:
                 page.focus("#tour-next")
                 page.keyboard.press("Space")
@@ -452,6 +464,7 @@ def test_the_tour_by_keyboard_alone(browser, place) -> None:
         page.focus("#tour-end")
         page.keyboard.press("Enter")
         assert page.is_hidden("#tour")
+        assert page.locator(".spot").count() == 0
         assert page.evaluate("document.activeElement.id") == "start-tour"
 
 

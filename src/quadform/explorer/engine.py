@@ -25,7 +25,9 @@ from .heat import DETAILS
 from .measurement import measure, with_spectrum
 from .python import snippet
 from .state import ControlError, State
+from .telling import tell
 from .texts import LANGUAGES
+from .tour import STEPS
 from .view import Shown, view
 
 #: Bytes of records kept for undo, ghosts and pins; at least LEAST_KEPT of them, however large. A small record is made
@@ -34,7 +36,7 @@ KEPT_BYTES, LEAST_KEPT = 8e6, 2
 #: Below this many parameters one thread is the fastest.
 _SHARED_FROM = 1000
 _FLAGS = ("pinned", "final", "confirmed")
-_SHOWN = {"part": PARTS, "detail": DETAILS}
+_SHOWN = {"part": PARTS, "detail": DETAILS, "step": ("", *STEPS)}
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Message:
     """One event of the page: its number, the state asked for, the state to compare with, and how it was asked.
 
     `final`: the control was let go. `confirmed`: the user wants it although it takes long. `part` and `detail` say what
-    of it is drawn.
+    of it is drawn, `step` which step of the tour is told.
     """
 
     seq: int
@@ -54,6 +56,7 @@ class Message:
     confirmed: bool = False
     part: str = "total"
     detail: str = "blocks"
+    step: str = ""
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> Message:
@@ -119,6 +122,9 @@ class Engine:
         record = self.record(asked.state, asked.part)
         given = tuple(self.uploads.get(asked.state.upload).tensors) if asked.state.data == "upload" else ()
         found = view(record, asked.state, against, asked.shown, snippet(asked.state, given))
+        if asked.step:
+            start = self.record(STEPS[asked.step].start)
+            found["told"] = tell(asked.step, record, start, LANGUAGES[asked.lang])
         return {"kind": "answer", "seq": asked.seq, **found}
 
     def _compared(self, state: State | None, part: str) -> tuple[Record, State] | None:

@@ -89,6 +89,6 @@ def render(lang: str, start: State) -> str:
         designs=designs,
         details=DETAILS,
         presets=list(tour.PRESETS),
-        steps=[step.name for step in tour.TOUR],
+        steps=tour.as_json()["tour"],
         start=start,
     )

@@ -7,7 +7,7 @@ import { bindTip } from "./tip.js";
 import { drawSpectrum } from "./spectrum.js";
 import { drawDepth } from "./depth.js";
 import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, text } from "./tables.js";
-import { bindTour } from "./tour.js";
+import { bindTour, tellTour } from "./tour.js";
 
 const $ = (id) => document.getElementById(id);
 let answer = null; // the last good one
@@ -25,7 +25,8 @@ const live = new Live({
     guard(null);
     showControls(store.state, got);
     draw();
-    say(got.headline);
+    tellTour(got);
+    say(got.told ?? got.headline);
     document.documentElement.dataset.seq = got.seq;
   },
   onWait: (got) => guard(got.text, false),
@@ -49,8 +50,8 @@ const live = new Live({
 
 function ask({ final = true, confirmed = false } = {}) {
   const pinned = memory.pinned !== null;
-  const { part, detail } = memory;
-  live.send({ state: store.state, against: pinned ? memory.pinned : store.before, pinned, lang: boot.lang, final, confirmed, part, detail });
+  const { part, detail, step } = memory;
+  live.send({ state: store.state, against: pinned ? memory.pinned : store.before, pinned, lang: boot.lang, final, confirmed, part, detail, step });
 }
 
 store.onChange = ({ final }) => {
@@ -128,7 +129,6 @@ function say(words) {
 
 // --- tools ----------------------------------------------------------------------------------------------------------
 bindControls(store);
-bindTour(store, memory);
 for (const name of ["part", "detail"]) {
   document.querySelectorAll(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => {
     memory[name] = input.value; store.remember(); ask();
@@ -189,6 +189,7 @@ let chosen = null;
 try { chosen = localStorage.getItem("quadform-theme"); } catch { /* a frame without storage */ }
 setTheme(chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 store.load();
+bindTour(store, memory);
 for (const name of ["part", "detail"]) document.querySelector(`input[name=${name}][value=${memory[name]}]`).checked = true;
 showPin();
 showControls(store.state, null);

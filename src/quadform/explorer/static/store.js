@@ -4,7 +4,7 @@ const KEY = "quadform-explore";
 const PAUSE = 1000; // milliseconds after which a further step of the same control is a move of its own
 const MOST = 100; // moves that can be undone
 
-export const memory = { history: [], pinned: null, part: "total", detail: "blocks", block: "W_Q,W_Q" };
+export const memory = { history: [], pinned: null, part: "total", detail: "blocks", step: "", block: "W_Q,W_Q" };
 const CHOICES = { part: ["total", "outer", "functional"], detail: ["blocks", "rows", "entries"] };
 
 class Store {

@@ -4,6 +4,8 @@ import { boot } from "./store.js";
 const $ = (id) => document.getElementById(id);
 const FRAMES = 24; // pictures of a slider that is moved for the reader
 
+let awaited = null; // the picture of the step, until it has been brought into view
+
 export function bindTour(store, memory) {
   let at = 0, moving = null;
 
@@ -20,8 +22,29 @@ export function bindTour(store, memory) {
     title.focus();
     $("tour-back").disabled = at === 0;
     $("tour-next").disabled = at === boot.tour.length - 1;
-    if (step.name === "softmax") choosePart("functional"); else choosePart("total");
+    choosePart(step.part);
+    memory.step = step.name;
+    $("tour-told").textContent = "";
+    document.body.classList.add("touring");
     store.go(step.start);
+    spotlight(step.looks);
+  }
+
+  /** A frame around what the step speaks of; its picture comes into view with the answer. */
+  function spotlight(ids) {
+    document.querySelectorAll(".spot").forEach((e) => e.classList.remove("spot"));
+    document.documentElement.style.setProperty("--tour", `${$("tour").offsetHeight}px`);
+    ids.forEach((id) => $(id).classList.add("spot"));
+    awaited = ids[1];
+  }
+
+  function end() {
+    clearInterval(moving);
+    memory.step = "";
+    $("tour").hidden = true;
+    document.body.classList.remove("touring");
+    spotlight([]);
+    $("start-tour").focus();
   }
 
   function choosePart(name) {
@@ -51,5 +74,14 @@ export function bindTour(store, memory) {
   $("tour-back").addEventListener("click", () => show(at - 1));
   $("tour-next").addEventListener("click", () => show(at + 1));
   $("tour-show").addEventListener("click", move);
-  $("tour-end").addEventListener("click", () => { clearInterval(moving); $("tour").hidden = true; $("start-tour").focus(); });
+  $("tour-end").addEventListener("click", end);
+  memory.step = "";
+}
+
+/** What the step has found in the answer; the picture it speaks of may have come with it. */
+export function tellTour(answer) {
+  if (answer.told === undefined) return;
+  $("tour-told").textContent = answer.told;
+  document.documentElement.style.setProperty("--tour", `${$("tour").offsetHeight}px`);
+  if (awaited && $(awaited).offsetParent) { $(awaited).scrollIntoView({ block: "nearest" }); awaited = null; }
 }

@@ -159,27 +159,41 @@ SENTENCES = {
     "tour_back": "Back",
     "tour_next": "Next",
     "tour_end": "End the tour",
-    "tour_scale_title": "Six, five, two",
-    "tour_scale": "Move the input scale from 0.02 to 0.1 and read the slopes: for small inputs the outer query block"
-    " grows as scale⁶, its functional part as scale⁵, the value block only as scale². No single step size fits both.",
+    "tour_scale_title": "Powers of the input",
+    "tour_scale": "Move the input scale from {start} to {to} and watch the slopes: the"
+    " power of the input scale with which each block grows.",
+    "told_scale": "Here the outer query block grows with the power {query}, its"
+    " functional part with {bent}, the value block with {value}.",
+    "told_scale_so": "No single step size fits both.",
     "tour_saturation_title": "Saturation",
-    "tour_saturation": "Move the input scale up to 30. Attention becomes one-hot, query and key curvature dies, value"
-    " curvature goes on growing as scale².",
+    "tour_saturation": "Move the input scale from {start} up to {to} and watch the attention become one-hot.",
+    "told_saturation": "Attention entropy is {entropy} of its maximum. Since the step began"
+    " the query block has changed by ×{query}, the value block by ×{value}.",
+    "told_saturation_so": "Query curvature dies while value curvature grows.",
     "tour_temperature_title": "Temperature",
-    "tour_temperature": "Raise the temperature to 10. Scores shrink, attention spreads again, and the sharpest"
-    " curvature falls.",
+    "tour_temperature": "Raise the temperature from {start} to {to}: scores shrink.",
+    "told_temperature": "Attention entropy {before} → {entropy} of its maximum, λ_max {was} → {high}.",
+    "told_temperature_so": "Attention spreads again, and the sharpest curvature falls.",
     "tour_softmax_title": "Without softmax",
-    "tour_softmax": "Choose linear attention and look at the functional part: its diagonal blocks are exactly 0, and"
-    " every outer block grows as scale⁶.",
+    "tour_softmax": "Choose linear attention and look at the functional part H_f.",
+    "told_softmax": "Norms of the diagonal blocks of H_f: {norms}. Blocks of H_o grow with"
+    " powers from {low} to {high}.",
+    "told_softmax_so": "Without the softmax every diagonal block of H_f is exactly zero.",
     "tour_norm_title": "Norm on",
-    "tour_norm": "Change the design from Pre-LN without norm to Pre-LN. The sharpest curvature falls more than a"
-    " hundredfold, and no block grows with its inputs any more: its slopes, 2.7 to 5.6 before, are negative.",
+    "tour_norm": "Change the design from Pre-LN without norm to Pre-LN.",
+    "told_norm": "λ_max has changed by ×{ratio}. Blocks grow with powers from {low} to"
+    " {high} ({was_low} to {was_high} at the start).",
+    "told_norm_so": "With the norm no block grows with its inputs any more.",
     "tour_depth_title": "Depth without skips",
-    "tour_depth": "Raise the depth to 8 in a design without skips: the tokens all turn the same way and the curvature"
-    " of the first layer dies. Then choose Pre-LN and see them stay apart.",
+    "tour_depth": "Raise the depth from {start} to {to} in a design without skips. Then choose Pre-LN and compare.",
+    "told_depth": "Token cosine goes from {first} to {last} over {blocks} blocks; λ_max"
+    " of the first layer has changed by ×{ratio}.",
+    "told_depth_so": "All tokens turn the same way, and the curvature of the first layer dies with them.",
     "tour_sink_title": "Attention sink",
-    "tour_sink": "Raise the sink: every token looks at the first one, the spread M2 of the keys goes, and query and key"
-    " curvature goes with it.",
+    "tour_sink": "Raise the sink from {start} to {to}: every token is drawn to the first one.",
+    "told_sink": "The first token gets {first} of the attention. ‖M2‖, the spread of"
+    " the keys, has changed by ×{spread}, the query block by ×{query}, the key block by ×{keys}.",
+    "told_sink_so": "The spread of the keys goes, and query and key curvature goes with it.",
     # errors
     "error_text": "{control} is a text; got {got}.",
     "error_choice": "“{got}” is not among the choices of {control}: {known}.",

@@ -160,29 +160,36 @@ SENTENCES = {
     "tour_back": "뒤로",
     "tour_next": "다음",
     "tour_end": "안내 마치기",
-    "tour_scale_title": "여섯, 다섯, 둘",
-    "tour_scale": "입력 크기를 0.02에서 0.1로 옮기고 기울기를 읽어 보십시오. 작은 입력에서 쿼리 블록의 외적 부분은"
-    " 크기의 6제곱, 함수 부분은 5제곱으로 커지지만 밸류 블록은 2제곱으로만 커집니다. 하나의 보폭이 둘 다에 맞을 수"
-    " 없습니다.",
+    "tour_scale_title": "입력의 거듭제곱",
+    "tour_scale": "입력 크기를 {start}에서 {to}까지 옮기며 기울기, 곧 각 블록이 입력 크기의 몇"
+    " 제곱으로 커지는지 보십시오.",
+    "told_scale": "여기서 지수는 쿼리 블록의 외적 부분 {query}, 함수 부분 {bent}, 밸류 블록 {value}입니다.",
+    "told_scale_so": "하나의 보폭이 둘 다에 맞을 수 없습니다.",
     "tour_saturation_title": "포화",
-    "tour_saturation": "입력 크기를 30까지 올려 보십시오. 어텐션이 원-핫이 되고 쿼리와 키의 곡률은 사라지며, 밸류의"
-    " 곡률은 크기의 2제곱으로 계속 커집니다.",
+    "tour_saturation": "입력 크기를 {start}에서 {to}까지 올리며 어텐션이 원-핫이 되는 것을 보십시오.",
+    "told_saturation": "어텐션 엔트로피는 최댓값의 {entropy}입니다."
+    " 이 단계를 시작한 뒤의 변화: 쿼리 블록 ×{query}, 밸류 블록 ×{value}.",
+    "told_saturation_so": "쿼리의 곡률은 사라지고 밸류의 곡률은 커집니다.",
     "tour_temperature_title": "온도",
-    "tour_temperature": "온도를 10으로 올려 보십시오. 점수가 작아지고 어텐션이 다시 퍼지며 가장 날카로운 곡률이"
-    " 작아집니다.",
+    "tour_temperature": "온도를 {start}에서 {to}까지 올려 보십시오. 점수가 작아집니다.",
+    "told_temperature": "어텐션 엔트로피 {before} → {entropy}(최댓값 대비), λ_max {was} → {high}.",
+    "told_temperature_so": "어텐션이 다시 퍼지고 가장 날카로운 곡률이 작아집니다.",
     "tour_softmax_title": "소프트맥스 없이",
-    "tour_softmax": "선형 어텐션을 고르고 함수 부분을 보십시오. 대각 블록이 정확히 0이고, 외적 부분의 모든 블록이"
-    " 크기의 6제곱으로 커집니다.",
+    "tour_softmax": "선형 어텐션을 고르고 함수 부분 H_f를 보십시오.",
+    "told_softmax": "H_f 대각 블록의 노름: {norms}. H_o 블록의 지수: {low} ~ {high}.",
+    "told_softmax_so": "소프트맥스가 없으면 H_f의 대각 블록이 모두 정확히 0입니다.",
     "tour_norm_title": "정규화 켜기",
-    "tour_norm": "설계를 정규화 없는 Pre-LN에서 Pre-LN으로 바꿔 보십시오. 가장 날카로운 곡률이 100분의 1"
-    " 아래로 떨어지고, 어느 블록도 더는 입력과 함께 커지지 않습니다. 2.7에서 5.6 사이였던 기울기가 모두 음수가"
-    " 됩니다.",
+    "tour_norm": "설계를 정규화 없는 Pre-LN에서 Pre-LN으로 바꿔 보십시오.",
+    "told_norm": "λ_max의 변화: ×{ratio}. 블록의 지수: {low} ~ {high} (시작할 때 {was_low} ~ {was_high}).",
+    "told_norm_so": "정규화가 있으면 어느 블록도 더는 입력과 함께 커지지 않습니다.",
     "tour_depth_title": "스킵 없는 깊이",
-    "tour_depth": "스킵이 없는 설계에서 깊이를 8로 올려 보십시오. 모든 토큰이 한 방향을 향하고 첫 층의 곡률이"
-    " 사라집니다. 그다음 Pre-LN을 고르면 토큰이 서로 떨어져 있습니다.",
+    "tour_depth": "스킵이 없는 설계에서 깊이를 {start}에서 {to}까지 올려 보십시오. 그다음 Pre-LN을 골라 비교하십시오.",
+    "told_depth": "블록 {blocks}개를 지나며 토큰 코사인 {first} → {last}; 첫 층 λ_max의 변화: ×{ratio}.",
+    "told_depth_so": "모든 토큰이 한 방향을 향하고 첫 층의 곡률도 함께 사라집니다.",
     "tour_sink_title": "어텐션 싱크",
-    "tour_sink": "싱크를 올려 보십시오. 모든 토큰이 첫 토큰을 보고, 키의 퍼짐 M2가 사라지며, 쿼리와 키의 곡률도 함께"
-    " 사라집니다.",
+    "tour_sink": "싱크를 {start}에서 {to}까지 올려 보십시오. 모든 토큰이 첫 토큰에 끌립니다.",
+    "told_sink": "첫 토큰이 받는 어텐션: {first}. 변화: 키의 퍼짐 ‖M2‖ ×{spread}, 쿼리 블록 ×{query}, 키 블록 ×{keys}.",
+    "told_sink_so": "키의 퍼짐이 사라지며 쿼리와 키의 곡률도 함께 사라집니다.",
     # errors
     "error_text": "{control}: 글이 필요합니다. 받은 것: {got}.",
     "error_choice": "{control}: “{got}” 대신 다음 가운데 고르십시오: {known}.",
