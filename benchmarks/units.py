@@ -165,7 +165,12 @@ def products(
         V = {n: t.expand(4, *t.shape[1:]).contiguous() for n, t in v.items()}
         H.apply(V)
         found["each_of_four_ms"] = 250 * statistics.median(once(lambda: H.apply(V), device) for _ in range(times))
-    return found | (largest(H, v, top) if top else {}), image
+    if top:
+        try:
+            found |= largest(H, v, top)
+        except torch.OutOfMemoryError as error:
+            found["largest_failed"] = str(error)[:160]
+    return found, image
 
 
 def largest(H: Any, v: dict[str, Tensor], steps: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import FlopCounterMode
 
 from quadform.core.designs import DESIGNS
 from quadform.core.errors import InputError
@@ -386,6 +387,60 @@ def test_one_program_for_all_blocks(make: Any, uncompiled: None) -> None:
         model.blocks[1].norm.weight.mul_(1.5)
     assert gap(A @ V, make(risk) @ V) <= 1e-12
     assert made(A) == [1]
+
+
+@pytest.mark.parametrize("make", [hessian, gauss_newton, functional])
+def test_one_program_for_four_vectors(make: Any, uncompiled: None) -> None:
+    """One for four vectors and one for a single one, none for two or three."""
+    model, batch = net()
+    risk = Risk(model, mse, batch, quiet=True)
+    V, A = risk.space.random(7, dtype=F64), make(risk, route="compiled-units")
+    want = make(risk) @ V
+    four = {n: t[:4] for n, t in V.items()}
+    assert gap(A @ four, {n: t[:4] for n, t in want.items()}) <= 1e-12
+    assert made(A) == [1]
+    for _ in range(2):  # four, then three one after another
+        assert gap(A @ V, want) <= 1e-12
+    assert (A.route, A.why) == ("compiled-units", ())
+    assert made(A) == [1, 1]
+
+
+def test_programs_for_four_vectors_do_the_shared_work_once(uncompiled: None) -> None:
+    model, batch = net()
+    risk = Risk(model, mse, batch, quiet=True)
+    V, A = risk.space.random(4, dtype=F64), hessian(risk, route="compiled-units")
+    one = {n: t[:1] for n, t in V.items()}
+    A @ V, A @ one
+    with FlopCounterMode(display=False) as four:
+        A @ V
+    with FlopCounterMode(display=False) as single:
+        A @ one
+    assert four.get_total_flops() <= 0.8 * 4 * single.get_total_flops()
+
+
+def test_programs_see_no_scope_around_them(uncompiled: None) -> None:
+    """The compiler guards on scopes; the first call and later ones, forwards and backwards, are to look the same."""
+    depths = []
+    run = programs.compiled
+
+    def compiled(graph: Any) -> Any:
+        own = run(graph)
+
+        def looked(*leaves: Any) -> Any:
+            depths.append(torch._C._len_torch_function_stack())
+            return own(*leaves)
+
+        return looked
+
+    model, batch = net()
+    risk = Risk(model, mse, batch, quiet=True)
+    v, A = risk.space.random(dtype=F64), hessian(risk, route="compiled-units")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(programs, "compiled", compiled)
+        for _ in range(2):
+            A @ v
+    assert set(depths) == {0}
+    assert len(depths) > 4
 
 
 def test_blocks_that_compute_something_else_have_programs_of_their_own(uncompiled: None) -> None:

@@ -68,10 +68,9 @@ class ByUnits(Strategy):
             if differ(risk, partial(Evaluation(risk, units).slopes, batch)):
                 raise NoUnit("forward and reverse derivatives differ: a tensor leaves a unit beside its output")
             self.made.append(Evaluation(risk, units, self.kind.rows, self._programs()))
-        (run,) = self.made
         half = None if self.kind.split or not (scalar is None or self.kind.fixed) else FIXED if scalar else OUTER
 
-        def product(v: Vector) -> dict[str, Tensor]:
+        def product(run: Evaluation, v: Vector) -> dict[str, Tensor]:
             found = None if half is None or not risk.through(self.route) else run.halved(half, batch, risk.params, v)
             if found is not None:
                 return found
@@ -79,16 +78,19 @@ class ByUnits(Strategy):
                 return run.gauss_newton(batch, v, self.kind.split)
             return run.hessian(lambda p: scalar(p, batch), risk.params, v)
 
-        return Prepared(lambda V: self._together(product, V))
+        own = Evaluation(risk, units, self.kind.rows) if self.compile else self.made[0]
+        return Prepared(lambda V: self._together(partial(product, self.made[0]), partial(product, own), V))
 
-    def _together(self, product: Product, V: Vector) -> dict[str, Tensor]:
-        """The products in one pass, or one after another. The first in one pass are compared with one alone."""
-        if self.compile or True in self.single or next(iter(V.values())).shape[0] == 1:
+    def _together(self, product: Product, own: Product, V: Vector) -> dict[str, Tensor]:
+        """The products in one pass, or one after another. The first in one pass are compared with one alone, by the
+        model's `own` code. Programs are made for one vector and for as many as go together, not for each number."""
+        k = next(iter(V.values())).shape[0]
+        if True in self.single or k == 1 or (self.compile and k < self.together):
             return self._each(product, V)
         try:
             found = together(product, V)
             if not self.single:
-                self._require_same(product, V, found)
+                self._require_same(own, V, found)
         except NotTogether as error:
             say(f"{self.kind.what}: one vector after another ({error})")
             self.single[:] = [True]

@@ -124,7 +124,7 @@ def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     units = [ByUnits(kind, min(chunk, TOGETHER))] if forward and (risk.units or by_units) else []
     ways: list[Strategy] = [*programs, *(units if by_units else ())]
     if wanted == "compiled-units" and units:
-        ways.insert(0, ByUnits(kind, 1, compile=True))
+        ways.insert(0, ByUnits(kind, min(chunk, TOGETHER), compile=True))
     ways += [ByRetained(kind, chunk)] if kind.scalar is not None else []
     ways += [ByForward(kind, k) for k in sorted({chunk, 1}, reverse=True)] if forward else []
     ways += [ByReverse(kind, chunk)] if kind.by_reverse is not None else []
