@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import InputError
@@ -24,6 +25,12 @@ class ExploreTask(Task):
     verb = "explore"
     takes = frozenset({"max_time"})
 
+    model: str | None = option(
+        None,
+        "The folder of a monitor's record (`qf.Monitor(out=...)`): its run is shown while it trains.",
+        positional=True,
+        metavar="[RUN]",
+    )
     port: int = option(8765, "Port of the page; the next free one if it is taken; 0: any free port.")
     no_open: bool = option(False, "Print the address, but open no browser.")
     seed: int = option(0, "Seed of all random numbers.")
@@ -39,10 +46,22 @@ class ExploreTask(Task):
         from .serving import Served, find_place
         from .state import State
 
+        folder = None if self.model is None else _watched(self.model)
+
         def make(place: Place) -> Any:
+            if folder is not None:
+                from . import watch
+
+                return watch.application(place, folder)
             from .server import application
 
             return application(place, start=State(seed=self.seed))
 
         seconds = None if work.deadline.until is None else work.deadline.left
         return Served(find_place(self.port), make, self.lang, seconds, browser=not self.no_open)
+
+
+def _watched(folder: str) -> Path:
+    from .watch import watched
+
+    return watched(folder)

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ class Monitor:
 
     `every` is a number of steps, `overhead` a share of the time (default 0.02); give one of them. `loss` and `batches`
     are those of `Risk`. `log(numbers, step)` gets every reading as plain numbers; `csv` names a file that gets them as
-    lines. `traces` random products a reading give the share of the trace by layer. `part` is the share of the held
-    batches that readings between full searches take; what they say of all of them has its error. `rules` say when a
-    reading is a warning.
+    lines; `out` a folder that keeps the record up to date, which `quadform explore` shows live. `traces` random
+    products a reading give the share of the trace by layer. `part` is the share of the held batches that readings
+    between full searches take; what they say of all of them has its error. `rules` say when a reading is a warning.
 
     Dropout is off while measuring. Weights, gradients, optimizer state, training mode and random state are left as they
     are, so training goes on bit for bit as without it. Of several processes the first measures. What cannot be measured
@@ -52,6 +53,7 @@ class Monitor:
         rules: Rules = USUAL,
         log: Callable[[dict[str, float], int], Any] | None = None,
         csv: str | Path | None = None,
+        out: str | Path | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
         if every is not None and overhead is not None:
@@ -59,6 +61,7 @@ class Monitor:
         self._pace: Pace = Share(0.02 if overhead is None else overhead, clock) if every is None else Every(every)
         self._clock, self._log, self._file = clock, log, _File(csv) if csv is not None else None
         self._measuring = Measuring(model, optimizer, batches, loss, traces, part)
+        self._out = out
         self._spent, self._start = 0.0, clock()
         self.steps, self.rules = 0, rules
         self.history: list[Reading] = []
@@ -90,10 +93,12 @@ class Monitor:
         except (QuadformError, torch.OutOfMemoryError) as error:
             self.warnings.append(f"step {self.steps}: nothing was measured: {str(error).splitlines()[0]}")
         self._wait()
+        if found is not None:
+            found = self._keep(dataclasses.replace(found, seconds=self._clock() - began))
         seconds = self._clock() - began
         self._spent += seconds
         self._pace.took(seconds, full)
-        return None if found is None else self._keep(dataclasses.replace(found, seconds=seconds))
+        return found
 
     def _keep(self, reading: Reading) -> Reading:
         self.history.append(reading)
@@ -102,6 +107,11 @@ class Monitor:
             self._log(reading.numbers(), reading.step)
         if self._file is not None:
             self._file.write(reading)
+        if self._out is not None:
+            try:
+                self.record().save(self._out)
+            except QuadformError as error:
+                self.warnings.append(f"step {self.steps}: the record was not written: {str(error).splitlines()[0]}")
         return reading
 
     def _wait(self) -> None:
@@ -135,7 +145,13 @@ class Monitor:
             "steps": self.steps,
             "share": self.share,
         }
-        return draft.answer(about, Provenance.collect(dtype=risk.dtype, device=risk.device))
+        return draft.answer(about, self._made)
+
+    @cached_property
+    def _made(self) -> Provenance:
+        """Versions and machine, collected once: it asks git."""
+        risk = self._measuring.risk
+        return Provenance.collect(dtype=risk.dtype, device=risk.device)
 
 
 class _File:

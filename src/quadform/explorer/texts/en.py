@@ -221,4 +221,8 @@ SENTENCES = {
     "error_upload_square": "In a stack the given weights are as wide as the tokens: {need}.",
     "error_message": "The page sent something the server does not understand.",
     "error_unexpected": "An error nobody expected: {why}. The last picture stays.",
+    "watch_title": "Training run {name}",
+    "watch_waiting": "Waiting for the first reading.",
+    "watch_warnings": "Warnings",
+    "watch_lost": "The server does not answer. The page goes on when it does.",
 }

@@ -217,4 +217,8 @@ SENTENCES = {
     "error_upload_square": "여러 층에서는 주어진 가중치의 너비가 토큰과 같아야 합니다: {need}.",
     "error_message": "서버가 이해하지 못하는 것을 페이지가 보냈습니다.",
     "error_unexpected": "예상하지 못한 오류입니다: {why}. 마지막 그림은 그대로입니다.",
+    "watch_title": "학습 {name}",
+    "watch_waiting": "첫 측정을 기다리고 있습니다.",
+    "watch_warnings": "경고",
+    "watch_lost": "서버가 응답하지 않습니다. 응답하면 이어집니다.",
 }
