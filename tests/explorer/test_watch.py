@@ -51,7 +51,7 @@ def test_pictures_come_when_the_record_has_grown(tmp_path: Path) -> None:
     assert asked(watching) == {"kind": "answer", "seq": 1, "version": ""}  # nothing is there yet
     training.step()
     first = asked(watching)
-    assert first["said"].startswith("1 reading")
+    assert "in 1 steps" in first["said"]
     assert [p["title"] for p in first["pictures"]] == [p["title"] for p in asked(watching, theme="dark")["pictures"]]
     assert asked(watching, first["version"]) == {"kind": "answer", "seq": 1, "version": first["version"]}
     training.step()
