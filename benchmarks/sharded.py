@@ -135,7 +135,10 @@ def memory(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         backend = "nccl" if device == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
-        record: dict[str, Any] = {"provenance": asdict(Provenance.collect(dtype=torch.float32)), "device": _named(device)}
+        record: dict[str, Any] = {
+            "provenance": asdict(Provenance.collect(dtype=torch.float32)),
+            "device": _named(device),
+        }
         record |= {"errors": errors(device), "rows": []}
         print(record["errors"])
         cases = [("GPT-2 124M", GPT2, 1), ("GPT-2 124M", GPT2, 8), ("16 x 2048", WIDE, 1), ("16 x 2048", WIDE, 8)]
