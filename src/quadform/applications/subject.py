@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..answers.measured import OWN, RANDOM
 from ..core.designs import design
-from ..core.errors import FileError, InputError, UnknownName, did_you_mean
+from ..core.errors import FileError, InputError, UnknownName, did_you_mean, pass_on_memory
 from ..core.packed import is_packed
 from ..corpora.datasets import DATASETS, Dataset, dataset
 from ..corpora.fetch.catalogue import CATALOGUE
@@ -270,6 +270,7 @@ def _try(model: nn.Module, batch: dict[str, Tensor], where: str, positions: int 
         with torch.no_grad(), hf.quiet():
             model(**{name: t[:1] for name, t in batch.items()})
     except Exception as error:
+        pass_on_memory(error)
         length = batch["input_ids"].shape[1]
         long = positions is not None and length > positions - 3  # some keep two positions for themselves
         advice = f" It has {positions} positions: give a smaller length." if long else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 
-from ..core.errors import FileError, InputError, TooLarge
+from ..core.errors import FileError, InputError, TooLarge, out_of_memory
 
 #: Errors of files that come from the name that was given, or from the disk; any other is a mistake of ours.
 _OF_FILES = tuple(
@@ -13,8 +13,6 @@ _OF_FILES = tuple(
     for name in ("ENAMETOOLONG", "EACCES", "EPERM", "ELOOP", "ENOTDIR", "EISDIR", "EROFS", "ENOSPC", "EDQUOT", "EIO")
     if hasattr(errno, name)
 )
-#: How torch says that memory is over, on a CPU and on a GPU.
-_NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
 
 
 def refusal(error: Exception) -> InputError | None:
@@ -23,9 +21,7 @@ def refusal(error: Exception) -> InputError | None:
         named = str(error.filename or "a file")
         shown = named if len(named) <= 60 else f"{named[:40]}... ({len(named)} characters)"
         return FileError(f"`{shown}` cannot be used: {error.strerror}. Choose another name, folder or disk.")
-    if isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
-    ):
+    if out_of_memory(error):
         return TooLarge(f"this does not fit the memory of this machine{_numbers(str(error))}. Ask for less at once.")
     return None
 

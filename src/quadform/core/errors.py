@@ -38,6 +38,23 @@ class TooLarge(InputError, MemoryError):
     """An object that does not fit the memory of this machine."""
 
 
+#: How torch says that memory is over, on a CPU and on a GPU.
+_NO_MEMORY = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is over, of Python, or of torch on a CPU or a GPU."""
+    if isinstance(error, MemoryError) or any(c.__name__ == "OutOfMemoryError" for c in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def pass_on_memory(error: BaseException) -> None:
+    """Raise an error again that says that memory is over: it tells nothing about a model or a file."""
+    if out_of_memory(error):
+        raise error
+
+
 class CheckFailed(QuadformError):
     """A measurement finished but one of its checks failed, or it did not converge."""
 

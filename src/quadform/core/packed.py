@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .errors import FileError, InputError
+from .errors import FileError, InputError, pass_on_memory
 from .record import strict_json
 
 #: The file of a folder with a quantized model.
@@ -108,6 +108,7 @@ def from_bytes(blob: bytes, name: str = PACKED) -> dict[str, Tensor]:
             for part in PARTS:
                 del state[f"{matrix}.{part}"]
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, InputError, SafetensorError) as error:
+        pass_on_memory(error)
         raise FileError(f"{name} is damaged, or holds no quantized model of quadform ({error}).") from error
     return state
 

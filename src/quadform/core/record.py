@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from .. import __version__
-from .errors import FileError, InputError
+from .errors import FileError, InputError, pass_on_memory
 from .files import alone
 from .number import Estimate as Estimate
 from .number import Kind as Kind
@@ -288,6 +288,7 @@ def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
         own = {n: t.detach().cpu().clone(memory_format=torch.contiguous_format) for n, t in tensors.items()}
         return save(own)
     except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        pass_on_memory(error)
         kinds = ", ".join(f"{n}: {t.dtype} {t.layout}" for n, t in tensors.items())
         raise InputError(f"these tensors cannot be stored in a record ({kinds}): {error}.") from error
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from ..core.errors import InputError, UnknownName, closest
+from ..core.errors import InputError, UnknownName, closest, pass_on_memory
 from ..core.forward import jvp
 from ..core.progress import say
 from ..core.space import Space, Vector, View
@@ -195,7 +195,8 @@ class Risk:
 
             try:
                 value, slope = jvp(loss, (self.params,), (dict(v),))[:2]
-            except RuntimeError:  # an operator without a forward derivative
+            except RuntimeError as error:  # an operator without a forward derivative
+                pass_on_memory(error)
                 g, value = grad_and_value(loss)(self.params)
                 slope = self.space.inner(g, v)
             return value, slope

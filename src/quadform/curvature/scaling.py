@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.errors import pass_on_memory
 from ..core.space import View
 
 #: What rounding may leave of an identity, relative to what the queries can do.
@@ -47,8 +48,10 @@ def seen_by_scaling(model: nn.Module, claimed: Mapping[str, Sequence[View]], run
         for paths in kinds.values():
             for path in paths:
                 stack.callback(_first_call(model.get_submodule(path), path, calls).remove)
-        with contextlib.suppress(Exception):  # told where the loss is evaluated
+        try:
             run()
+        except Exception as error:  # told where the loss is evaluated
+            pass_on_memory(error)
     found: set[str] = set()
     for paths in kinds.values():
         called = next((p for p in paths if p in calls), None)
@@ -108,7 +111,8 @@ class _Attention:
             with _norms_without_epsilon(self.module):
                 whole = self._whole()
                 return whole, whole and all(self._head(h) for h in self._groups())
-        except Exception:  # a module that cannot be called by itself is not known
+        except Exception as error:  # a module that cannot be called by itself is not known
+            pass_on_memory(error)
             return False, False
 
     def _whole(self) -> bool:

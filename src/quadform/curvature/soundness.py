@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError
+from ..core.errors import InputError, pass_on_memory
 from ..core.forward import jvp
 from ..core.rng import stream
 from ..core.space import Vector
@@ -60,10 +60,17 @@ def check(risk: Risk) -> Soundness:
             _require_gradient(risk, batch)
             _require_symmetric(risk, batch)
             twice = True
-        if not twice and risk.units:
+        if twice and risk.units:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return _whole(risk, batch, twice)
+        if risk.units:
             with contextlib.suppress(NoUnit):
                 return _by_units(risk, batch)[0]
-        return Soundness(twice, _forward(risk, batch), _through(risk, batch))
+        return _whole(risk, batch, twice)
+
+
+def _whole(risk: Risk, batch: Any, twice: bool) -> Soundness:
+    return Soundness(twice, _forward(risk, batch), _through(risk, batch))
 
 
 def check_by_units(risk: Risk) -> Soundness | None:
@@ -101,9 +108,12 @@ def through_by_units(risk: Risk) -> bool:
 
     if not risk.batches:
         return True
-    with risk.context(), contextlib.suppress(NoUnit, RuntimeError):  # told where it is wanted
-        return Evaluation(risk, risk.units).through(risk.batches[0], _near(risk))
-    return True
+    try:
+        with risk.context():
+            return Evaluation(risk, risk.units).through(risk.batches[0], _near(risk))
+    except (NoUnit, RuntimeError) as error:  # told where it is wanted
+        pass_on_memory(error)
+        return True
 
 
 def _require_gradient(risk: Risk, batch: Any) -> None:
@@ -119,7 +129,8 @@ def _require_gradient(risk: Risk, batch: Any) -> None:
 def _forward(risk: Risk, batch: Any) -> bool:
     try:
         return not differ(risk, partial(_slopes, risk, batch))
-    except Exception:  # whatever code of a model dislikes about tangents: said where they are wanted
+    except Exception as error:  # whatever code of a model dislikes about tangents: said where they are wanted
+        pass_on_memory(error)
         return True
 
 
@@ -185,7 +196,8 @@ def differ(risk: Risk, measured: Callable[[dict[str, Tensor]], tuple[float, floa
             found += [(size, gap, place)] * math.isfinite(gap + size)
         size, gap, place = max(found)
         gaps = [gap, *(measured(_near(risk, place, again))[0] for again in (1, 2))]
-    except RuntimeError:  # no such derivative at all: said where it is wanted
+    except RuntimeError as error:  # no such derivative at all: said where it is wanted
+        pass_on_memory(error)
         return False
     return min(map(abs, gaps)) > allowed * size and max(gaps) - min(gaps) < 0.1 * max(map(abs, gaps))
 
@@ -201,7 +213,8 @@ def _through(risk: Risk, batch: Any) -> bool:
             (g,) = torch.autograd.grad(value, F, retain_graph=True)
             whole = torch.autograd.grad(value, list(at.values()), retain_graph=True, allow_unused=True)
             part = gradients(F, at, g)
-        except RuntimeError:
+        except RuntimeError as error:
+            pass_on_memory(error)
             return True
     off = {n: part[n] - (0 if w is None else w) for n, w in zip(at, whole, strict=True)}
     return length(off) <= rounding(risk) * length(part)

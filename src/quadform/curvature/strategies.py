@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..core.errors import out_of_memory
 from ..core.memory import in_words
 from ..core.progress import say
 from ..core.space import Vector
@@ -134,7 +135,7 @@ class Strategy(ABC):
         except (torch.OutOfMemoryError, Unsuitable):
             raise
         except self.fails as error:
-            if "can't allocate memory" in str(error):  # so torch says it of a CPU
+            if out_of_memory(error):  # of a CPU torch says it in a text
                 raise torch.OutOfMemoryError(in_short(error)) from error
             vectors = next(iter(V.values())).shape[0]
             raise Unsuitable(f"{self.cannot(vectors)} ({in_short(error)})", self._alike(vectors)) from error

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..core.errors import CheckFailed, InputError, QuadformError
+from ..core.errors import CheckFailed, InputError, QuadformError, pass_on_memory
 from ..core.interrupts import uninterrupted
 
 T = TypeVar("T")
@@ -254,6 +254,7 @@ class Meeting:
             collective(*tensors, **options)
         except RuntimeError as error:
             self._over = True
+            pass_on_memory(error)
             said = re.sub(r"^\[[^]]*\] *", "", _one_line(error)).partition(". ")[0][:120]
             raise PeerFailed(
                 f"process {self.rank} of {self.world} has lost the others ({said}): one of them was"

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from ..core.errors import InputError, QuadformError
+from ..core.errors import InputError, QuadformError, out_of_memory
 from ..core.progress import say
 from ..core.rng import stream
 from ..core.space import Space, Vector
@@ -147,7 +147,7 @@ def _adds_up(whole: Shardable, own: Shardable, group: Group) -> bool:
         )
         sums = torch.stack([parts.sum(0), all_.sum(0), all_.abs().sum(0)], 1)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a model that wants the whole batch
-        if isinstance(error, QuadformError):
+        if isinstance(error, QuadformError) or out_of_memory(error):
             raise
     found = group.sum(sums)
     near = (found[:, 0] - found[:, 1]).abs() <= _SAME.get(whole.dtype, _SAME_HALF) * found[:, 2]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quadform.core.errors import FileError, InputError
+from quadform.core.errors import FileError, InputError, pass_on_memory
 from quadform.core.packed import PACKED, from_bytes
 from quadform.core.record import strict_json, write_atomically
 from quadform.core.spec import BlockSpec, ModelConfig, design
@@ -376,5 +376,6 @@ class Transformer(nn.Module):
         except FileError:
             raise
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
+            pass_on_memory(error)
             raise FileError(f"{path} is not a complete quadform model ({error}). Save it again.") from error
         return model

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from quadform.core.errors import FileError
+from quadform.core.errors import FileError, pass_on_memory
 from quadform.core.files import is_file
 from quadform.core.record import JSON_NAME, Provenance, Record
 from quadform.nn.transformer import Transformer
@@ -50,5 +50,6 @@ def restore(model: Transformer, optimizer: Optimizer, tensors: Mapping[str, Tens
     try:
         model.load_state_dict(own)
     except RuntimeError as error:
+        pass_on_memory(error)
         raise FileError(f"the checkpoint does not fit this model: {error}.") from error
     optimizer.load({n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")})

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quadform.core.errors import FileError, InputError
+from quadform.core.errors import FileError, InputError, pass_on_memory
 from quadform.core.spec import ModelConfig
 from quadform.corpora.datasets import Addition, Dataset, Letters
 from quadform.nn.decode import Sampling, Search, generate
@@ -192,6 +192,7 @@ def open_run(
         model = Transformer(ModelConfig.from_dict(identity["model"]), device=device, dtype=kind)
         model.load_state_dict(weights)
     except (KeyError, TypeError, AttributeError, StopIteration, RuntimeError) as error:
+        pass_on_memory(error)
         raise FileError(f"{RunFolder(folder).checkpoint} is not complete ({error}). Train it again.") from error
     if average > 1:
         model = average_run(folder, average, device=device).to(kind)

@@ -10,7 +10,7 @@ from typing import Self
 
 from ...answers.answer import Answer, Grid
 from ...answers.texts import line
-from ...core.errors import FileError, QuadformError
+from ...core.errors import FileError, QuadformError, out_of_memory
 from ...core.record import Record
 
 PAGE = "report.html"
@@ -102,7 +102,7 @@ def readable() -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
-        if isinstance(error, QuadformError):
+        if isinstance(error, QuadformError) or out_of_memory(error):
             raise
         raise FileError(
             f"a record lacks what its page needs ({type(error).__name__}: {error}). Measure it again."

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import InputError, needing
+from ...core.errors import InputError, needing, pass_on_memory
 from ...curvature.settings import LINEAR_ATTENTION
 from ...nn.transformer import Transformer
 from .ablation import config_without, model_without
@@ -100,6 +100,7 @@ def refuse_unchanged(model: nn.Module, what: str, batch: Any) -> None:
     except InputError:
         raise
     except Exception as error:
+        pass_on_memory(error)
         raise InputError(f"without {what} this model cannot be run ({type(error).__name__}: {error}).") from error
     if not losses[0].is_meta and float(losses[0]) == float(losses[1]):  # without numbers nothing can be told
         raise InputError(f"without {what} the loss of this model is the same, so nothing was taken out.")
