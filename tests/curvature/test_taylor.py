@@ -1,5 +1,6 @@
 """The loss along a line: derivatives against finite differences, radii against their definition."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import nn
 
 from quadform.core.errors import InputError
 from quadform.curvature import Risk, hessian
+from quadform.curvature.kinks import GRID
 from quadform.curvature.taylor import SHARE, Line, WrittenOut, along, measured_radius, unit
 
 
@@ -157,3 +159,56 @@ def test_directions_must_have_a_length():
         unit({"a": torch.zeros(3)})
     with pytest.raises(InputError, match="no quadratic model"):
         measured_radius(risk_of(), direction(risk_of()), Line(1.0, 0.0, 0.0, 1.0))
+
+
+# --- kinks ----------------------------------------------------------------------------------------------------------
+class InPlace(nn.Module):
+    """A ReLU in place whose result is not taken from the call."""
+
+    def forward(self, x):
+        nn.functional.relu(x, inplace=True)
+        return 1.0 * x
+
+
+def units(activation, loss, tokens=6):
+    """One hidden layer in float64, and a loss of its output."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), activation, nn.Linear(16, 3)).double()
+    return Risk(net, loss, (torch.randn(tokens, 4, dtype=torch.double),), quiet=True)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(0.2), InPlace()])
+def test_kinks_are_all_there_is_where_units_switch_and_nothing_else_bends(activation):
+    """Inputs of units linear in r, the loss linear in their outputs: L - L0 - a r = kinks(r) at every radius."""
+    risk = units(activation, lambda F, b: (F * F.new_tensor([1.0, -2.0, 0.5])).mean())
+    v = direction(risk)
+    v = unit({n: t if n.startswith("0.") else torch.zeros_like(t) for n, t in v.items()})
+    line = along(risk, v)
+    assert (line.curve, line.third) == pytest.approx((0, 0), abs=1e-13)
+    for i in torch.searchsorted(GRID, torch.tensor([1e-2, 0.3, 1.0, 5.0, 100.0])):
+        r = float(GRID[i])
+        exact = float(risk.value({n: t + r * v[n] for n, t in risk.params.items()}).detach())
+        assert float(line.kinks[i]) == pytest.approx(exact - line.value - line.slope * r, abs=1e-11)
+        assert line.rest(r) == pytest.approx(float(line.kinks[i]), abs=1e-9)
+    assert float(line.kinks[-1]) != 0
+
+
+def test_a_smooth_model_has_no_kinks():
+    assert along(risk_of(), direction(risk_of())).kinks is None
+
+
+def test_kinks_predict_the_radius_of_a_relu_model():
+    """Three layers, of which the derivatives alone predict the radius too long by a factor of 4 and more."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3)).double()
+    x, y = torch.randn(40, 8, dtype=torch.double), torch.randint(0, 3, (40,))
+    risk = Risk(net, lambda F, b: nn.functional.cross_entropy(F, b[1]), (x, y), quiet=True)
+    near, smooth = [], []
+    for seed in range(8):
+        v = direction(risk, seed)
+        line = along(risk, v)
+        found = measured_radius(risk, v, line).value
+        near.append(1 / 1.5 < line.radius() / found < 1.5)
+        smooth.append(dataclasses.replace(line, kinks=None).radius() / found)
+    assert sum(near) >= 7
+    assert sorted(smooth)[4] > 4

@@ -39,10 +39,10 @@ class Plane:
 
     def at(self, x: Sequence[float]) -> dict[str, Tensor]:
         """The parameters at the coordinates x."""
-        return {
-            n: t + sum((a * axis[n] for a, axis in zip(x, self.axes, strict=True)), torch.zeros_like(t))
-            for n, t in self.origin.items()
-        }
+        at = tuple(self.origin.values())
+        for a, axis in zip(x, self.axes, strict=True):
+            at = torch._foreach_add(at, [axis[n] for n in self.origin], alpha=a)
+        return dict(zip(self.origin, at, strict=True))
 
     def coordinates(self, point: Vector) -> tuple[float, ...]:
         """Where a point lies, projected on the plane."""
@@ -63,12 +63,13 @@ def evaluate(risk: Risk, plane: Plane, points: Tensor, *, progress: Callable[[in
             found.append(_values(risk, plane, rows) if together > 1 else _value(risk, plane, rows[0]))
             if progress is not None:
                 progress(sum(map(len, found)), len(points))
-    return group_of(risk.space).sum(torch.cat(found))
+    return group_of(risk.space).sum(torch.cat(found).cpu())
 
 
 def _value(risk: Risk, plane: Plane, x: Tensor) -> Tensor:
+    """One point, on the device: nothing waits for it."""
     at = plane.at(x.tolist())
-    values = [w * risk.run(at, b)[0].double().cpu() for w, b in zip(risk.weights, risk.batches, strict=True)]
+    values = [w * risk.run(at, b)[0].double() for w, b in zip(risk.weights, risk.batches, strict=True)]
     return torch.stack(values).sum()[None] if values else torch.zeros(1, dtype=torch.double)
 
 
@@ -82,8 +83,7 @@ def _values(risk: Risk, plane: Plane, rows: Tensor) -> Tensor:
 
     try:
         values = [
-            w * torch.func.vmap(loss, (0, None))(x, b).double().cpu()
-            for w, b in zip(risk.weights, risk.batches, strict=True)
+            w * torch.func.vmap(loss, (0, None))(x, b).double() for w, b in zip(risk.weights, risk.batches, strict=True)
         ]
     except RuntimeError:  # an operation without a rule for several models at once
         return torch.cat([_value(risk, plane, row) for row in rows])

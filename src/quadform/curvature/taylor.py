@@ -1,10 +1,12 @@
 """Taylor: the loss along a line to fourth order, and how far its quadratic model holds. [own]
 
     L(theta + r v) - L(theta) = q(r) + C r^3 / 6 + D r^4 / 24 + ...,   q(r) = a r + b r^2 / 2,
-    a = g.v,   b = v.H v,   C = D3L[v, v, v],   D = D4L[v, v, v, v].
+    a = g.v,   b = v.H v,   C = D3L[v, v, v],   D = D4L[v, v, v, v];
+
+where units switch (ReLU), their kinks are added (`kinks.py`).
 
 The radius is the first r at which the quadratic model is wrong by more than a share (10 %) of its own largest change:
-|L - L0 - q(r)| > share max_{s <= r} |q(s)|. It is predicted from C and D, and measured by evaluating the loss.
+|L - L0 - q(r)| > share max_{s <= r} |q(s)|. It is predicted from C, D and kinks, and measured by evaluating the loss.
 
 Torch's third derivatives through `layer_norm`, and `batch_norm` in training, are silently wrong (22 % and 59 % in
 tests/curvature/test_taylor.py): inside a measurement both are written out in operations that are right to every order.
@@ -14,9 +16,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -25,6 +28,7 @@ from ..core.errors import InputError
 from ..core.number import Estimate
 from ..core.space import Vector
 from ..distributed.processes import group_of
+from .kinks import GRID, kinks_of
 from .risk import Risk
 
 #: The quadratic model holds while it is wrong by less than this share of its own largest change.
@@ -35,13 +39,18 @@ GROWTH = 2**0.25
 
 @dataclass(frozen=True)
 class Line:
-    """The loss along one direction v: its value at r = 0, and the first four derivatives there."""
+    """The loss along one direction v: its value at r = 0, the first four derivatives there, and `kinks` on GRID."""
 
     value: float
     slope: float
     curve: float
     third: float
     fourth: float = 0.0
+    kinks: Tensor | None = field(default=None, repr=False, compare=False)
+
+    def derivatives(self) -> dict[str, float]:
+        """Value and derivatives by their names."""
+        return {name: getattr(self, name) for name in ("value", "slope", "curve", "third", "fourth")}
 
     def quadratic(self, r: float) -> float:
         """q(r): the change of the loss to second order."""
@@ -53,12 +62,14 @@ class Line:
         return max(abs(self.quadratic(r)), abs(self.quadratic(turn)) if 0 < turn < r else 0.0)
 
     def rest(self, r: float) -> float:
-        """What the quadratic model leaves out, to fourth order."""
-        return self.third * r**3 / 6 + self.fourth * r**4 / 24
+        """What the quadratic model leaves out: to fourth order, and the kinks."""
+        smooth = self.third * r**3 / 6 + self.fourth * r**4 / 24
+        return smooth if self.kinks is None else smooth + float(np.interp(r, GRID.numpy(), self.kinks.numpy()))
 
     def radius(self, share: float = SHARE) -> float:
-        """The predicted radius: inf where third and fourth derivative vanish, 0 where slope and curvature do."""
-        if self.third == 0 and self.fourth == 0:
+        """The predicted radius: inf where nothing is left out, 0 where slope and curvature vanish."""
+        bent = [] if self.kinks is None else GRID[self.kinks != 0].tolist()
+        if self.third == 0 and self.fourth == 0 and not bent:
             return math.inf
         if self.slope == 0 and self.curve == 0:
             return 0.0
@@ -74,9 +85,10 @@ class Line:
             for high, k, n in pairs[1]
             if low and high
         ]
-        r = min(alone) * 1e-2
+        r = min([*alone, *bent[:1]]) * 1e-2
+        most = 1e6 * max(alone) if alone else bent[-1]
         while inside(r):
-            if r > 1e6 * max(alone):  # third and fourth term cancel all along
+            if r > most:  # the terms cancel all along
                 return math.inf
             r *= 1.02
         return _halved(inside, r / 1.02, r)
@@ -90,18 +102,18 @@ def _halved(inside: Callable[[float], bool], low: float, high: float, steps: int
 
 
 def along(risk: Risk, v: Vector) -> Line:
-    """The first four derivatives of the risk along v, exactly: reverse mode four times in the one number r.
+    """The first four derivatives of the risk along v, exactly: reverse mode four times in the one number r; and kinks.
 
     Torch's attention runs by its math path here: fused kernels have two derivatives at most.
     """
     risk.space.lead(v)
     plain = risk.plain()
-    total = torch.zeros(5, dtype=torch.double)
+    total = torch.zeros(5 + len(GRID), dtype=torch.double)
     with plain.context(), torch.enable_grad(), WrittenOut():
         for weight, batch in zip(plain.weights, plain.batches, strict=True):
-            total += weight * _derivatives(plain, batch, v)
+            total += weight * torch.cat([_derivatives(plain, batch, v), kinks_of(plain, batch, v)])
     found = group_of(risk.space).sum(total)
-    return Line(*found.tolist())
+    return Line(*found[:5].tolist(), kinks=found[5:] if found[5:].any() else None)
 
 
 def _derivatives(risk: Risk, batch: object, v: Vector) -> Tensor:

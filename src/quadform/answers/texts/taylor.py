@@ -27,8 +27,8 @@ SENTENCES = {
         "기울기 방향으로 이차 근사는 학습률 {rate}까지 맞습니다.",
     ),
     "taylor_agree": (
-        "The radius predicted from the third and fourth derivative is within 1.5 times the measured one for {good} of"
-        " {all} directions.",
-        "3차, 4차 미분으로 예측한 반경은 {all}개 방향 중 {good}개에서 측정한 반경의 1.5배 이내입니다.",
+        "The radius predicted from higher derivatives and the kinks of ReLU is within 1.5 times the measured one for"
+        " {good} of {all} directions.",
+        "고차 미분과 ReLU의 꺾임으로 예측한 반경은 {all}개 방향 중 {good}개에서 측정한 반경의 1.5배 이내입니다.",
     ),
 }

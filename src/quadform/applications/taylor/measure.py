@@ -131,13 +131,13 @@ class TaylorMeasurement:
         risk, asked = self.risk, self.asked
         line = along(risk, v)
         if line.slope == 0 and line.curve == 0:
-            return {"line": dataclasses.asdict(line)}
+            return {"line": line.derivatives()}
         found, predicted = measured_radius(risk, v, line, asked.share), line.radius(asked.share)
         r = torch.linspace(-2 * found.value, 2 * found.value, asked.points, dtype=torch.float64)
         with torch.no_grad():
             losses = [float(risk.value({n: t + float(x) * v[n] for n, t in risk.params.items()})) for x in r]
         return {
-            "line": dataclasses.asdict(line),
+            "line": line.derivatives(),
             "predicted": predicted if math.isfinite(predicted) else None,
             "measured": found,
             "r": r,

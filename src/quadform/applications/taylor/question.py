@@ -19,7 +19,8 @@ class TaylorQuestion(ModelQuestion):
     """How far does the quadratic model of the loss hold?
 
     Along a direction v the loss is compared with L + g.v r + v.Hv r^2 / 2. The radius is the first r at which the error
-    of this model is 10 % of its largest change. It is predicted from the third and fourth derivative, and measured.
+    of this model is 10 % of its largest change. It is predicted from the third and fourth derivative and the kinks of
+    ReLU, and measured.
     """
 
     verb = "taylor"
