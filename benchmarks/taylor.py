@@ -8,8 +8,10 @@ the gradient, the three sharpest eigenvectors, the first update of Adam, five ra
 which the loss falls. The radius is the first distance at which the quadratic model is wrong by 10 % of its own largest
 change: predicted from the third and fourth derivative and the kinks of ReLU (`smooth`: without the kinks), measured by
 evaluating the loss. A row is met where they differ by a factor of 1.5 at most; where the search ends in a bound alone
-it is not met. Models, batches, directions and the factor were fixed before the first run; the kinks came after 47 rows
-of two ReLU models, of which 16 were met. Rows are written one by one; the same command goes on where it was stopped.
+it is not met. Models, directions and the factor were fixed before the first run. After its first rows were seen (ReLU
+models: 22 of 80 met; one with a loss of 1e-5: rounding was measured) came the kinks and a search above rounding; for
+time the two largest got smaller batches before their first row. Rows are written one by one; the same command goes on
+where it was stopped.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ BATCHES, TOP, RANDOM = 4, 3, 5
 SIZES: dict[str, dict[str, Any]] = {
     "sceptr": {"batch": 8},
     "anarcii": {"batch": 1},
-    "rxnfp": {"batch": 2, "length": 48},
-    "minilm": {"batch": 4, "length": 16},
+    "rxnfp": {"batch": 1, "length": 48},
+    "minilm": {"batch": 3, "length": 12},
 }
 MODELS = ("addition", *SIZES)
 
@@ -73,7 +75,7 @@ def directions(risk: Risk, seed: int) -> Iterator[tuple[str, Vector]]:
     for i in range(RANDOM):
         drawn = torch.Generator().manual_seed(1000 * seed + i)
         yield f"random {i + 1}", falling(risk.space.random(dtype=risk.dtype, device=risk.device, generator=drawn))
-    pairs = eigenpairs(hessian(risk), top=TOP, tol=1e-2, seed=seed, max_products=min(80, risk.space.size))
+    pairs = eigenpairs(hessian(risk), top=TOP, tol=5e-2, seed=seed, max_products=min(40, risk.space.size))
     for i in range(TOP):
         yield f"top {i + 1}", falling({n: t[i] for n, t in pairs.vectors.items()})
 
@@ -125,8 +127,8 @@ def main() -> None:
     made = dataclasses.asdict(Provenance.collect(seed=0, dtype=torch.float64))
     rows = json.loads(args.out.read_text())["rows"] if args.out.exists() else []
     done = {(row["model"], row["batch"], row["direction"]) for row in rows}
-    for model in args.models:
-        for batch in range(BATCHES):
+    for batch in range(BATCHES):
+        for model in args.models:
             if sum(key[:2] == (model, batch) for key in done) == 2 + RANDOM + TOP:
                 continue
             risk = risk_of(model, batch)

@@ -73,7 +73,7 @@ def landscape(device: str, small: bool, tell: Tell) -> None:
     for tokens in ((2, 16),) if small else ((1, 1024), (8, 1024)):
         model, batch = gpt2(device, torch.float32, tokens, **(TINY if small else {}))
         begun = waited(device)
-        answer = qf.landscape(model, [batch], plane="random", points=9 if small else 51, progress=False)
+        answer = qf.landscape(model, [batch], plane="random", points=5 if small else 51, progress=False)
         rows.append(
             {"tokens": list(tokens), "seconds": waited(device) - begun, "goal": GOAL, "points": answer.loss.numel()}
         )
@@ -83,18 +83,18 @@ def landscape(device: str, small: bool, tell: Tell) -> None:
 def polish(device: str, small: bool, tell: Tell) -> None:
     """A trained block, moved to where its gradient vanishes."""
     data = dataset("add", digits=1)
-    sizes: dict[str, Any] = {"depth": 1, "d_model": 8 if small else 24, "heads": 2, "activation": "gelu"}
+    sizes: dict[str, Any] = {"depth": 1, "d_model": 4 if small else 24, "heads": 2, "activation": "gelu"}
     model = Transformer("pre-ln", seed=0, dtype=torch.float64, **sizes, **data.settings).to(device)
     drawn = data.batches("train", 64, 0)
     batches = [{n: t.to(device) for n, t in next(drawn).items()} for _ in range(4)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for i in range(200):
+    for i in range(20 if small else 200):
         optimizer.zero_grad()
         model.loss(batches[i % 4]).backward()
         optimizer.step()
     optimizer.zero_grad()
     begun = waited(device)
-    answer = qf.point(model, batches, polish=True, inertia=0, steps=20 if small else 100, progress=False)
+    answer = qf.point(model, batches, polish=True, inertia=0, steps=2 if small else 100, progress=False)
     seconds = waited(device) - begun
     told = {key: e.value for key, e in answer.record.scalars.items()}
     count = sum(p.numel() for p in model.parameters())
@@ -148,7 +148,7 @@ def main() -> None:
         args.out.write_text(strict_json(found))
         print(parts, flush=True)
 
-    for part in (muon, polish, landscape):
+    for part in (landscape, muon, polish):
         if time.monotonic() - begun < args.limit:
             part(device, args.small, tell)
 

@@ -142,6 +142,20 @@ def test_a_loss_computed_in_float32_is_measured_above_its_rounding():
     assert found.value == pytest.approx(fine.value, rel=0.1)
 
 
+def test_a_small_loss_of_large_logits_rounds_like_the_logits():
+    """A loss of 1e-5 whose logits are near 1,000: its rounding is 1e-13, not 1e-21."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3, dtype=torch.double)
+    x, y = torch.randn(20, 4, dtype=torch.double), torch.randint(0, 3, (20,))
+    sure = 12 * nn.functional.one_hot(y, 3) + 1000.0
+    risk = Risk(net, lambda F, b: nn.functional.cross_entropy(F + sure, b[1]), (x, y), quiet=True)
+    v = unit({n: -g for n, g in risk.gradient().items()})
+    line = along(risk, v)
+    assert line.value < 1e-4
+    found = measured_radius(risk, v, line)
+    assert (found.kind, found.value) == ("estimate", pytest.approx(line.radius(), rel=0.5))
+
+
 def test_a_quadratic_loss_is_never_left():
     torch.manual_seed(0)
     model = nn.Linear(3, 1, dtype=torch.double)

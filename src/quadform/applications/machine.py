@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -46,6 +46,18 @@ def busy_seconds(device: torch.device) -> float:
         torch.cuda.synchronize(device)
         return time.perf_counter()
     return time.process_time() / torch.get_num_threads()
+
+
+def least_seconds(work: Callable[[], Any], device: torch.device, most: int = 5, enough: float = 0.3) -> float:
+    """Time of the fastest of `most` runs, fewer once they took `enough` seconds: other programs stretch single ones."""
+    found: list[float] = []
+    while len(found) < most and sum(found) < enough:
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
 
 
 def vector_seconds(size: int, dtype: torch.dtype, device: torch.device, rows: int) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from ..core.memory import free_bytes, in_words
 from ..curvature.outline import Outline, cost_of
 from ..curvature.risk import Risk
 from ..nn.transformer import Transformer
+from .machine import least_seconds
 
 #: Bytes at the peak of an eager product, by those its graph keeps (measured: 1.8 to 2.6); vectors: v, gradient, image.
 PEAK, VECTORS = 2.5, 3
@@ -113,6 +113,4 @@ def seconds_of_value(risk: Any) -> float:
         return risk.seconds(1.0)
     with torch.no_grad():
         risk.value()
-        began = time.perf_counter()
-        risk.value()
-    return time.perf_counter() - began
+        return least_seconds(risk.value, risk.device)

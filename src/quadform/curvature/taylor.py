@@ -190,10 +190,11 @@ _WRITTEN: dict[Any, Callable[..., Tensor]] = {
 
 
 def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE, far: float | None = None) -> Estimate:
-    """The radius by evaluating the loss, to 2 %. Radii grow by 19 %, from the least at which rounding is no matter.
+    """The radius by evaluating the loss, to 2 %. Radii grow by 19 %, from the least at which rounding is no matter, or
+    from 1/64 of the prediction where the quadratic model holds there.
 
-    A bound from above where that radius is already outside, from below where the loss stays inside up to `far`, which
-    is a thousand times the prediction unless given.
+    A bound from above where the least is already outside, from below where the loss stays inside up to `far`, which is
+    a thousand times the prediction unless given.
     """
     if line.slope == 0 and line.curve == 0:
         raise InputError("slope and curvature along this direction are zero: there is no quadratic model to leave.")
@@ -203,17 +204,25 @@ def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE, far
         ).eps  # many models compute their loss in float32, whatever they are in
     low = first_seen(line, 100 * rounding * max(abs(line.value), 1e-30) / share)
 
-    def inside(r: float) -> bool:
+    def gap(r: float) -> float:
         with torch.no_grad():
             value = float(risk.value({n: t + r * v[n] for n, t in risk.params.items()}))
-        gap = abs(value - line.value - line.quadratic(r))
-        return math.isfinite(gap) and gap <= share * line.moved(r)
+        return abs(value - line.value - line.quadratic(r))
 
-    if not inside(low):
+    def inside(r: float) -> bool:
+        left = gap(r)
+        return math.isfinite(left) and left <= share * line.moved(r)
+
+    # A small loss of large logits rounds like the logits: what is seen below `low` is rounding.
+    low = max(low, first_seen(line, 10 * max(gap(low * part) for part in (0.25, 0.5, 0.75)) / share))
+    predicted = line.radius(share)
+    predicted = predicted if math.isfinite(predicted) else 0.0
+    if predicted > 64 * low and inside(predicted / 64):
+        low = predicted / 64
+    elif not inside(low):
         return Estimate(low, kind="bound", side="upper", note="below this radius rounding hides the loss")
     if far is None:
-        predicted = line.radius(share)
-        far = 1e3 * max(low, predicted if math.isfinite(predicted) else 0.0)
+        far = 1e3 * max(low, predicted)
     high = low * GROWTH
     while inside(high):
         if high >= far:

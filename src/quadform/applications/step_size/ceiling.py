@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ...curvature.outline import Outline
 from ...curvature.risk import Risk
 from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
-from ..machine import vector_seconds
+from ..machine import least_seconds, vector_seconds
 from .rules import Stepper, floor_share
 
 
@@ -81,7 +80,7 @@ def adamw_ceiling(
 
 
 def seconds_of_product(risk: Risk, vector_work: float = 0.75, scale: float = 1.0) -> float:
-    """Time of one Hessian-vector product, the second of two, and of the work with vectors that comes with it.
+    """Time of one Hessian-vector product, the first left out, and of the work with vectors that comes with it.
 
     `vector_work`: by that of orthogonalising to half a full basis; 0.75 in a search, as measured. `scale`: how many
     times longer a product takes on the batches that are meant than on these.
@@ -92,8 +91,4 @@ def seconds_of_product(risk: Risk, vector_work: float = 0.75, scale: float = 1.0
     H = hessian(risk)
     v = {n: t[None] for n, t in risk.params.items()}
     H.apply(v)
-    start = time.perf_counter()
-    H.apply(v)
-    if risk.device.type == "cuda":
-        torch.cuda.synchronize()
-    return scale * (time.perf_counter() - start) + vector_work * vectors
+    return scale * least_seconds(lambda: H.apply(v), risk.device) + vector_work * vectors
