@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+import quadform as qf
 from quadform.core.errors import InputError
 from quadform.curvature import Risk, activation_hessian, fisher, functional, gauss_newton, hessian
 
@@ -436,5 +437,7 @@ def test_quantised_modules_are_refused() -> None:
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     with pytest.raises(InputError, match=r"`1` is quantised \(Linear, packed integers\) and has no derivatives"):
         Risk(model, mse, (torch.randn(5, 3), torch.randn(5, 2)), quiet=True)
+    with pytest.raises(InputError, match=r"`1` is quantised"):
+        qf.spectrum(model, (torch.randn(5, 3), torch.randn(5, 2)), mse)
     with pytest.raises(InputError, match="has no parameters"):
         Risk(nn.Tanh(), mse, (torch.randn(5, 3), torch.randn(5, 3)), quiet=True)

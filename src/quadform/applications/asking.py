@@ -45,6 +45,8 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
     """The answer to a question: found finished in the folder of a resumed run, or measured now and saved there."""
     if isinstance(question, Task):
         return question.run(work)
+    from ..core.precision import own_precision
+
     identity = question.identity(subject)
     found = work.finished(identity, lambda record: question.answer(record).complete)
     if found is not None:
@@ -53,7 +55,8 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
     work.begin(identity)
     if work.progress and not work.pieces and "dry_run" in question.takes:
         say(measurement.plan().text)
-    answer = measurement.measure(work)
+    with own_precision():
+        answer = measurement.measure(work)
     answer.record = work.finish(answer.record, complete=answer.complete)
     if work.folder is not None:
         answer.save_beside(work.folder)

@@ -28,6 +28,7 @@ from ..corpora.opened import is_corpus
 from ..corpora.text_files import text_file
 from ..curvature.batches import batches_of
 from ..curvature.calling import bare
+from ..curvature.refusals import refuse_quantised
 from ..curvature.risk import Risk
 from ..distributed.processes import current
 from ..distributed.shards import gathered_tensors, is_cut, is_sharded
@@ -74,6 +75,8 @@ class Subject:
         A question that also trains takes a Dataset in place of the batches.
         """
         model = bare(model)
+        if isinstance(model, nn.Module):
+            refuse_quantised(model)
         name = type(model).__name__ if isinstance(model, nn.Module) else "function"
         name = name.removeprefix("FSDP") if is_sharded(model) else name
         drawn = isinstance(batches, Dataset)
@@ -241,10 +244,9 @@ def _hugging_face(question: Opening, device: torch.device, dtype: torch.dtype) -
     tokenizer = hf.read_tokenizer(where, allow_download=allowed)
     if tokenizer is not None:
         text = text_of(question)
+        encode = lambda t: tokenizer(t, add_special_tokens=False)["input_ids"]  # noqa: E731
         with hf.quiet():
-            rows, short = rows_of(
-                lambda t: tokenizer(t, add_special_tokens=False)["input_ids"], text.text, question, length
-            )
+            rows, short = rows_of(encode, text.text, question, length)
         notes, described = notes + short, text.described
         unknown = float((torch.cat(rows) == tokenizer.unk_token_id).double().mean()) if tokenizer.unk_token else 0.0
         if unknown > 0.05:

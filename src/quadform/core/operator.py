@@ -18,6 +18,7 @@ from torch import Tensor
 from .errors import InputError
 from .inverting import Invertible, eigh, inverted
 from .memory import guard_memory
+from .precision import own_precision
 from .showing import first_rows, html_table
 from .space import Space, Vector
 
@@ -93,12 +94,16 @@ class Operator(Invertible, ABC):
             return self.codomain.flatten(self @ self.domain.unflatten(v))
         if isinstance(v, Mapping):
             if self.domain.lead(v):
-                return self.apply(self._given(v))
-            out = self.apply(self._given({name: t[None] for name, t in v.items()}))
+                return self._applied(v)
+            out = self._applied({name: t[None] for name, t in v.items()})
             return {name: t[0] for name, t in out.items()}
         raise InputError(
             f"an operator multiplies a dict of tensors, a flat tensor or an operator; got {type(v).__name__}."
         )
+
+    def _applied(self, V: Vector) -> dict[str, Tensor]:
+        with own_precision():
+            return self.apply(self._given(V))
 
     def _given(self, V: Vector) -> dict[str, Tensor]:
         for name, t in V.items():

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.number import Estimate
 from ..core.operator import Operator
+from ..core.precision import own_precision
 from ..core.progress import Progress, Report
 from ..core.showing import fields_in_brief
 from ..core.space import Vector
@@ -29,6 +30,7 @@ from .traces import Images, left_out_in_turn
 from .vectors import AT_ONCE, Probe, at_least, chunks, draw, orthonormal_rows, probes, without, working_dtype
 
 
+@own_precision()
 def frobenius(
     A: Operator,
     products: int = 60,
@@ -192,6 +194,7 @@ class BlockNorms:
         return Estimate(ratio, spread, "estimate", self.matvecs, note=note)
 
 
+@own_precision()
 def block_norms(
     A: Operator,
     blocks: Sequence[str] | Mapping[str, Sequence[str]],

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.number import Kind
 from ..core.operator import Operator
+from ..core.precision import own_precision
 from ..core.progress import Progress, Report
 from ..core.showing import fields_in_brief
 from .resume import Checkpoint, State
@@ -35,6 +36,7 @@ class Diagonal:
     __repr__ = fields_in_brief
 
 
+@own_precision()
 def diagonal(
     A: Operator,
     products: int = 60,

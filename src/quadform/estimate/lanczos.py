@@ -20,6 +20,7 @@ from torch import Tensor
 from ..core.errors import InputError, TooLarge
 from ..core.number import Estimate, Side
 from ..core.operator import Operator
+from ..core.precision import own_precision
 from ..core.progress import Progress, Report
 from ..core.showing import fields_in_brief
 from ..core.space import Vector
@@ -66,6 +67,7 @@ class Eigenpairs:
         return "\n".join([*rows, f"{self.products} products"])
 
 
+@own_precision()
 def eigenpairs(
     A: Operator,
     top: int = 5,

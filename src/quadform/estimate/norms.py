@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..core.number import Estimate, Side, joint_kind
 from ..core.operator import Operator
+from ..core.precision import own_precision
 from ..core.progress import Progress, Report
 from ..core.space import Vector
 from .blocks import frobenius, smaller_side
@@ -32,6 +33,7 @@ class SingularEnds:
     smallest: Estimate
 
 
+@own_precision()
 def singular_ends(
     A: Operator,
     *,
@@ -150,6 +152,7 @@ def orthogonal_unit(side: Operator, U: Tensor, seed: int, number: int) -> Tensor
     return w / w.norm()
 
 
+@own_precision()
 def spectral_norm(
     A: Operator,
     *,
@@ -183,6 +186,7 @@ def spectral_norm(
     return replace(e, value=abs(e.value), side="lower" if e.side else None)
 
 
+@own_precision()
 def condition_number(
     A: Operator,
     *,
@@ -248,6 +252,7 @@ class Gram(Operator):
         return self.back.apply(self.A.apply(dict(V)))
 
 
+@own_precision()
 def nuclear_norm(A: Operator, probes: int = 8, steps: int = 30, **options: Any) -> Estimate:
     """The sum of the singular values, by Lanczos quadrature (of |x|, or of sqrt(x) on the Gram operator)."""
     side = smaller_side(A, probes * steps)
@@ -261,6 +266,7 @@ def nuclear_norm(A: Operator, probes: int = 8, steps: int = 30, **options: Any) 
     return replace(e, matvecs=2 * e.matvecs)
 
 
+@own_precision()
 def stable_rank(A: Operator, products: int = 60, *, seed: int = 0, memory: float | None = None) -> Estimate:
     """|A|_F^2 / |A|_2^2, between 1 and the rank; the errors of both norms are joined."""
     F = frobenius(A, products, seed=seed, memory=memory)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from ..core.errors import InputError, TooLarge
 from ..core.operator import Operator
+from ..core.precision import own_precision
 from ..core.progress import Progress, Report
 from ..distributed.processes import Group, group_of, holders
 from .krylov import Krylov
@@ -40,6 +41,7 @@ from .vectors import (
 )
 
 
+@own_precision()
 def density(
     A: Operator,
     probes: int = 8,

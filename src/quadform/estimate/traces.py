@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.errors import InputError, TooLarge
 from ..core.number import Estimate
 from ..core.operator import Operator
+from ..core.precision import own_precision
 from ..core.progress import Progress, Report
 from ..distributed.processes import holders
 from .resume import Checkpoint, State
@@ -30,6 +31,7 @@ _PAIRED = 64
 Method = Literal["auto", "exact", "hutchinson", "hutch++", "xtrace"]
 
 
+@own_precision()
 def trace(
     A: Operator,
     products: int = 60,

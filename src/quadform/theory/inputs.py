@@ -14,7 +14,7 @@ from ..core.errors import InputError
 
 def one_kind(named: Mapping[str, Tensor]) -> None:
     """Refuse what is no tensor, is empty, is half precision, is of another dtype or device than the first, or holds NaN
-    or infinity."""
+    or infinity; and float32 inside autocast, which would multiply in half precision."""
     first = next(iter(named.values()))
     for name, t in named.items():
         finite(name, t)
@@ -24,6 +24,11 @@ def one_kind(named: Mapping[str, Tensor]) -> None:
             raise InputError(f"{name} is {t.dtype}; closed forms work in float32 or float64. Convert with `.float()`.")
         if not t.is_floating_point() or t.dtype != first.dtype or t.device != first.device:
             raise InputError(f"{name} is {t.dtype} on {t.device}; all inputs need one floating dtype and one device.")
+    if first.dtype == torch.float32 and torch.is_autocast_enabled(first.device.type):
+        raise InputError(
+            "autocast is on, and closed forms in float32 would lose most of their digits. Compute them outside it, or"
+            f" inside `with torch.autocast({first.device.type!r}, enabled=False):`."
+        )
 
 
 def finite(name: str, tensor: Tensor) -> None:

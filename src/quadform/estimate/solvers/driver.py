@@ -11,6 +11,7 @@ from torch import Tensor
 from ...core.errors import InputError
 from ...core.inverting import SolveMethod, closed_inverse
 from ...core.operator import Operator
+from ...core.precision import own_precision
 from ...core.progress import Progress, Report
 from ...core.space import Vector
 from ..lanczos import Eigenpairs
@@ -35,6 +36,7 @@ METHODS: dict[str, type[Recurrence]] = {
 }
 
 
+@own_precision()
 def solve(
     A: Operator,
     b: Vector | Tensor,

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from ...core.errors import InputError
 from ...core.operator import Operator
+from ...core.precision import own_precision
 from ...core.progress import Progress, Report
 from ...core.showing import fields_in_brief
 from ...core.space import Vector
@@ -83,6 +84,7 @@ class FunctionValue:
         return f"{end}, error {float(self.error.max()):.1e} [{self.error_kind}], {self.products} products{tail}"
 
 
+@own_precision()
 def matrix_function(
     A: Operator,
     b: Vector | Tensor,
