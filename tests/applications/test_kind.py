@@ -218,7 +218,7 @@ def test_the_command_line_tells_how_far_the_polish_came(tmp_path: Path, capsys: 
     told = json.loads(capsys.readouterr().out)
     assert told["scalars"]["polish/steps"]["value"] == 1
     found = PointKind.load(tmp_path / "kept")
-    assert "it has not vanished" in found.said("en")
+    assert "but not to zero" in found.said("en")
     assert found.direction is not None
     for lang in ("en", "ko"):
         assert "point" in found.figures(lang)
