@@ -27,7 +27,7 @@ from quadform.corpora.question import DataTask
 from quadform.experiments import ReproduceTask
 from quadform.explorer.question import ExploreTask
 from quadform.explorer.serving import Served
-from quadform.teach.question import TeachTask
+from quadform.lecture.question import TeachTask
 
 MODEL = "new:pre-ln,depth=1,d_model=4,heads=2"
 PROBE: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2}

@@ -355,7 +355,7 @@ HUGE = "99999999999"
     ],
 )
 def test_a_name_longer_than_a_file_can_have(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """No model, run or data set has it: one sentence with the reason, not an error nobody expected."""
+    """No model, run or data set has it: one sentence with the reason, not an internal error."""
     assert "a" * 40 in refused(words, capsys)
 
 
@@ -422,14 +422,18 @@ def test_other_numbers_out_of_range(capsys: pytest.CaptureFixture[str]) -> None:
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."), 2, "does not fit the memory"),
         (MemoryError(), 2, "does not fit the memory"),
         (OSError(28, "No space left on device", "runs/x"), 2, "`runs/x` cannot be used: No space left on device."),
-        (RuntimeError("shapes differ"), 1, "an error nobody expected: RuntimeError: shapes differ."),
-        (FileNotFoundError(2, "No such file or directory", "ours"), 1, "an error nobody expected: FileNotFoundError"),
+        (RuntimeError("shapes differ"), 1, "internal error (please report): RuntimeError: shapes differ."),
+        (
+            FileNotFoundError(2, "No such file or directory", "ours"),
+            1,
+            "internal error (please report): FileNotFoundError",
+        ),
     ],
 )
 def test_what_the_machine_says(
     error: Exception, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Memory and disks that are full are told as such; a mistake of ours stays an error nobody expected."""
+    """Memory and disks that are full are told as such; a mistake of ours stays an internal error."""
 
     def fails(*words: Any) -> int:
         raise error

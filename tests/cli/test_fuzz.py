@@ -1,6 +1,6 @@
 """Anything may be typed, and any file may be damaged: an answer or one line that says what is wrong, never a traceback.
 
-Exit code 1 means "an error nobody expected" and fails the test; so do files left half-written.
+Exit code 1 means "internal error" and fails the test; so do files left half-written.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (MissingExtra("Reading Hugging Face models", "gguf"), 4, "needs gguf: pip install 'quadform[hf]'"),
         (KeyboardInterrupt(), 130, "interrupted"),
-        (RuntimeError("boom"), 1, "an error nobody expected: RuntimeError: boom."),
+        (RuntimeError("boom"), 1, "internal error (please report): RuntimeError: boom."),
     ],
 )
 def test_exit_codes(

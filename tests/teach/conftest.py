@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from quadform.explorer.serving import Place, find_place, serving
-from quadform.teach.engine import Engine
-from quadform.teach.server import application
+from quadform.lecture.engine import Engine
+from quadform.lecture.server import application
 
 
 @pytest.fixture(scope="module")

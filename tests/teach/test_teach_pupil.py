@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from quadform.corpora.numerals import english, korean
+from quadform.lecture.engine import Engine
+from quadform.lecture.maps import attention_maps, cross_matrix
+from quadform.lecture.pupil import DATA, Pupil, number_config, number_model, source_of, target_of, trained_model
+from quadform.lecture.steps.curvature import PUSH, TRIED, _descend, batch_of
+from quadform.lecture.steps.decoding import LONGEST, search, tree
+from quadform.lecture.steps.training import curve, held_out
 from quadform.nn import Search, generate
 from quadform.nn.block import Block
 from quadform.nn.decode import log_probabilities
 from quadform.nn.tokens import BOS, EOS
-from quadform.teach.engine import Engine
-from quadform.teach.maps import attention_maps, cross_matrix
-from quadform.teach.pupil import DATA, Pupil, number_config, number_model, source_of, target_of, trained_model
-from quadform.teach.steps.curvature import PUSH, TRIED, _descend, batch_of
-from quadform.teach.steps.decoding import LONGEST, search, tree
-from quadform.teach.steps.training import curve, held_out
 from quadform.train import train
 
 

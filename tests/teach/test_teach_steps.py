@@ -9,18 +9,20 @@ import math
 import re
 import string
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 import torch
 
 from quadform.core.spec import BlockSpec, Gain
+from quadform.lecture.controls import Choice, Sentence, Slider, read
+from quadform.lecture.course import STEPS
+from quadform.lecture.engine import BY_NAME, Engine
+from quadform.lecture.step import Asked, Shown
+from quadform.lecture.texts import EN, KO, LANGUAGES
+from quadform.lecture.words import ids, sentence_model
 from quadform.nn.frame import Frame
-from quadform.teach.controls import Choice, Sentence, Slider, read
-from quadform.teach.engine import BY_NAME, Engine
-from quadform.teach.lecture import STEPS
-from quadform.teach.step import Asked, Shown
-from quadform.teach.texts import EN, KO, LANGUAGES
-from quadform.teach.words import ids, sentence_model
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -243,3 +245,18 @@ def test_the_network_works_row_by_row(engine: Engine, kind: str, bend: Any) -> N
     torch.testing.assert_close(N.mean(1), torch.zeros(5, dtype=torch.float64), atol=1e-9, rtol=0)
     torch.testing.assert_close(N.var(1, correction=0), torch.ones(5, dtype=torch.float64), atol=1e-4, rtol=0)
     assert found.printed[0] == pytest.approx(float((after == 0).double().mean()))
+
+
+def test_the_lecture_is_served_from_python() -> None:
+    """`qf.teach()`: an address in the language asked for, until it is closed."""
+    import quadform as qf
+
+    page = qf.teach(lang="ko")
+    try:
+        with urlopen(page.url, timeout=10) as got:
+            assert KO("teach_heading") in got.read().decode()
+        assert repr(page) == f"live page: {page.url}"
+    finally:
+        page.close()
+    with pytest.raises(URLError):
+        urlopen(page.url, timeout=2)

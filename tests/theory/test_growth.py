@@ -376,11 +376,11 @@ def test_input_errors():
         Growth.symbol("X") ** -1
     with pytest.raises(InputError, match=r"block a is zero or infinite at scale 0\.1"):
         measure(lambda s: {"a": math.log(s) if s > 0.5 else -math.inf}, [0.1, 1.0, 2.0])
-    with pytest.raises(UnknownName, match="'total' is no part; known: outer, functional"):
+    with pytest.raises(UnknownName, match="unknown part 'total'; choose from outer, functional"):
         model.exponents("total", "X")
-    with pytest.raises(UnknownName, match="is no dl; known: constant"):
+    with pytest.raises(UnknownName, match=r"unknown dl .*; choose from constant"):
         model.exponents("outer", "X", dl="square")
-    with pytest.raises(UnknownName, match="is no regime; known: small, large"):
+    with pytest.raises(UnknownName, match=r"unknown regime .*; choose from small, large"):
         model.exponents("outer", "X", "tiny")
 
 

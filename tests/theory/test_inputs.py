@@ -83,11 +83,13 @@ def test_a_part_that_does_not_exist_is_no_other_part() -> None:
         asked += [lambda part, f=f, a=first: f(a, a, part) for f in (layer.norm, layer.attribution)]
         asked += [lambda part, f=layer.dense, a=first: f(part, a, a)]
         for ask in asked:
-            with pytest.raises(UnknownName, match="'outter' is no part of a Hessian; known: total, outer, functional"):
+            with pytest.raises(
+                UnknownName, match="unknown part of a Hessian 'outter'; choose from total, outer, functional"
+            ):
                 ask("outter")
     split = ScoreSplit(AttentionLayer(X, A, B, V, Y))
     for ask in (LAYERS["scores"][0](X, A, B, V, Y).matrix, LAYERS["deep"][0](X, A, B, V, Y).log_norms, split.t_outer):
-        with pytest.raises(UnknownName, match="'outter' is no part"):
+        with pytest.raises(UnknownName, match="unknown part of a Hessian 'outter'"):
             ask("outter")
 
 

@@ -103,7 +103,7 @@ VERBS = {
     "ls": Verb("list block designs, data sets, experiments or runs", ".cli.listing:LsTask"),
     "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
     "teach": Verb(
-        "the Transformer as a lecture in the browser, with a model trained live", ".teach.question:TeachTask"
+        "the Transformer as a lecture in the browser, with a model trained live", ".lecture.question:TeachTask"
     ),
     "doctor": Verb("check versions, devices, memory and optional packages", "doctor.question:DoctorQuestion"),
 }
@@ -145,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> int:
             known = refusal(error)
             if known is not None:
                 return _told(str(known), known.exit_code, words)
-            text = f"an error nobody expected: {type(error).__name__}: {error}. Run again with `--debug` and report it."
+            text = f"internal error (please report): {type(error).__name__}: {error}. `--debug` shows the traceback."
             return _told(text, 1, words)
 
 

@@ -47,7 +47,7 @@ def _below(folder: Path, depth: int) -> Iterator[Row]:
 
     unfinished = begun(folder) is not None
     if unfinished and not holds_run(folder):
-        yield Row(str(folder), "unfinished", "-", "-", "its verb goes on with `--resume`")
+        yield Row(str(folder), "unfinished", "-", "-", "the same command with `--resume` continues it")
     elif holds_run(folder):
         yield _row(folder)
         if RunFolder(folder).exists and (folder / JSON_NAME).exists():  # a result that was written into a training run

@@ -169,7 +169,7 @@ class Record:
             body = _read_json(path)
             named, wanted = str(body["tensors"]["file"]), str(body["tensors"]["sha256"])
             if not isinstance(body["inputs"], dict):
-                raise FileError(f"{path} is not a complete quadform record (its inputs are no mapping).")
+                raise FileError(f"{path} is not a complete quadform record (its inputs are not a mapping).")
             if Path(named).name != named:
                 raise FileError(f"{path} names a tensor file outside its folder ({named!r}); it was not read.")
             tensor_path = path.parent / named

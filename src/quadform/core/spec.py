@@ -367,7 +367,7 @@ def choose(what: str, got: Any, known: Iterable[str]) -> Any:
     """`got`, if it is one of the known values; otherwise an error that suggests the nearest."""
     known = list(known)
     if got not in known:
-        raise UnknownName(f"{got!r} is no {what}; known: {', '.join(known)}.{did_you_mean(str(got), known)}")
+        raise UnknownName(f"unknown {what} {got!r}; choose from {', '.join(known)}.{did_you_mean(str(got), known)}")
     return got
 
 

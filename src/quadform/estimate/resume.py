@@ -154,7 +154,7 @@ class Checkpoint:
             with safe_open(path, framework="pt") as f:
                 header = f.metadata() or {}
                 if header.get("format") != _FORMAT:
-                    raise FileError(f"{path} is no state of an interrupted run. Choose another folder.")
+                    raise FileError(f"{path} does not hold the state of an interrupted run. Choose another folder.")
                 body = json.loads(header["state"])
                 cuts = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118 - not a mapping
                 tensors = {name: [str(cut.get_dtype()), cut.get_shape()] for name, cut in cuts.items()}

@@ -164,7 +164,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read as a tokenizer: {error}.") from error
     if not isinstance(body, dict) or body.get("format") != _FORMAT or body.get("specials") != list(SPECIALS):
-        raise FileError(f"{path} is no tokenizer of this quadform (format {_FORMAT} with specials {SPECIALS}).")
+        raise FileError(f"{path} is not a tokenizer of this quadform (format {_FORMAT} with specials {SPECIALS}).")
     wanted = body.pop("sha256", None)  # older files have none
     if wanted is not None and wanted != _checksum(body):
         raise FileError(f"{path} is damaged or was changed by hand (its checksum differs).")

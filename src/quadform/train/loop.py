@@ -165,11 +165,11 @@ class _Run(Loop[Meal]):
             if changed:
                 raise InputError(
                     f"{out.path} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
-                    f"or another folder to begin anew (from Python also resume=False)."
+                    f"or another folder to start again (from Python also resume=False)."
                 )
             self.step, self.state = int(state["state"].pop("step")), _State(**state["state"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise FileError(f"{out.checkpoint} is not complete ({error}). Use resume=False to begin anew.") from error
+            raise FileError(f"{out.checkpoint} is not complete ({error}). Use resume=False to start again.") from error
         restore(self.model, self.optimizer, tensors)
         self.group.together("checkpoint")  # all have read what process 0 will write
         if self.group.first:

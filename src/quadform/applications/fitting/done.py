@@ -129,7 +129,7 @@ def fitted(asked: TrainTask, work: Work) -> Fitted:
     began = time.monotonic()
     files = None if work.folder is None else RunFolder(work.folder)
     if files is not None and files.exists and not work.resume:
-        raise InputError(f"`{files.path}` holds a run already. Resume it, or name another folder to begin anew.")
+        raise InputError(f"`{files.path}` holds a run already. Resume it, or name another folder.")
     made = prepared(asked)
     seconds = None if work.deadline.until is None else work.deadline.left
     done = made.train(out=work.folder, resume=work.resume, seconds=seconds, progress=work.progress)

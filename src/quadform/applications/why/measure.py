@@ -155,7 +155,7 @@ def _data(asked: WhyQuestion, subject: Subject) -> tuple[Dataset | None, Batches
     data = Dataset.from_dict(described) if isinstance(described, dict) else None
     if isinstance(given, Dataset):
         if not isinstance(subject.model, Transformer):
-            raise InputError(f"{subject.name} is no model of quadform; give batches it takes, not a Dataset.")
+            raise InputError(f"{subject.name} is not a quadform model; give batches it takes, not a Dataset.")
         data, given = given, next(given.batches("valid", asked.batch_size, asked.seed))
     if data is None and asked.steps[-1] > 0:
         raise InputError(

@@ -28,7 +28,7 @@ def module_without(model: nn.Module, what: str) -> nn.Module:
     """A copy of `model` without `what`; `what` "nothing" is a plain copy. What cannot be taken out is an error."""
     if what != "nothing" and what not in TAKEN:
         raise InputError(
-            f"{type(model).__name__} is no model of quadform: of {', '.join(REMOVABLE)} only {' and '.join(TAKEN)}"
+            f"{type(model).__name__} is not a quadform model: of {', '.join(REMOVABLE)} only {' and '.join(TAKEN)}"
             " can be taken out of it."
         )
     twin = copy.deepcopy(model)

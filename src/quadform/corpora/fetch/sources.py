@@ -76,7 +76,7 @@ class Archive(Source):
             if self.sha256 and digest != self.sha256:
                 raise FileError(
                     f"{self.title} has SHA-256 {digest[:16]}..., expected {self.sha256[:16]}...: it is not the file"
-                    " this quadform knows. It was thrown away. Try again; if it stays so, the registry's copy is"
+                    " this quadform knows. It was deleted. Try again; if it stays so, the registry's copy is"
                     " not to be trusted."
                 )
             os.replace(found[0], archives / found[0].name)

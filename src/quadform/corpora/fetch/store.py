@@ -287,7 +287,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if type(schema) is not int or not named or not isinstance(counts, dict):
         raise FileError(f"{path} is not complete. Remove {folder} and fetch or build it again.")
     if any(not isinstance(n, int) for n in counts.values()):
-        raise FileError(f"{path} holds counts that are no numbers. Remove {folder} and fetch or build it again.")
+        raise FileError(f"{path} holds counts that are not numbers. Remove {folder} and fetch or build it again.")
     if schema > _SCHEMA:
         raise FileError(f"{path} was written by a newer quadform (schema {body['schema']}). Upgrade, or fetch again.")
     if any(Path(file).is_absolute() or ".." in Path(file).parts for file in body["files"]):

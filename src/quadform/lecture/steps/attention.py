@@ -30,7 +30,7 @@ def _read(asked: Asked, **settings: Any) -> tuple[list[str], Tensor, Attention, 
 # --- queries, keys, values ------------------------------------------------------------------------------------------
 QKV_PYTHON = """\
 from quadform.nn.frame import Frame
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 model, tokens = sentence_model({sentence!r}, d_k={d_k})
 X = model.embed(tokens, Frame.of(tokens.shape[1], None, False, tokens.device))[0]
@@ -69,7 +69,7 @@ def projections(asked: Asked) -> Shown:
 # --- one head by hand -------------------------------------------------------------------------------------------------
 HEAD_PYTHON = """\
 from quadform.nn.frame import Frame
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 model, tokens = sentence_model({sentence!r}, d_k=2, attn_scale={scale!r})
 frame = Frame.of(tokens.shape[1], None, False, tokens.device)

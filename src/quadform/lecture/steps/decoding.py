@@ -20,7 +20,7 @@ from .stacks import letters, state
 LONGEST = 12
 PYTHON = """\
 from quadform.nn import Search, generate
-from quadform.teach import source_of, trained_model
+from quadform.lecture import source_of, trained_model
 
 model = trained_model({model})
 for beam in (1, {beam}):  # 1: greedy

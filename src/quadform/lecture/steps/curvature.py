@@ -70,7 +70,7 @@ batch = next(iter(DATA.batches("train", {size}, seed=1)))
 HESSIAN_PYTHON = (
     """\
 import quadform as qf
-from quadform.teach import DATA, trained_model
+from quadform.lecture import DATA, trained_model
 
 """
     + _RISK
@@ -130,7 +130,7 @@ def hessian_step(asked: Asked) -> Shown:
 # --- signal -----------------------------------------------------------------------------------------------------------
 SIGNAL_PYTHON = """\
 import torch
-from quadform.teach import DATA, trained_model
+from quadform.lecture import DATA, trained_model
 from quadform.train import token_cosines
 
 model = {made}
@@ -184,7 +184,7 @@ def signal(asked: Asked) -> Shown:
 CEILING_PYTHON = (
     """\
 import quadform as qf
-from quadform.teach import DATA, trained_model
+from quadform.lecture import DATA, trained_model
 
 """
     + _RISK

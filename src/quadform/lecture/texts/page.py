@@ -39,7 +39,7 @@ SENTENCES = {
         "The page sent something the server does not understand.",
         "서버가 이해하지 못하는 것을 페이지가 보냈습니다.",
     ),
-    "error_control": ("“{got}” is no control of this step.", "이 단계에 없는 조절입니다: “{got}”."),
+    "error_control": ("This step has no control “{got}”.", "이 단계에 없는 조절입니다: “{got}”."),
     "error_range": (
         "{control} takes values from {low} to {high}; got {got}.",
         "{control}: {low} ~ {high} 범위의 수가 필요합니다. 받은 것: {got}.",

@@ -14,7 +14,7 @@ from ..pupil import DATA, LR, QUESTIONS, STEPS, Pupil, source_of
 from ..step import Asked, Shown, Step, lines, table
 
 PYTHON = """\
-from quadform.teach import DATA, number_config, number_model
+from quadform.lecture import DATA, number_config, number_model
 from quadform.train import train
 
 model = number_model(seed={seed})  # an encoder-decoder of 2 + 2 blocks
@@ -22,7 +22,7 @@ done = train(model, DATA, number_config(lr={lr:g}, steps={steps}, seed={seed}), 
 print(done.loss, done.valid["exact"].value)  # loss of the last batch; share of held-out numbers translated exactly
 """
 STOPPED_PYTHON = """\
-from quadform.teach import DATA, trained_model
+from quadform.lecture import DATA, trained_model
 from quadform.train import exact_match
 
 model = trained_model({model})

@@ -10,7 +10,7 @@ import torch
 
 from ..core.errors import QuadformError
 from .controls import Refused, read
-from .lecture import STEPS
+from .course import STEPS
 from .pupil import Pupil
 from .step import Asked, Shown, Step
 from .texts import LANGUAGES, Texts

@@ -5,7 +5,7 @@ from ..core.lazy import attach
 __getattr__, __dir__, __all__ = attach(
     __name__,
     {
-        "STEPS": ".lecture",
+        "STEPS": ".course",
         "sentence_model": ".words",
         "attention_maps": ".maps",
         "DATA": ".pupil",

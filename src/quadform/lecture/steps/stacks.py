@@ -16,7 +16,7 @@ from ..pupil import DATA, source_of, target_of
 from ..step import Asked, Shown, Step, matrix
 
 PYTHON = """\
-from quadform.teach import attention_maps, source_of, target_of, trained_model
+from quadform.lecture import attention_maps, source_of, target_of, trained_model
 
 model = trained_model({model})
 maps = attention_maps(model, source_of({number}), target_of({number}))

@@ -17,7 +17,7 @@ from ..words import sentence_model, words_of
 RESIDUAL_PYTHON = """\
 from quadform.core.spec import BlockSpec, Gain
 from quadform.propagation.collapse import rms, token_cosine
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 skip = Gain(skip={skip:g})  # X -> skip X + f(X)
 block = BlockSpec(norm={norm!r}, attn=skip, mlp=skip)
@@ -75,7 +75,7 @@ def residual(asked: Asked) -> Shown:
 FFN_PYTHON = """\
 from quadform.nn.block import activate
 from quadform.nn.frame import Frame
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 model, tokens = sentence_model({sentence!r}, d_ff={d_ff}, activation={activation!r})
 frame, block = Frame.of(tokens.shape[1], None, False, tokens.device), model.layers[0]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from ..explorer.door import Starlette, behind, files_of, filled
 from ..report.html import in_script
 from ..report.style import STYLES
+from .course import STEPS
 from .engine import Engine
-from .lecture import STEPS
 from .pupil import Pupil
 from .texts import LANGUAGES
 

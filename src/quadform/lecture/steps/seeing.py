@@ -15,7 +15,7 @@ from ..words import sentence_model, words_of
 # --- several heads ----------------------------------------------------------------------------------------------------
 HEADS_PYTHON = """\
 from quadform.nn.frame import Frame
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 model, tokens = sentence_model({sentence!r}, heads={heads})
 frame = Frame.of(tokens.shape[1], None, False, tokens.device)
@@ -70,7 +70,7 @@ def heads(asked: Asked) -> Shown:
 MASKS_PYTHON = """\
 import torch
 from quadform.nn.frame import Frame
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 model, tokens = sentence_model({sentence!r})
 tokens = torch.nn.functional.pad(tokens, (0, {pad}))  # {pad} padding tokens, id 0

@@ -15,7 +15,7 @@ PYTHON = """\
 import torch
 from quadform.nn.frame import Frame
 from quadform.nn.transformer import sinusoid
-from quadform.teach import sentence_model
+from quadform.lecture import sentence_model
 
 model, tokens = sentence_model({sentence!r}, d_model={d})
 n = tokens.shape[1]

@@ -1,0 +1,22 @@
+"""`quadform.teach()`: the lecture from Python, in a notebook as a frame."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ..explorer.notebook import Page
+from ..explorer.serving import find_place, start_thread
+from .question import TeachTask
+
+
+def teach(*, port: int = 0, seed: int = 0, lang: str = "en") -> Page:
+    """Serve the lecture from here: `page = qf.teach(lang="ko")`, then `page.url`, `page.close()`.
+
+    `seed` is that of the model that is trained; port 0 is any free one.
+    """
+    from .server import application
+
+    asked = TeachTask(port=port, seed=seed, lang=lang)
+    place = find_place(asked.port)
+    server = start_thread(place, partial(application, seed=asked.seed))
+    return Page(place.url_in(asked.lang), server)
