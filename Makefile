@@ -18,7 +18,7 @@ PYTEST_FLAGS ?=
 export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
-.PHONY: help report test check docs tutorials support clean tools
+.PHONY: help report test check docs tutorials support matrix clean tools
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -46,6 +46,9 @@ tutorials: $(VENV)/.dev ## run every tutorial, write its page and notebook anew
 
 support: ## one cell of docs/support.md: make support PYTHON=python3.12 BUILD=2.12.1+cpu
 	@$(PYTHON) benchmarks/support.py $(PYTHON) $(BUILD) $(if $(INDEX),--index $(INDEX))
+
+matrix: ## every cell of docs/support.md that can be installed here: make matrix [INDEX=URL]
+	@$(PYTHON) benchmarks/support.py all $(if $(INDEX),--index $(INDEX))
 
 clean: ## remove caches and the default run; the environment (.venv) stays
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache runs/default

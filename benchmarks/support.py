@@ -1,10 +1,13 @@
-"""Does quadform work with this Python and this torch? One cell of the table in docs/support.md.
+"""Does quadform work with this Python and this torch? The table in docs/support.md, cell by cell.
 
-    python benchmarks/support.py python3.12 2.12.1+cpu [--index URL]
+    python benchmarks/support.py python3.12 2.12.1+cpu [--index URL]    one cell
+    python benchmarks/support.py all [--build +cpu] [--index URL]       every cell that can be installed here
+    python benchmarks/support.py table                                  write the table of docs/support.md anew
 
-Makes a virtual environment, installs that torch and this checkout, and runs `quadform verify` and a sample of the
-tests. The result goes to benchmarks/records/support.json. Of torch the exact build is asked for, such as `2.12.1+cpu`,
-because a plain version may bring a build with gigabytes of packages; `--index` names a package index that has it.
+A cell makes a virtual environment, installs that torch and this checkout, and runs `quadform verify` and a sample of
+the tests. The result goes to benchmarks/records/support.json and to the table. Of torch the exact build is asked for,
+such as `2.12.1+cpu`, because a plain version may bring a build with gigabytes of packages (`--build ""` takes it);
+`--index` names a package index that has it.
 """
 
 from __future__ import annotations
@@ -13,12 +16,15 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / "benchmarks" / "records" / "support.json"
+PAGE = ROOT / "docs" / "support.md"
+PYTHONS, TORCHES = ("3.11", "3.12", "3.13"), ("2.11.0", "2.12.1", "2.13.0")
 #: What depends most on torch and on Python: operators, derivatives, patches of attention, files, the command line.
 SAMPLE = [
     "tests/core",
@@ -69,17 +75,64 @@ def run(words: list[str]) -> None:
         sys.exit(f"failed: {' '.join(words)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("python", help="an interpreter: python3.12")
-    parser.add_argument("torch", help="the exact build: 2.12.1+cpu")
-    parser.add_argument("--index", help="a further package index")
-    asked = parser.parse_args()
-    row = check(asked.python, asked.torch, asked.index)
+def keep(row: dict[str, object]) -> None:
+    """Put a row into the record, and the record into the table."""
     rows = json.loads(RECORD.read_text()) if RECORD.exists() else []
     rows = [r for r in rows if (r["python"], r["torch"]) != (row["python"], row["torch"])]
     RECORD.write_text(json.dumps([*rows, row], indent=1) + "\n")
+    write_table()
     print(f"Python {row['python']}, torch {row['torch']}: {'works' if row['ok'] else 'does not work'}; {row['tests']}")
+
+
+def minor(version: str) -> str:
+    """3.11.7 -> 3.11."""
+    return ".".join(version.split(".")[:2])
+
+
+def table() -> str:
+    """The table of the record: `checked`, `fails`, or `not checked`."""
+    found = {(minor(r["python"]), minor(r["torch"])): r["ok"] for r in json.loads(RECORD.read_text())}
+    words = {True: "checked", False: "fails", None: "not checked"}
+    heads = [minor(t) for t in TORCHES]
+    lines = ["| | " + " | ".join(f"torch {t}" for t in heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    lines += [f"| Python {p} | " + " | ".join(words[found.get((p, t))] for t in heads) + " |" for p in PYTHONS]
+    return "\n".join(lines)
+
+
+def write_table() -> None:
+    PAGE.write_text(re.sub(r"^\| \| torch .*?(?=\n\n)", table(), PAGE.read_text(), count=1, flags=re.M | re.S))
+
+
+def everything(build: str, index: str | None) -> bool:
+    """Every cell whose Python and torch are to be had; each in a process of its own."""
+    fine = True
+    for version in PYTHONS:
+        python = shutil.which(f"python{version}")
+        if python is None or subprocess.run([python, "-c", "pass"], capture_output=True).returncode:
+            print(f"Python {version}: not here")
+            continue
+        for torch in TORCHES:
+            words = [sys.executable, __file__, python, torch + build, *(["--index", index] if index else [])]
+            code = subprocess.run(words).returncode
+            fine &= code != 3
+    return fine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("python", help="an interpreter (python3.12), `all`, or `table`")
+    parser.add_argument("torch", nargs="?", help="the exact build: 2.12.1+cpu")
+    parser.add_argument("--index", help="a further package index")
+    parser.add_argument("--build", default="+cpu", help="all: the ending of the builds of torch")
+    asked = parser.parse_args()
+    if asked.python == "table":
+        return write_table()
+    if asked.python == "all":
+        sys.exit(0 if everything(asked.build, asked.index) else 3)
+    if asked.torch is None:
+        parser.error("name the build of torch, such as 2.12.1+cpu")
+    row = check(asked.python, asked.torch, asked.index)
+    keep(row)
     sys.exit(0 if row["ok"] else 3)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,11 @@ import yaml
 import quadform
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import support  # noqa: E402  # a script beside the package
+
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -28,9 +34,15 @@ def test_the_citation_is_of_this_version() -> None:
 
 def test_the_changelog_has_a_section_of_this_version() -> None:
     """Unreleased first, then the version of the package."""
-    text = (ROOT / "CHANGELOG.md").read_text()
-    sections = re.findall(r"^## \[(.*?)\]", text, re.M)
+    sections = re.findall(r"^## \[(.*?)\]", CHANGELOG, re.M)
     assert sections[:2] == ["Unreleased", quadform.__version__]
+
+
+def test_changelog_and_citation_have_one_date() -> None:
+    """The date of the newest version is the date of release in CITATION.cff."""
+    dated = re.search(rf"^## \[{re.escape(quadform.__version__)}\] - (\d{{4}}-\d\d-\d\d)$", CHANGELOG, re.M)
+    assert dated
+    assert str(yaml.safe_load((ROOT / "CITATION.cff").read_text())["date-released"]) == dated[1]
 
 
 def test_the_support_table_is_that_of_the_record() -> None:
@@ -46,6 +58,7 @@ def test_the_support_table_is_that_of_the_record() -> None:
     record = json.loads((ROOT / "benchmarks" / "records" / "support.json").read_text())
     passed = {(minor(row["python"]), minor(row["torch"])) for row in record if row["ok"]}
     assert {cell for cell, said in table.items() if said == "checked"} == passed
+    assert support.table() in text, "run: python benchmarks/support.py table"
 
 
 def minor(version: str) -> str:

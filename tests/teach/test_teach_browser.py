@@ -43,6 +43,7 @@ def test_all_steps_by_keyboard(browser, place, lang, size, scheme) -> None:
             assert control["y"] >= 0, name
             assert control["y"] + control["height"] <= bottom, name
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], name
+            assert all(page.text_content(f"#{part}") for part in ("text", "exercise", "answer-text", "python")), name
             if name in LOOKED_AT[lang]:
                 page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
                 assert violations(page, LEAST) == [], name

@@ -324,7 +324,7 @@ class Risk:
                 replaced |= not i and attention.calls > 0
             group_of(self.space).agreed("evaluated", lambda: self._refuse_losses(pairs))
         path = "quadform kernel" if self.fused else "math path"
-        return [f"fused attention -> {path} while measuring, as it has no second derivative"] * replaced
+        return [f"fused attention has no second derivative: the {path} is used while measuring"] * replaced
 
     def _refuse_losses(self, pairs: list[list[Any]]) -> None:
         for i, (a, b) in enumerate(pairs):
