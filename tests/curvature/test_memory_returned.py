@@ -40,12 +40,13 @@ class Net(nn.Module):
         super().__init__()
         self.a, self.norm, self.b = nn.Linear(4, 32), nn.LayerNorm(32), nn.Linear(32, 3)
         self.evaluations = 10**6  # so many are left
+        self.end: BaseException = RuntimeError("a part of the model failed")
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(self.a(x)).softmax(-1).tanh().exp()
         self.evaluations -= 1
         if self.evaluations < 0:
-            raise RuntimeError("a part of the model failed")
+            raise self.end
         return self.b(h)
 
 
@@ -92,17 +93,19 @@ def test_memory_comes_back_of_a_compiled_program(net: Any) -> None:
 
 
 @pytest.mark.parametrize(("route", "after"), [("eager", 0), ("eager", 3), ("traced", 3)])
-def test_memory_comes_back_after_an_error(net: Any, route: Any, after: int) -> None:
-    """A product that ends in an error holds nothing, and the next one is right."""
+@pytest.mark.parametrize("end", [RuntimeError, KeyboardInterrupt])
+def test_memory_comes_back_after_an_error(net: Any, route: Any, after: int, end: type[BaseException]) -> None:
+    """A product that ends in an error, or by Ctrl-C, holds nothing, and the next one is right."""
     model, batches = net
+    model.end = end("a part of the model failed")
 
     def work() -> None:
         risk = Risk(model, cross_entropy, batches, quiet=True)
         A, v = hessian(risk, route=route), risk.space.random(dtype=F64)
         model.evaluations = after
-        with pytest.raises((RuntimeError, InputError), match="a part of the model failed"):
+        with pytest.raises((end, InputError), match="a part of the model failed"):
             A @ v
-        model.evaluations = 10**6
+        model.evaluations, model.end = 10**6, end("")  # errors hold frames
 
     assert left_over(work) == 0
     risk = Risk(model, cross_entropy, batches, quiet=True)
