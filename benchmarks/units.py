@@ -262,7 +262,7 @@ def main() -> None:
     if any(error > 1e-9 for error in record["errors in float64"].values()):
         sys.exit("products are wrong; nothing was timed")
     model, batch, wants = asked(options, device, small)
-    times, rows = 9 if small else 3, record["rows"]
+    times, rows = 9 if small else 1 if options.what == "long" else 3, record["rows"]
     gradients = options.what == "routes"
     if gradients:
         rows += [gradient(model, batch, device, compile, times) for compile in (False, *([True] * (not small)))]

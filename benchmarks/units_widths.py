@@ -153,7 +153,7 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
     """All about one model, in this process; kept after each step."""
     from units import cleared, gap, gradient, measured
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _device()
     progress.quiet = True
     torch.set_float32_matmul_precision("high")
     model, batch, found = built(options.models[0], options.layers, options.mask, device, options.small)
@@ -183,6 +183,10 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def keep(to: Path | None, found: dict[str, Any]) -> None:
     if to is not None:
         to.write_text(strict_json(found))
@@ -191,7 +195,7 @@ def keep(to: Path | None, found: dict[str, Any]) -> None:
 def widths(options: argparse.Namespace, out: Path | None) -> None:
     """The table, one model after another."""
     began = time.monotonic()
-    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32)), "models": {}}
+    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=_device())), "models": {}}
     if options.done is not None and options.done.exists():
         old = from_json(json.loads(options.done.read_text()))["models"]
         record["models"] = {name: row for name, row in old.items() if "failed" not in row and row.get("best")}
@@ -244,7 +248,7 @@ def first(options: argparse.Namespace, out: Path | None) -> None:
     import tempfile
 
     began = time.monotonic()
-    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32)), "first": []}
+    record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=_device())), "first": []}
     print(f"{'':8}{'route':>16}{'':>16}{'first product':>16}{'whole process':>16}{'GiB':>8}")
     for name in options.models or ("gpt2", "llama"):
         for route in options.routes:
