@@ -62,11 +62,13 @@ def test_pictures_come_when_the_record_has_grown(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_record_of_a_monitor_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explore", str(tmp_path / "none"), "--no-open", "--port", "0"]) == 2
-    assert "holds no record of a monitor" in capsys.readouterr().err
+    with pytest.raises(InputError, match="holds no record of a monitor"):
+        watch.watched(tmp_path / "none")
     Record("spectrum", {}, {}, {}, Provenance.collect()).save(tmp_path / "other")
     with pytest.raises(InputError, match="a record of 'spectrum', which does not grow"):
         watch.watched(tmp_path / "other")
+    assert main(["explore", str(tmp_path / "other"), "--no-open", "--port", "0"]) == 2
+    assert "which does not grow" in capsys.readouterr().err
 
 
 def test_a_record_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:

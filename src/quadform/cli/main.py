@@ -101,7 +101,10 @@ VERBS = {
     ),
     "data": Verb("list, fetch or build corpora and trained models", ".corpora.question:DataTask"),
     "ls": Verb("list block designs, data sets, experiments or runs", ".cli.listing:LsTask"),
-    "explore": Verb("the live page: move a slider, see the exact Hessian change", ".explorer.question:ExploreTask"),
+    "explore": Verb(
+        "the live page: move a slider, see the exact Hessian change; or look into a MODEL",
+        ".explorer.question:ExploreTask",
+    ),
     "teach": Verb(
         "the Transformer as a lecture in the browser, with a model trained live", ".lecture.question:TeachTask"
     ),

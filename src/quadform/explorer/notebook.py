@@ -6,12 +6,13 @@ import html
 import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from ..core.errors import InputError
-from .question import ExploreTask
-from .serving import find_place, start_thread
+from .question import ExploreTask, page_of
+from .serving import Make, find_place, start_thread
 from .state import State
 
 
@@ -42,9 +43,14 @@ def local() -> bool:
     return not any(name in os.environ for name in ("SSH_CONNECTION", "JUPYTERHUB_USER", "COLAB_RELEASE_TAG"))
 
 
-def explore(layer: Any = None, /, *, port: int = 0, lang: str = "en", **state: Any) -> Page:
-    """Serve the page from here, on an `AttentionLayer` (one sequence, mean squared loss) or on a state by its controls:
-    `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`."""
+def explore(
+    layer: Any = None, batches: Any = None, loss: Any = None, /, *, port: int = 0, lang: str = "en", **state: Any
+) -> Page:
+    """Serve the page from here: of an `AttentionLayer` (one sequence, mean squared loss), of a state by its controls,
+    or of a model. `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`, `explore("runs/x")`,
+    `explore(model, batches, loss)`."""
+    if isinstance(layer, str | Path) or batches is not None:
+        return _model(layer, batches, loss, ExploreTask(port=port, lang=lang, **state))
     from .data import Given
     from .engine import Engine
     from .server import application
@@ -57,6 +63,21 @@ def explore(layer: Any = None, /, *, port: int = 0, lang: str = "en", **state: A
     place = find_place(asked.port)
     server = start_thread(place, partial(application, engine=engine, start=start))
     return Page(place.url_in(asked.lang) + "#" + urlencode(start.changes()), server)
+
+
+def _model(model: Any, batches: Any, loss: Any, asked: ExploreTask) -> Page:
+    """The page of a model: a text names it, anything else comes with its batches."""
+    make = page_of(str(model), asked.data, asked.seed) if isinstance(model, str | Path) else _own(model, batches, loss)
+    place = find_place(asked.port)
+    return Page(place.url_in(asked.lang), start_thread(place, make))
+
+
+def _own(model: Any, batches: Any, loss: Any) -> Make:
+    from ..applications.subject import Subject
+    from .model.engine import ModelEngine
+    from .model.server import application
+
+    return partial(application, engine=ModelEngine(Subject.of(model, batches, loss)))
 
 
 def _tensors(layer: Any) -> dict[str, Any]:

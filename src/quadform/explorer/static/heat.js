@@ -117,11 +117,17 @@ export function heatAt(svg, answer, event) {
   return { block: name, words: words.replace(/%(\w+)/g, (_, key) => told[key]) };
 }
 
+/** Room for the names of tokens; numbers stand upright above their columns, words are turned. */
+function around(labels) {
+  const longest = Math.min(Math.max(...labels.map((l) => l.length)), 9);
+  return { numbers: longest < 3, margin: longest < 3 ? MARGIN : Math.max(MARGIN, 8 + 6 * longest) };
+}
+
 /** The attention matrix with names of tokens where there is room. */
 export function drawMatrix(svg, { cells, side, labels, top }, theme) {
   const width = fresh(svg);
   if (width < MARGIN) return;
-  const numbers = labels.every((l) => /^\d+$/.test(l)), margin = numbers ? MARGIN : 62;
+  const { numbers, margin } = around(labels);
   const size = width - margin, unit = size / side, place = { x: margin, y: margin, width: size, height: size };
   const made = [
     element("rect", { ...place, class: "ground" }),
@@ -140,7 +146,7 @@ export function drawMatrix(svg, { cells, side, labels, top }, theme) {
 
 /** Row, column and value under the pointer. */
 export function matrixAt(svg, { cells, side, labels }, event) {
-  const numbers = labels.every((l) => /^\d+$/.test(l)), margin = numbers ? MARGIN : 62, box = svg.getBoundingClientRect();
+  const { margin } = around(labels), box = svg.getBoundingClientRect();
   const [x, y] = [event.clientX - box.left, event.clientY - box.top].map((p) => Math.floor((side * (p - margin)) / (box.width - margin)));
   if (Math.min(x, y) < 0 || Math.max(x, y) >= side) return null;
   return { words: `${labels[y]} → ${labels[x]}: ${number(new Float32Array(cells)[y * side + x])}` };

@@ -4,6 +4,7 @@ import { Live } from "./live.js";
 import { bindControls, showControls, showErrors } from "./controls.js";
 import { drawHeat, heatAt, drawMatrix, drawRamp, matrixAt } from "./heat.js";
 import { bindTip } from "./tip.js";
+import { copy, firstTheme, otherTheme, setTheme } from "./theme.js";
 import { drawSpectrum } from "./spectrum.js";
 import { drawDepth } from "./depth.js";
 import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, text } from "./tables.js";
@@ -156,9 +157,9 @@ document.addEventListener("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && event.key === "z" && !typing) { event.preventDefault(); store.undo(); }
 });
 $("pin").addEventListener("click", () => { memory.pinned = memory.pinned ? null : store.state; store.remember(); showPin(); ask(); });
-$("share").addEventListener("click", () => copy(location.href, $("share")));
-$("copy").addEventListener("click", () => copy($("python").textContent, $("copy")));
-$("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+$("share").addEventListener("click", () => copy(location.href, $("share"), say));
+$("copy").addEventListener("click", () => copy($("python").textContent, $("copy"), say));
+$("theme").addEventListener("click", () => { setTheme(otherTheme()); draw(); });
 document.querySelectorAll("details.numbers").forEach((d) => d.addEventListener("toggle", draw));
 new ResizeObserver(() => draw()).observe($("pictures"));
 
@@ -168,26 +169,7 @@ function showPin() {
   text("pin", on ? $("pin").dataset.on : $("pin").dataset.off);
 }
 
-async function copy(words, button) {
-  const label = button.textContent;
-  try { await navigator.clipboard.writeText(words); } catch {
-    const area = document.createElement("textarea");
-    area.value = words; document.body.append(area); area.select(); document.execCommand("copy"); area.remove();
-  }
-  button.textContent = button.dataset.done;
-  say(button.dataset.done);
-  setTimeout(() => { button.textContent = label; }, 1500);
-}
-
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  try { localStorage.setItem("quadform-theme", name); } catch { /* a frame without storage */ }
-  draw();
-}
-
-let chosen = null;
-try { chosen = localStorage.getItem("quadform-theme"); } catch { /* a frame without storage */ }
-setTheme(chosen || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
+firstTheme();
 store.load();
 bindTour(store, memory);
 for (const name of ["part", "detail"]) document.querySelector(`input[name=${name}][value=${memory[name]}]`).checked = true;

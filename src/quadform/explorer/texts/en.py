@@ -194,6 +194,19 @@ SENTENCES = {
     "told_sink": "The first token gets {first} of the attention. ‖M2‖, the spread of"
     " the keys, has changed by ×{spread}, the query block by ×{query}, the key block by ×{keys}.",
     "told_sink_so": "The spread of the keys goes, and query and key curvature goes with it.",
+    # the page of a model
+    "model_title": "quadform: {name}",
+    "model_heading": "{name}, live",
+    "model_parameters": "{count} parameters. Nothing leaves this machine; the model is not changed.",
+    "maps_name": "Attention maps of a sentence",
+    "maps_sentence": "Sentence",
+    "maps_layer": "Layer",
+    "panel_spectrum": "Block map, eigenvalues, and where the top eigenvector lives",
+    "panel_landscape": "The loss on the plane of the two sharpest directions",
+    "status_waiting": "waiting",
+    "status_running": "measuring",
+    "status_done": "measured",
+    "status_failed": "not measured",
     # errors
     "error_text": "{control} is a text; got {got}.",
     "error_choice": "“{got}” is not among the choices of {control}: {known}.",
