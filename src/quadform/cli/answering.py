@@ -57,7 +57,8 @@ def _do(task: Task, limits: LongWork, output: Output) -> int:
     folder = writable(output)
     with Work(folder, seconds=limits.max_time, resume=limits.resume, progress=not output.quiet) as work:
         try:
-            found = task.run(work)
+            with speaking(output.lang):
+                found = task.run(work)
         except KeyboardInterrupt:
             if folder and "resume" in task.takes:
                 say(f"stopped and saved; resume with `{resume_command()}`")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..answers.texts import line
 from ..core.errors import InputError
 from ..core.question import Listing, Task, option
 
@@ -58,12 +59,8 @@ def designs(asked: LsTask) -> Listing:
     for name, chosen in DESIGNS.items():
         shape = design(name, depth=asked.depth, d_model=asked.d_model, heads=asked.heads, vocab=asked.vocab)
         rows.append((name, chosen.title, formula(shape.blocks[-1]), f"{count_parameters(shape):,}"))
-    below = (
-        f"parameters of a decoder with {asked.depth} blocks of width {asked.d_model}, {asked.heads} heads and"
-        f" {asked.vocab} tokens. The formula is that of the last block; N is its norm, A the attention matrix, C the"
-        " uniform one, B and D a fixed bias and row scale."
-        " Learned: alpha, beta, gamma (one a head), s (skip), b (branch)."
-    )
+    size = {"depth": asked.depth, "d_model": asked.d_model, "heads": asked.heads, "vocab": asked.vocab}
+    below = line("line_designs", **size)
     return Listing("designs", ("design", "what it is", "one block", "parameters"), tuple(rows), below)
 
 
@@ -129,7 +126,7 @@ def data(asked: LsTask) -> Listing:
         if item.kind != "model":
             kind = "encoder-decoder" if item.kind == "pairs" else "decoder"
             rows.append((name, item.title, kind, "fetched" if state(name) == "yes" else "to fetch"))
-    below = "`--data NAME`, with settings `--data add:digits=3`; what is to fetch: `quadform data fetch NAME`"
+    below = line("line_data_sets")
     return Listing("data", ("data", "what it is", "for a", "state"), tuple(rows), below)
 
 
@@ -148,7 +145,7 @@ def experiments(asked: LsTask) -> Listing:
             verdict = ", ".join(f"{count} {status}" for status, count in last.claims.items())
         rows.append((name, found.title, found.source, cost, verdict))
     columns = ("experiment", "what it shows", "source", "cost", "last verdict")
-    below = "`quadform reproduce NAME` makes it again; of the last record: cost (processor time; GPU: clock), verdict"
+    below = line("line_experiments")
     return Listing("experiments", columns, tuple(rows), below)
 
 
@@ -158,7 +155,7 @@ def runs(asked: LsTask) -> Listing:
     from .runs import runs as find
 
     rows = [dataclasses.astuple(row) for row in find(asked.where)]
-    below = f"{len(rows)} runs in {asked.where}; `quadform report RUN` draws one, several side by side"
+    below = line("line_runs", count=len(rows), folder=asked.where)
     return Listing("runs", ("run", "kind", "model", "made", "verdict"), tuple(rows), below)
 
 

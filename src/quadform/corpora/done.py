@@ -39,10 +39,7 @@ def listed(asked: DataTask, work: Work) -> Catalogue:
         rows.append((name, known.title, megabytes(known), licence, here))
         source = {"source": known.source.title, "bytes": known.source.size, "state": here}
         items.append({"name": name, "kind": known.kind, "title": known.title, "licence": known.licence} | source)
-    below = (
-        f"kept in {base} (QUADFORM_DATA); get one: `quadform data fetch tsmsg-de`\n"
-        "more without an entry: `ddtp-LANGUAGE` (any of Debian's), `pypi-PACKAGE==VERSION` (Python source of a wheel)"
-    )
+    below = line("line_catalogue", folder=base)
     columns = ("name", "what", "download", "licence", "here")
     return Catalogue("data", columns, tuple(rows), below, tuple(items), str(base))
 

@@ -226,6 +226,32 @@ SENTENCES = {
         "PARTIAL: the time was up; the same command resumes",
         "일부만 실행: 시간이 끝났습니다. 같은 명령으로 이어집니다",
     ),
+    "line_designs": (
+        "parameters of a decoder with {depth} blocks of width {d_model}, {heads} heads and {vocab} tokens. The formula"
+        " is that of the last block; N is its norm, A the attention matrix, C the uniform one, B and D a fixed bias and"
+        " row scale. Learned: alpha, beta, gamma (one a head), s (skip), b (branch).",
+        "파라미터 수는 블록 {depth}개, 폭 {d_model}, 헤드 {heads}개, 어휘 {vocab}개인 디코더의 것입니다. 식은"
+        " 마지막 블록의 것입니다. `N`: 정규화, `A`: 어텐션 행렬, `C`: 균등한 어텐션, `B`와 `D`: 고정된 편향과 행 배율."
+        " 학습하는 값: `alpha`, `beta`, `gamma` (헤드마다 하나), `s` (잔차 연결), `b` (가지).",
+    ),
+    "line_data_sets": (
+        "`--data NAME`, with settings `--data add:digits=3`; what is to fetch: `quadform data fetch NAME`",
+        "사용: `--data NAME`, 설정과 함께: `--data add:digits=3`, 내려받기: `quadform data fetch NAME`",
+    ),
+    "line_catalogue": (
+        "kept in {folder} (QUADFORM_DATA); get one: `quadform data fetch tsmsg-de`\n"
+        "more without an entry: `ddtp-LANGUAGE` (any of Debian's), `pypi-PACKAGE==VERSION` (Python source of a wheel)",
+        "저장 폴더: {folder} (`QUADFORM_DATA`); 내려받기: `quadform data fetch tsmsg-de`\n"
+        "목록에 없는 것: `ddtp-LANGUAGE` (데비안의 모든 언어), `pypi-PACKAGE==VERSION` (휠에 든 파이썬 소스)",
+    ),
+    "line_experiments": (
+        "`quadform reproduce NAME` runs it again; of the last record: cost (processor time; GPU: clock), verdict",
+        "다시 실행: `quadform reproduce NAME`. 비용(프로세서 시간, GPU는 실제 시간)과 판정은 마지막 기록의 것입니다",
+    ),
+    "line_runs": (
+        "{count} runs in {folder}; `quadform report RUN` draws one, several side by side",
+        "{folder} 폴더의 실행 {count}개; `quadform report RUN`: 하나를 그리거나 여러 개를 나란히 비교",
+    ),
     "line_use": ("use it: {how}", "사용법: {how}"),
     "line_fetched": (
         "{name}: {counted}; licence {licence}; checksums verified; {folder}",
