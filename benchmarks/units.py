@@ -12,10 +12,10 @@ GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with an attention m
 quarter is padding; `--mask ones`: nothing is), its own loss, float32 with TF32. Route `default`: none is given. On a
 CPU (`--small`): 4 layers of 128 numbers, 2 x 128 tokens, beside the eager gradient; processor time.
 Correctness first: 2 layers in float64 against a double backward, then every route against the eager product. Then, a
-fresh risk for each route: seconds of the first product (checks, tracing and compiling included), the median of the
-later ones, their ratio to the compiled gradient of the same run, and the most memory that was allocated
-(`peak_first_gib`: with everything before the first product, the risk, its checks, compiling). `$OUT` names a
-folder for the record where `--out` is not given.
+fresh risk for each route: seconds to make it (`risk_s`) and of the first product (checks, tracing and compiling
+included), the median of the later ones, their ratio to the compiled gradient of the same run, and the most memory that
+was allocated (`peak_first_gib`: with everything before the first product, the risk, its checks, compiling). `$OUT`
+names a folder for the record where `--out` is not given.
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ def measured(
 def products(
     model: Any, batch: Any, make: Any, route: str, device: str, times: int, four: bool, top: int
 ) -> tuple[dict[str, Any], Any]:
-    risk = Risk(model, None, batch, quiet=True)
+    made: list[Any] = []
+    risk_s = once(lambda: made.append(Risk(model, None, batch, quiet=True)), device)
+    risk = made.pop()
     H: Any = make(risk) if route == "default" else make(risk, route=route)
     v = risk.space.random(1, dtype=torch.float32, device=device, generator=torch.Generator(device).manual_seed(1))
     first = once(lambda: H.apply(v), device)
@@ -161,8 +163,8 @@ def products(
     most = peak(device)
     image = {n: t.cpu() for n, t in H.apply(v).items()} if times and not top else {}
     found = {
-        "kind": make.__name__, "asked": route, "route": str(H.route), "first_s": first, "product_ms": 1e3 * took,
-        "peak_gib": most, "peak_first_gib": most_first, "why": list(H.why),
+        "kind": make.__name__, "asked": route, "route": str(H.route), "risk_s": risk_s, "first_s": first,
+        "product_ms": 1e3 * took, "peak_gib": most, "peak_first_gib": most_first, "why": list(H.why),
     }  # fmt: skip
     if four:
         V = {n: t.expand(4, *t.shape[1:]).contiguous() for n, t in v.items()}

@@ -249,7 +249,7 @@ def first(options: argparse.Namespace, out: Path | None) -> None:
 
     began = time.monotonic()
     record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=_device())), "first": []}
-    print(f"{'':8}{'route':>16}{'':>16}{'first product':>16}{'whole process':>16}{'GiB':>8}")
+    print(f"{'':8}{'route':>16}{'':>16}{'risk':>10}{'first product':>16}{'whole process':>16}{'GiB':>8}")
     for name in options.models or ("gpt2", "llama"):
         for route in options.routes:
             with tempfile.TemporaryDirectory() as folder:
@@ -265,7 +265,8 @@ def first(options: argparse.Namespace, out: Path | None) -> None:
                     row = next(iter(found.get("rows", [])), {}) | {"model": name, "when": when, "asked": route}
                     row |= {k: found[k] for k in ("process_s", "failed") if k in found}
                     record["first"].append(row)
-                    told = f"{name:8}{row.get('route') or route:>16}{when:>16}{row.get('first_s', NAN):>14.1f} s"
+                    told = f"{name:8}{row.get('route') or route:>16}{when:>16}{row.get('risk_s', NAN):>8.1f} s"
+                    told += f"{row.get('first_s', NAN):>14.1f} s"
                     most, failed = row.get("peak_first_gib", NAN), row.get("failed", "")
                     print(f"{told}{row['process_s']:>14.1f} s{most:>8.1f}  {failed}", flush=True)
                     if out is not None:

@@ -84,10 +84,11 @@ def _begin(q, k, v, bias, mask, causal: bool, scale: float, precision: str, stoc
     key = (q.device, q.dtype, *sizes, *extras, causal, precision, stock)
 
     def rehearsal() -> None:
-        primal = *(_hollow(x) for x in (q, k, v, bias, mask)), None
+        hollow = [_hollow(x) for x in (q, k, v)]
+        primal = *hollow, *(None if x is None else _hollow(x) for x in (bias, mask)), None
         rest = causal, scale, precision
-        out, _, lse = _outputs(*primal[0:3:2], None, q.shape[:1])
-        tq, tk, tv = _gradients(*primal[:3], None, (1,))[:3]
+        out, _, lse = _outputs(hollow[0], hollow[2], None, q.shape[:1])
+        tq, tk, tv, _ = _gradients(hollow[0], hollow[1], hollow[2], None, (1,))
         dO, tlse = torch.empty_like(out), lse[None]
         if not stock:
             _attend._init_fn(*primal, *rest)
@@ -98,9 +99,9 @@ def _begin(q, k, v, bias, mask, causal: bool, scale: float, precision: str, stoc
     ahead.begin(key, rehearsal, q.device)
 
 
-def _hollow(x: Tensor | None) -> Tensor | None:
+def _hollow(x: Tensor) -> Tensor:
     """A tensor like another, laid out as it is, without storage."""
-    return None if x is None else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
 
 
 @_attend.register_fake
