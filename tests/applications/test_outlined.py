@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,31 @@ def test_what_does_not_fit_is_refused_before_the_work(monkeypatch: pytest.Monkey
     monkeypatch.setattr(room, "free_bytes", lambda device: need)
     with pytest.raises(TooLarge, match=r"need .*B at least; .*B are free\. Take smaller batches"):
         qf.spectrum(NEW, top=1, blocks="none", progress=False)
+    for ask in (qf.lr, qf.point, qf.taylor, qf.flat, qf.why):
+        with pytest.raises(TooLarge, match=r"need .*B at least; .*B are free\. Take smaller batches"):
+            ask(NEW, progress=False)
     monkeypatch.setattr(outlined, "LARGE", 1)
     assert "free: take smaller batches" in qf.spectrum.plan(NEW, top=1, blocks="none").text
+
+
+def test_a_model_is_opened_with_one_sequence(gpt2: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a model can be run is tried before the batch is held against memory: on one sequence of it."""
+    from transformers import GPT2LMHeadModel
+
+    seen: list[int] = []
+    forward = GPT2LMHeadModel.forward
+    monkeypatch.setattr(
+        GPT2LMHeadModel, "forward", lambda self, **b: seen.append(len(b["input_ids"])) or forward(self, **b)
+    )
+    assert len(Opening(model=gpt2, batch_size=4).open().batches[0]["input_ids"]) == 4
+    assert seen == [1]
+
+
+def test_the_plan_of_a_report_says_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outlined, "LARGE", 1)
+    for free, told in ((1e12, r"beside the model$"), (1e4, r"beside the model: \S+ MB at least, and 10 kB free: take")):
+        monkeypatch.setattr(room, "free_bytes", lambda device, free=free: free)
+        assert re.search(told, qf.study.plan(NEW).text.splitlines()[0])
 
 
 def test_the_peak_of_a_product_is_more_than_its_graph(monkeypatch: pytest.MonkeyPatch) -> None:

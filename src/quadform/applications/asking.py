@@ -46,6 +46,7 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
     if isinstance(question, Task):
         return question.run(work)
     from ..core.precision import own_precision
+    from .room import counted
 
     identity = question.identity(subject)
     found = work.finished(identity, lambda record: question.answer(record).complete)
@@ -53,8 +54,10 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
         return question.answer(found)
     measurement: Measurement[Any] = question.measurement(subject)
     work.begin(identity)
-    if work.progress and not work.pieces and "dry_run" in question.takes:
-        say(measurement.plan().text)
+    if not work.pieces and "dry_run" in question.takes and (work.progress or counted(subject)):
+        told = measurement.plan().text  # what does not fit is refused here
+        if work.progress:
+            say(told)
     with own_precision():
         answer = measurement.measure(work)
     answer.record = work.finish(answer.record, complete=answer.complete)

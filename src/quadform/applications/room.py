@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,14 @@ class Room:
         return self
 
 
+def short_of(rooms: Iterable[Mapping[str, float]]) -> str:
+    """What a plan of several parts says where one of them does not fit."""
+    most = max((Room(**r) for r in rooms), key=lambda r: r.least - r.free, default=None)
+    if most is None or most.least <= most.free:
+        return ""
+    return f": {in_words(most.least)} at least, and {in_words(most.free)} free: take {ADVICE}"
+
+
 #: What a plan without weights says of where its numbers come from.
 NOTE = "estimated from the configuration, no weights were read"
 ADVICE = "smaller batches, shorter sequences, fewer eigenvalues or fewer parameters"
@@ -95,11 +103,16 @@ def product_bytes(risk: Risk) -> float:
     return PEAK * kept + VECTORS * risk.space.size * risk.dtype.itemsize
 
 
+def counted(subject: Any) -> bool:
+    """Whether a product of a subject is large and can be counted, so that it is held against memory before the work."""
+    return _known(getattr(subject, "model", None)) and isinstance(subject.batches, list) and _large(subject)
+
+
 def _known(model: Any) -> bool:
     return isinstance(model, Transformer) or type(model).__module__.startswith("transformers.")
 
 
-def _large(risk: Risk) -> bool:
+def _large(risk: Any) -> bool:
     assert isinstance(risk.model, nn.Module)
     batch: Any = risk.batches[0] if risk.batches else {}
     held = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]

@@ -14,6 +14,7 @@ from ...core.record import JSON_NAME, Record
 from ...core.work import Work
 from ..asking import ask
 from ..opening import folder_name
+from ..room import short_of
 from ..subject import Subject
 from .answer import PAGE, Report, Study
 from .question import ReportQuestion
@@ -45,6 +46,7 @@ class ReportMeasurement:
         head = (
             f"plan for {target.word}: {len(plans)} stage{'s' * (len(plans) != 1)}, about {whole.products:,} products,"
             f" {clock(whole.seconds)} in all, {in_words(whole.bytes)} beside the model"
+            f"{short_of(p.details['room'] for p in plans if 'room' in p.details)}"
         )
         both = list(zip(sections, plans, strict=True))
         rows = [f"  {s.name:<10} {clock(p.seconds):>6}  {s.what}" for s, p in both]
