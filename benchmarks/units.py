@@ -181,7 +181,7 @@ def products(
 def largest(H: Any, v: dict[str, Tensor], steps: int) -> dict[str, Any]:
     """The largest eigenvalue by Lanczos without a basis, three vectors at a time; v is used up.
 
-    The residual of a Ritz pair is beta |last entry of its vector in the basis| [Paige 1976]: lost orthogonality copies
+    The residual of a Ritz pair is beta |last entry of its vector in the basis| (Paige, 1976): lost orthogonality copies
     values that have converged, it does not change them.
     """
     before, alpha, beta, values = None, [], [0.0], []
