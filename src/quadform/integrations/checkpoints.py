@@ -58,9 +58,9 @@ def checkpoints_along(folder: str | Path) -> list[Checkpoint]:
         found[step] = Checkpoint(step, inside, about.optimizer)
     for file in sorted(p for end in ("ckpt", "pt", "pth") for p in path.glob(f"*.{end}")):
         body = contents(file)
-        step = next((body[n] for n in _STEPS if isinstance(body.get(n), int)), None)
-        if step is not None and any(isinstance(body.get(n), Mapping) for n in _WEIGHTS):
-            found[step] = Checkpoint(step, file, file)
+        at = next((body[n] for n in _STEPS if isinstance(body.get(n), int)), None)
+        if at is not None and any(isinstance(body.get(n), Mapping) for n in _WEIGHTS):
+            found[at] = Checkpoint(at, file, file)
     return [found[step] for step in sorted(found)]
 
 
