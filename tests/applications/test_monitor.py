@@ -29,7 +29,7 @@ from quadform.applications.signal.observe import _scores
 from quadform.core.errors import InputError
 from quadform.core.number import Estimate
 from quadform.core.operator import Dense
-from quadform.curvature.operators import hessian
+from quadform.curvature.operators import gauss_newton, hessian
 from quadform.curvature.risk import Risk
 from quadform.estimate.vectors import multiply
 
@@ -287,6 +287,24 @@ def test_shares_of_the_trace_add_up_and_lie_near_the_dense_ones() -> None:
     assert reading.traces["h.0"] == pytest.approx(layer / whole, abs=0.1)
 
 
+def test_the_functional_share_and_the_layer_of_the_sharpest_direction() -> None:
+    """1 - <v, H_o v> / lambda_max with v the top eigenvector of the dense Hessian; in full searches alone."""
+    model = gpt(torch.float64, layers=1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monitor = qf.Monitor(model, optimizer, batches(1), loss=loss, every=1)
+    first, second = monitor.step(), monitor.step()
+    risk = Risk(model, loss, batches(1), quiet=True)
+    values, vectors = torch.linalg.eigh(hessian(risk).dense())
+    v = vectors[:, -1]
+    outer = float(v @ gauss_newton(risk).dense() @ v)
+    assert first.functional == pytest.approx(1 - outer / float(values[-1]), abs=0.05)
+    assert second.functional is None
+    by_name = risk.space.unflatten(v.square())
+    share = sum(float(t.sum()) for n, t in by_name.items() if n.startswith("h.0."))
+    assert first.direction["h.0"] == pytest.approx(share, abs=0.1)
+    assert sum(first.direction.values()) == pytest.approx(1)
+
+
 # --- training does not notice ---------------------------------------------------------------------------------------
 def states(model: nn.Module, optimizer: Any, scheduler: Any) -> Any:
     buffers = optimizer.state_dict()["state"]
@@ -453,10 +471,12 @@ def test_a_rate_above_the_ceiling_is_said_once_and_again_when_it_comes_back() ->
     for rate in (1.5 * ceiling, 1.5 * ceiling, 0.5 * ceiling, 3 * ceiling):
         optimizer.param_groups[0]["lr"] = rate
         monitor.step()
-    assert monitor.warnings == [
-        "step 2: the learning rate is 1.5 times the ceiling",
-        "step 5: the learning rate is 3 times the ceiling",
-    ]
+    place, share = max(monitor.last.direction.items(), key=lambda item: item[1])
+    first, second = monitor.warnings
+    assert first.startswith("step 2: the learning rate is 1.5 times the ceiling; ")
+    assert (
+        second == f"step 5: the learning rate is 3 times the ceiling; {100 * share:.0f} % of that direction in {place}"
+    )
 
 
 def test_each_rule_is_said_when_its_score_passes_and_not_while_it_stays() -> None:

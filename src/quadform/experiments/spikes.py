@@ -231,8 +231,8 @@ def _graded(runs: Sequence[Mapping[str, Tensor]], limit: Mapping[str, float]) ->
 
 
 # --- claims and figure ------------------------------------------------------------------------------------------------
-_FEW = "the limits that keep false alarms rare are so high that only growing logits are seen in time"
-_ALIKE = "on these runs each of the three announces two spikes of ten"
+_FEW = "the limits that keep false alarms rare are so high that little but growing logits is seen in time"
+_ALIKE = "on these runs each of the three announces about three spikes of ten, most of them of growing logits"
 _PAGE = "0814-spikes-foretold.md"
 _MADE: Any = {"presets": ("cpu", "paper")}
 _MISSED, _EQUAL = (_MADE | {"because": why, "page": _PAGE} for why in (_FEW, _ALIKE))

@@ -18,7 +18,7 @@ from ...core.operator import Operator
 from ...core.space import Vector, layer_of
 from ...curvature.batches import batches_of, of_batch
 from ...curvature.calling import Loss, bare, loss_on
-from ...curvature.operators import hessian
+from ...curvature.operators import gauss_newton, hessian
 from ...curvature.risk import Risk
 from ...curvature.settings import measured
 from ...estimate.vectors import multiply, probes
@@ -128,7 +128,18 @@ class Measuring:
         qk = qk_norms(self.model, risk.space.views, risk.params)
         shares = self._shares(H, step) if self.traces else {}
         lam_P = None if stepper is None else lam
-        return Reading(step, 0.0, full, found.loss, self._rate(), top, lam_P, ceiling, logits, entropy, qk, shares)
+        where = by_layer(H, found.pairs[found.yours].v.square())
+        functional = self._functional(risk, found.pairs["H"].v) if full else None
+        seen = (logits, entropy, qk, shares, where, functional)
+        return Reading(step, 0.0, full, found.loss, self._rate(), top, lam_P, ceiling, *seen)
+
+    def _functional(self, risk: Risk, v: Tensor) -> float | None:
+        """1 - <v, H_o v> / <v, H v>; None where the loss is no function of the model's output."""
+        try:
+            outer, whole = (float(multiply(A, v[None])[0] @ v) for A in (gauss_newton(risk), hessian(risk)))
+        except InputError:
+            return None
+        return 1 - outer / whole if whole else None
 
     def _rate(self) -> float | None:
         """The largest learning rate of the next step."""
@@ -166,10 +177,14 @@ class Measuring:
     def _shares(self, H: Operator, step: int) -> dict[str, float]:
         """Shares of tr H by layer: the mean of z . H z over `traces` vectors of random signs; none where tr H <= 0."""
         Z = probes(H, 0, f"monitor/{step}", range(self.traces), "rademacher")
-        inner = H.domain.unflatten((Z * multiply(H, Z)).T)
-        sums: dict[str, float] = {}
-        for n, t in inner.items():
-            layer = layer_of(n) or n.partition(".")[0]
-            sums[layer] = sums.get(layer, 0.0) + float(t.sum())
-        total = sum(sums.values())
-        return {n: s / total for n, s in sums.items()} if total > 0 else {}
+        return by_layer(H, (Z * multiply(H, Z)).sum(0))
+
+
+def by_layer(H: Operator, entries: Tensor) -> dict[str, float]:
+    """The share of each layer in the sum of the entries (n,) of a vector; none where that is not above 0."""
+    sums: dict[str, float] = {}
+    for n, t in H.domain.unflatten(entries).items():
+        layer = layer_of(n) or n.partition(".")[0]
+        sums[layer] = sums.get(layer, 0.0) + float(t.sum())
+    total = sum(sums.values())
+    return {n: s / total for n, s in sums.items()} if total > 0 else {}

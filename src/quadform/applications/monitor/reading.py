@@ -15,8 +15,10 @@ class Reading:
 
     `ratio` is the learning rate of the next step over the ceiling. `logits`, `entropy` and `qk` are (layers, heads):
     the largest logit, the mean entropy of a row in nats, and |W_Q W_K^T|_F; None where attention could not be seen.
-    `traces` are shares of the trace of H by layer. `seconds` is what the measurement took; `full`: the eigenvalues are
-    from a full search, not followed.
+    `traces` are shares of the trace of H by layer, `direction` those of the squared length of the optimizer's top
+    eigenvector. `functional` is 1 - <v, H_o v> / <v, H v> along the top eigenvector v of H, the share of the functional
+    part H_f = H - H_o; None but in full searches, and where H_o is not known. `seconds` is what the measurement took;
+    `full`: the eigenvalues are from a full search, not followed.
     """
 
     step: int
@@ -31,6 +33,8 @@ class Reading:
     entropy: Tensor | None = None
     qk: Tensor | None = None
     traces: dict[str, float] = field(default_factory=dict)
+    direction: dict[str, float] = field(default_factory=dict)
+    functional: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -50,6 +54,7 @@ class Reading:
             "largest_logit": _most(self.logits),
             "smallest_entropy": _least(self.entropy),
             "largest_qk": _most(self.qk),
+            "functional_share": self.functional,
             **{f"trace_share/{n}": s for n, s in self.traces.items()},
             "seconds": self.seconds,
         }

@@ -57,10 +57,12 @@ def _largest(logits: Tensor | None) -> float:
 
 
 def _said(name: str, value: float, reading: Reading) -> str:
+    where = max(reading.direction, key=reading.direction.__getitem__, default=None)
+    most = "" if where is None else f"; {100 * reading.direction[where]:.0f} % of that direction in {where}"
     if name == "rate":
-        return f"the learning rate is {value:.2g} times the ceiling"
+        return f"the learning rate is {value:.2g} times the ceiling{most}"
     if name == "growth":
-        return f"lambda_max of P^-1 H is {value:.2g} times its median of the {BEFORE} readings before"
+        return f"lambda_max of P^-1 H is {value:.2g} times its median of the {BEFORE} readings before{most}"
     assert reading.logits is not None
     layer, head = divmod(int(reading.logits.nan_to_num(nan=-math.inf).argmax()), reading.logits.shape[1])
     at = f", learning rate at {reading.ratio:.2g} of its ceiling" if reading.ratio is not None else ""

@@ -185,6 +185,7 @@ COLUMNS = (
     "largest_logit",
     "smallest_entropy",
     "largest_qk",
+    "functional_share",
     "seconds",
 )
 
