@@ -2,6 +2,7 @@
 
     python benchmarks/sharded.py memory [--device cuda] [--small] [--limit SECONDS] [--out FILE]
     python benchmarks/sharded.py cost [--processes 2] [--rounds 9] [--out FILE]
+    python benchmarks/sharded.py plan [--models 7B ...] [--out FILE]
 
 `memory`: one process, so that units are not cut. First the error of a small model in float64 against eager products.
 Then GPT-2 124M by `qf.nn.Transformer` and a wider one, float32: the most bytes that were allocated while a product ran
@@ -9,7 +10,10 @@ Then GPT-2 124M by `qf.nn.Transformer` and a wider one, float32: the most bytes 
 
 `cost`: N processes with one thread each, gloo. Numbers gathered and added up over n, messages a unit, matrix work over
 that of one forward pass, for one vector and each of four; a product's seconds over those of FSDP2's own gradient, in
-turns, fastest of the rounds.
+turns, fastest of the rounds, by the clock and by the processor time of one process.
+
+`plan`: what `share_of` counts without numbers for Llamas of 7B, 70B and 405B on 8, 64 and 1,024 processes, 4,096 tokens
+each, float32: H, and its matrix work over that of one forward pass.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ import quadform as qf
 from quadform import distributed as qd
 from quadform.core.record import Provenance, strict_json, write_atomically
 from quadform.curvature.alive import Alive
-from quadform.curvature.outline import Counted
+from quadform.curvature.outline import Counted, Outline
 from quadform.curvature.share import share_of
 from quadform.curvature.units import find
 
@@ -42,6 +46,15 @@ WIDE = {"depth": 16, "d_model": 2048, "heads": 16, "seq_len": 1024, "vocab": 32_
 SMALL = {"depth": 3, "d_model": 32, "heads": 2, "seq_len": 16, "vocab": 53}
 #: Of `cost`: weights outweigh activations a little, as in training.
 MIDDLE = {"depth": 6, "d_model": 192, "heads": 4, "seq_len": 48, "vocab": 256}
+
+
+def _llama(width: int, inner: int, depth: int, heads: int, keys: int) -> dict[str, int]:
+    return {
+        "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": depth, "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+    }  # fmt: skip
+
+
 KINDS = {"hessian": qf.hessian, "gauss_newton": qf.gauss_newton}
 
 
@@ -186,12 +199,15 @@ def costs(g: qd.Group, rounds: int) -> dict[str, Any]:
     H, v = qf.hessian(risk), {m: t[:1] for m, t in V.items()}
     H.apply(v)
     gradient()
-    took: dict[str, list[float]] = {"product": [], "gradient": []}
+    took: dict[str, list[float]] = {}
     for _ in range(rounds):
-        took["product"].append(seconds(lambda: H.apply(v), "cpu"))
-        took["gradient"].append(seconds(gradient, "cpu"))
+        for what, work in (("product", lambda: H.apply(v)), ("gradient", gradient)):
+            begun = time.process_time()
+            took.setdefault(what, []).append(seconds(work, "cpu"))
+            took.setdefault(f"{what}, processor", []).append(time.process_time() - begun)
     fastest = {what: min(every) for what, every in took.items()}
-    return found | {"seconds": fastest, "ratio": fastest["product"] / fastest["gradient"], "parameters": n}
+    ratios = {by: fastest[f"product{by}"] / fastest[f"gradient{by}"] for by in ("", ", processor")}
+    return found | {"seconds": fastest, "ratio": ratios, "parameters": n}
 
 
 def cost(options: argparse.Namespace) -> None:
@@ -217,6 +233,39 @@ def cost(options: argparse.Namespace) -> None:
     write(options.out, record)
 
 
+# --- plan -------------------------------------------------------------------------------------------------------------
+def plan(options: argparse.Namespace) -> None:
+    import transformers
+
+    record: dict[str, Any] = {"provenance": asdict(Provenance.collect(dtype=torch.float32)), "rows": []}
+    for name, world, sizes in LLAMAS:
+        if options.models and name not in options.models:
+            continue
+        begun = time.perf_counter()
+        config = transformers.LlamaConfig(vocab_size=128_256, max_position_embeddings=4096, **sizes)
+        with torch.device("meta"):
+            model = transformers.LlamaForCausalLM(config)
+            batch = {k: torch.zeros(1, 4096, dtype=torch.int64) for k in ("input_ids", "labels")}
+        n = sum(p.numel() for p in model.parameters())
+        risk = Outline(model, None, [batch] * world)
+        risk.run_empty()  # also looks for the output
+        with Counted() as counted:
+            risk.run_empty()
+        forward, share = counted.taken().flops, share_of(risk, "hessian", world)
+        row = {"model": name, "parameters": n, "forward_passes": share.flops / forward}
+        row |= asdict(share) | {"counted_in_s": time.perf_counter() - begun}
+        record["rows"].append(row)
+        print(row, flush=True)
+        write(options.out, record)
+
+
+LLAMAS: list[tuple[str, int, dict[str, int]]] = [
+    ("7B", 8, _llama(4096, 11_008, 32, 32, 32)),
+    ("70B", 64, _llama(8192, 28_672, 80, 64, 8)),
+    ("405B", 1024, _llama(16_384, 53_248, 126, 128, 8)),
+]
+
+
 def _named(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
@@ -228,15 +277,16 @@ def write(out: str | None, record: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", choices=("memory", "cost"))
+    parser.add_argument("job", choices=("memory", "cost", "plan"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--limit", type=float, default=60.0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--models", nargs="*", help="of the plan: 7B 70B 405B")
     parser.add_argument("--out")
     options = parser.parse_args()
-    {"memory": memory, "cost": cost}[options.job](options)
+    {"memory": memory, "cost": cost, "plan": plan}[options.job](options)
 
 
 if __name__ == "__main__":

@@ -491,6 +491,30 @@ def _broken(g: qd.Group, error: Exception) -> dict[str, Any]:
     return found
 
 
+def stopped(g: qd.Group) -> dict[str, Any]:
+    """One process is stopped in a unit for longer than the timeout of the group, which is 2 s, then goes on."""
+    processes = [int(p) for p in g.every(torch.tensor([float(os.getpid())], dtype=torch.float64))[:, 0]]
+    model, last = cut(small(), (g.world,)), g.rank == g.world - 1
+    before = hooks(model)
+
+    def stop(*args: Any) -> None:
+        if last:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def product() -> None:
+        with qd.group(2):
+            H = qf.hessian(qf.Risk(model, cross_entropy, batches()[:1], quiet=True))
+            model.blocks[1].register_forward_hook(stop)
+            H.apply(H.domain.random(1, dtype=torch.float64))
+
+    begun = time.monotonic()
+    error = told(product)
+    if not last:
+        os.kill(processes[-1], signal.SIGCONT)
+    model.blocks[1]._forward_hooks.popitem()
+    return {"error": error, "waited": time.monotonic() - begun, "hooks": hooks(model) == before}
+
+
 def killed(g: qd.Group) -> dict[str, Any]:
     """One process is killed while the others gather."""
     model = cut(small(), (g.world,))

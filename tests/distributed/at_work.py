@@ -641,13 +641,18 @@ def documented(g: qd.Group) -> dict[str, Any]:
     return {"eigenvalues": apart([e.value for e in names["s"].top[:5]], values), "rows": names["risk"].notes[-1]}
 
 
+def processes(label: Any) -> int:
+    """How many processes a task has: `2`, or `2+` for two others."""
+    return int(str(label).rstrip("+"))
+
+
 def main(checks: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     for task in sys.argv[2:]:
-        world, _, names = task.partition("=")
-        folder = Path(sys.argv[1]) / world
+        label, _, names = task.partition("=")
+        folder, world = Path(sys.argv[1]) / label, processes(label)
         folder.mkdir()
-        running = [_forked(checks, rank, int(world), folder, names.split(",")) for rank in range(int(world))]
+        running = [_forked(checks, rank, world, folder, names.split(",")) for rank in range(world)]
         for process in running:
             os.waitpid(process, 0)
 

@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from at_work import WORDS
+from at_work import processes as processes_of
 from torch import nn
 
 import quadform as qf
@@ -38,11 +39,12 @@ CHECKS = {
     " refusals failures interrupted questions wrapped command_line documented killed",
     3: "products few_rows causal joined bases slices solved failures",
 }
-Found = dict[int, list[dict[str, Any]]]
+Found = dict[Any, list[dict[str, Any]]]
 
 
-def at_work(folder: Path, checks: dict[int, str], script: str = "at_work.py") -> Found:
-    """What each of the processes found; one has loaded torch, and all others are forked from it."""
+def at_work(folder: Path, checks: Mapping[Any, str], script: str = "at_work.py") -> Found:
+    """What each of the processes found, by their number (`"2+"`: two others); one has loaded torch, and all others are
+    forked from it."""
     command = [sys.executable, str(Path(__file__).with_name(script)), str(folder)]
     command += [f"{world}={','.join(names.split())}" for world, names in checks.items()]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -53,7 +55,7 @@ def at_work(folder: Path, checks: dict[int, str], script: str = "at_work.py") ->
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(parent.pid, signal.SIGKILL)
-    files = {world: [folder / str(world) / f"{rank}.json" for rank in range(world)] for world in checks}
+    files = {task: [folder / str(task) / f"{rank}.json" for rank in range(processes_of(task))] for task in checks}
     assert all(f.exists() for every in files.values() for f in every), (folder / "errors").read_text()[-3000:]
     return {world: [json.loads(f.read_text()) for f in every] for world, every in files.items()}
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from test_distributed import Found, at_work
 
-CHECKS = {
+CHECKS: dict[Any, str] = {
     1: "planned peaks",
     3: "out_of_memory",
-    2: "own hugging_face asked estimates refused raising planned differing killed",
+    "2+": "killed",
+    2: "own hugging_face asked estimates refused raising planned differing stopped",
     4: "own copies pairs planned peaks estimates broken",
 }
 #: Seconds in which a failure is heard of, on a busy machine.
@@ -203,6 +204,15 @@ def test_one_process_raises_inside_a_unit(found: Found, check: str, own: list[An
         assert result["as it was"]
         assert not result["forwards"]
         assert "have parted" in result["afterwards"][2]
+
+
+def test_one_process_is_stopped_in_a_gather(found: Found) -> None:
+    """It is not heard of for the timeout of the group (2 s): all end, it too when it goes on."""
+    for result in results(found, "stopped"):
+        assert result["error"][0] == "PeerFailed"
+        assert "not heard of for 2 s" in result["error"][2]
+        assert result["waited"] < SOON
+        assert result["hooks"]
 
 
 def test_one_process_is_killed_in_a_gather(found: Found) -> None:

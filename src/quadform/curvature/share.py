@@ -66,7 +66,7 @@ def share_of(risk: Risk, kind: str, world: int) -> Share:
         for n, t in held.items()
     }
     alone = copy.copy(risk)
-    alone._set(params={n: at[n] for n in risk.params}, shards=first)
+    alone._set(params={n: at[n] for n in risk.params}, shards=first, units=first.units)
     run = Sharded(alone, first)
     run.frozen = {n: t for n, t in at.items() if n not in risk.params}
     batch, v = empty(unmasked(risk.batches[0])), {n: t.clone() for n, t in alone.params.items()}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -235,13 +236,13 @@ class Meeting:
             self._carry(self._listening, collective, *tensors, **options)
 
     def _listening(self, collective: Any, *tensors: Tensor, **options: Any) -> None:
-        work = collective(*tensors, async_op=True, **options)
+        work, begun = collective(*tensors, async_op=True, **options), time.monotonic()
         while True:
             try:
                 work.wait(_LOOK)
                 return
             except RuntimeError:
-                if work.is_completed():
+                if work.is_completed() or time.monotonic() - begun > self.timeout:
                     raise
                 if _store().check([self._bell]):
                     self._meet(_BELL)
