@@ -101,6 +101,14 @@ def numbering_probe(model: Transformer, batch: int = 8, length: int | None = Non
     return {"source": source, "source_mask": source_mask, "target": target}
 
 
+def exactly(model: Transformer, batch: Batch) -> list[bool]:
+    """For each sequence of a probe: whether the net's greedy answer is the target, all of it."""
+    sources = [row[:n].tolist() for row, n in zip(batch["source"], batch["source_mask"].sum(1), strict=True)]
+    found = generate(model, sources, Search(max_length=model.config.seq_len - 1))
+    wanted = [[t for t in row.tolist() if t not in (_PAD, _START, _END)] for row in batch["target"]]
+    return [list(best[0].tokens) == target for best, target in zip(found, wanted, strict=True)]
+
+
 def _changed(sequence: str, generator: torch.Generator) -> str:
     hit = torch.rand(len(sequence), generator=generator) < 0.05
     other = torch.randint(len(AMINO_ACIDS), (len(sequence),), generator=generator).tolist()

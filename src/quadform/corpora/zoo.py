@@ -176,7 +176,7 @@ def _minilm(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
     model, tokenizer = _opened_folder(source.folder, dtype)
 
     def probe(batch: int = 8, length: int | None = None, seed: int = 0) -> Batch:
-        pairs = _docstrings()
+        pairs = docstrings()
         if batch > len(pairs):
             raise InputError(f"the probe has {len(pairs)} pairs of sentences; {batch} were asked for.")
         order = torch.randperm(len(pairs), generator=stream(seed, "minilm/probe"))[:batch].tolist()
@@ -191,14 +191,23 @@ def _minilm(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
 
 def contrastive(out: Any, batch: Batch) -> Tensor:
     """Cross-entropy of sentence i (first half) naming its partner i + batch/2 by cosine, scaled by 20; mean-pooled."""
+    return of_partners(pooled(out, batch))
+
+
+def pooled(out: Any, batch: Batch) -> Tensor:
+    """The mean over the tokens of each sentence, of length 1."""
     weight = batch["attention_mask"][..., None].to(out.last_hidden_state.dtype)
-    pooled = F.normalize((out.last_hidden_state * weight).sum(1) / weight.sum(1), dim=-1)
-    first, second = pooled.chunk(2)
+    return F.normalize((out.last_hidden_state * weight).sum(1) / weight.sum(1), dim=-1)
+
+
+def of_partners(sentences: Tensor) -> Tensor:
+    """Cross-entropy of each of the first half naming its partner in the second by cosine, scaled by 20."""
+    first, second = sentences.chunk(2)
     return F.cross_entropy(20.0 * first @ second.mT, torch.arange(len(first), device=first.device))
 
 
 @functools.cache
-def _docstrings() -> list[tuple[str, str]]:
+def docstrings() -> list[tuple[str, str]]:
     """(name in words, first line of the docstring) of functions of the standard library."""
     from .running import library_files
 
@@ -221,17 +230,22 @@ def _rxnfp(source: Fetched, variant: str, dtype: torch.dtype) -> Pretrained:
                 return made | {"labels": model(**made).logits.argmax(-1)}
         if variant == "finetuned":
             return made
-        ids = made["input_ids"]
-        u = torch.rand(ids.shape, generator=stream(seed, "rxnfp/probe"))
-        special = torch.tensor(tokenizer.all_special_ids)
-        u = u.masked_fill(torch.isin(ids, special), 2.0)
-        hidden = (u < 0.15) | (u == u.amin(1, keepdim=True))
-        masked = ids.masked_fill(hidden, tokenizer.mask_token_id)
-        return made | {"input_ids": masked, "labels": ids.masked_fill(~hidden, IGNORE)}
+        return hidden(tokenizer, made, stream(seed, "rxnfp/probe"))
 
     with_loss = {"pretrained": ", 15 % of the tokens masked", "finetuned-10k": "; labels are the net's own answers"}
     note = f"probe: ten reactions of the textbook{with_loss.get(variant, '; no head, so no loss')}"
     return Pretrained("rxnfp", variant, model, probe, note, tokenizer)
+
+
+def hidden(tokenizer: Any, batch: Batch, generator: torch.Generator) -> Batch:
+    """15 % of the tokens of each sequence masked, at least one; they are the labels."""
+    ids = batch["input_ids"]
+    u = torch.rand(ids.shape, generator=generator)
+    special = torch.tensor(tokenizer.all_special_ids)
+    u = u.masked_fill(torch.isin(ids, special), 2.0)
+    gone = (u < 0.15) | (u == u.amin(1, keepdim=True))
+    masked = ids.masked_fill(gone, tokenizer.mask_token_id)
+    return batch | {"input_ids": masked, "labels": ids.masked_fill(~gone, IGNORE)}
 
 
 def outline(name: str, dtype: torch.dtype) -> nn.Module | None:

@@ -45,6 +45,7 @@ CATALOG: dict[str, str] = {
     "obs": ".obs",
     "quantization": ".quantization",
     "pruning": ".pruning",
+    "compression": ".compression",
     "adam-diagonal": ".adam_diagonal",
     "sgd-adam": ".sgd_adam",
     "optimizers": ".optimizers",

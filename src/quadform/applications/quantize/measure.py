@@ -54,7 +54,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         matrices = [t for t in whole.params.values() if t.dim() == 2]
         n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
         moments = sum(max(t.shape) ** 2 for t in matrices) * size  # (in, in); which axis is which is not known yet
-        choices = len(BITS) * n * size if asked.budget is not None else 0
+        choices = 3 * len(BITS) * n * size if asked.budget is not None else 0
         room = Room.of(whole, moments + choices + (6 + len(self.ways)) * n * size).require(whole)
         products = sum(map(self.expected, self.ways)) + self._diagonal * asked.products
         products += len(matrices) * (asked.each + len(BITS) * (asked.budget is not None))
@@ -148,13 +148,11 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
 
     def _curves(self, name: str, changes: dict[int, dict[str, Tensor]]) -> Tensor:
         """d.H_o e for the changes d of one matrix and all changes e, (bits, matrices x bits)."""
-        H_o, zero = gauss_newton(self.risk), {n: torch.zeros_like(t) for n, t in self.risk.params.items()}
-        rows = []
-        for b in BITS:
-            image = H_o @ {**zero, name: changes[b][name]}
-            self.work.spend(1)
-            rows.append([float((image[n] * changes[c][n]).sum()) for n in self.maps for c in BITS])
-        return torch.tensor(rows, dtype=torch.float64)
+        zero = {n: t.new_zeros(len(BITS), *t.shape) for n, t in self.risk.params.items()}
+        image = gauss_newton(self.risk) @ {**zero, name: torch.stack([changes[b][name] for b in BITS])}
+        self.work.spend(len(BITS))
+        columns = [(image[n] * changes[c][n]).flatten(1).sum(1) for n in self.maps for c in BITS]
+        return torch.stack(columns, 1).double()
 
     # --- one method -------------------------------------------------------------------------------------------------
     def method(self, method: str) -> dict[str, Any]:

@@ -1,0 +1,294 @@
+"""Pruning and few bits on fetched models that no method was tuned on, and on one (anarcii) that some were.
+
+One half of the weights of all linear maps goes, in one shot, nothing trained again. SparseGPT is given two dampings,
+0.01 as published and 0.1, and the better one counts. Losses held out are those of batches no method has seen; the error
+of a ratio is that of the jackknife over them. `published` is SparseGPT written out once more in numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..applications.prune import prune
+from ..applications.quantize import quantize
+from ..compress.layerwise import error, sparsegpt
+from ..compress.maps import linear_maps
+from ..core.record import Estimate, Record
+from ..curvature.risk import Risk
+from ..report.figure import Figure, Rows
+from .charts import bar_panel, figure_of, side_by_side
+from .claims import Claim, at_least, at_most
+from .experiment import Experiment, Units
+from .fetched_models import NAMES, Task, rise_ratio, task
+
+#: Method, damping; `sparsegpt` twice.
+WAYS = {
+    "magnitude": ("magnitude", 0.1),
+    "wanda": ("wanda", 0.1),
+    "sparsegpt 0.01": ("sparsegpt", 0.01),
+    "sparsegpt 0.1": ("sparsegpt", 0.1),
+    "hessian": ("hessian", 0.1),
+}
+#: Bits at which the prediction is held against what is measured, and how close is close.
+PREDICTED, CLOSE = (8, 6, 5), 0.1
+UNIFORM = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """A model, sequences in a batch, batches seen and batches held out."""
+
+    model: str
+    size: int
+    seen: int = 1
+    held: int = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Which models are pruned and rounded, how much they see, and what the method for all matrices may spend."""
+
+    prune: tuple[Sizes, ...] = (
+        Sizes(model="rxnfp", size=6, seen=3),
+        Sizes(model="anarcii", size=4, seen=3, held=4),
+        Sizes(model="minilm", size=8, seen=2),
+    )
+    quantize: tuple[Sizes, ...] = (Sizes(model="rxnfp", size=3), Sizes(model="anarcii", size=2, held=4))
+    share: float = 0.5
+    products: int = 20
+    rounds: int = 2
+    group: int = 64
+    seed: int = 0
+
+
+_TINY = (Sizes(model="anarcii:antibody-1", size=1, seen=1, held=2),)
+PRESETS = {
+    "smoke": Config(prune=_TINY, quantize=_TINY, products=8, rounds=1),
+    "cpu": Config(),
+    "paper": Config(
+        prune=tuple(Sizes(model=name, size=16, seen=8) for name in NAMES),
+        quantize=tuple(Sizes(model=name, size=8) for name in NAMES),
+        products=60,
+        rounds=4,
+    ),
+}
+
+
+def _task(config: Config, of: Sizes, dtype: torch.dtype = torch.float32) -> Task:
+    return task(of.model, of.size, of.seen, of.held, dtype=dtype, seed=config.seed)
+
+
+def _before(config: Config, of: Sizes) -> dict[str, Tensor]:
+    """The model as it is, and SparseGPT beside the published algorithm on each of its matrices."""
+    t = _task(config, of, torch.float64)
+    maps = linear_maps(Risk(t.model, t.loss, t.seen, quiet=True))
+    own = dict(t.model.named_parameters())
+    ratios = []
+    for n, m in maps.items():
+        W = m.matrix(own[n].detach())
+        ours, theirs = sparsegpt(W, m.S, config.share)[0], torch.tensor(published(W, m.S, config.share))
+        ratios.append(error(W, ours, m.S) / error(W, theirs, m.S) - 1)
+    return t.judged(t.model) | {"twin": torch.tensor(ratios, dtype=torch.float64)}
+
+
+def published(W: Tensor, S: Tensor, share: float, damping: float = 0.01, block: int = 128) -> Any:
+    """SparseGPT as its authors state it [Frantar, Alistarh 2023, Algorithm 1], with a mask for each block."""
+    w, n = W.numpy().copy(), W.shape[1]
+    dead = np.diag(S.numpy()) == 0
+    w[:, dead] = 0
+    H = S.numpy() + np.diag(dead + damping * np.mean(np.diag(S.numpy())))
+    U = np.linalg.cholesky(np.linalg.inv(H)).T
+    for i in range(0, n, block):
+        end = min(i + block, n)
+        score = w[:, i:end] ** 2 / np.diag(U)[i:end] ** 2
+        gone = score <= np.sort(score.ravel())[round(score.size * share) - 1]
+        E = np.zeros((len(w), end - i))
+        for j in range(i, end):
+            new = np.where(gone[:, j - i], 0.0, w[:, j])
+            E[:, j - i] = (w[:, j] - new) / U[j, j]
+            w[:, j:end] -= np.outer(E[:, j - i], U[j, j:end])
+            w[:, j] = new
+        w[:, end:] -= E @ U[i:end, end:]
+    return w
+
+
+def _pruned(config: Config, of: Sizes, way: str) -> dict[str, Tensor]:
+    t = _task(config, of)
+    method, damping = WAYS[way]
+    found = prune(
+        t.model, t.seen, t.loss, method=(method,), sparsity=config.share, damping=damping, seed=config.seed,
+        products=config.products, rounds=config.rounds, held_out=0, progress=False,
+    )  # fmt: skip
+    return _told(t, found)
+
+
+def _told(t: Task, found: Any) -> dict[str, Tensor]:
+    (m,) = found.methods
+    seen = torch.tensor([m.predicted, m.measured, m.size], dtype=torch.float64)
+    return t.judged(t.changed(found.weights)) | {"seen": seen}
+
+
+def _each(config: Config, of: Sizes, bits: int) -> dict[str, Tensor]:
+    """Each matrix rounded alone, in float64: (matrices, 2), predicted and measured."""
+    t = _task(config, of, torch.float64)
+    found = quantize(
+        t.model, t.seen, t.loss, bits=bits, group=config.group, method=("gptq",), each=True, seed=config.seed,
+        held_out=0, progress=False,
+    )  # fmt: skip
+    return {"each": torch.tensor(list(found.each.values()), dtype=torch.float64)}
+
+
+def _rounded(config: Config, of: Sizes, budget: float | None) -> dict[str, Tensor]:
+    """GPTQ with 4 bits everywhere, or with the bits that a budget gives."""
+    t = _task(config, of)
+    size = {"bits": UNIFORM} if budget is None else {"budget": budget}
+    found = quantize(
+        t.model, t.seen, t.loss, **size, group=config.group, method=("gptq",), seed=config.seed, held_out=0,
+        progress=False,
+    )  # fmt: skip
+    return _told(t, found) | {"bits": torch.tensor(list(found.bits.values()))}
+
+
+def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
+    scalars: dict[str, Estimate] = {}
+    tensors: dict[str, Tensor] = {}
+    with units.plan(len(config.prune) * (1 + len(WAYS)) + len(config.quantize) * (len(PREDICTED) + 2)):
+        for of in config.prune:
+            s, t = _of_pruning(config, of, units)
+            scalars, tensors = scalars | s, tensors | t
+        for of in config.quantize:
+            s, t = _of_rounding(config, of, units)
+            scalars, tensors = scalars | s, tensors | t
+    return scalars, tensors
+
+
+def _of_pruning(config: Config, of: Sizes, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
+    name = of.model.partition(":")[0]
+    before = units(f"{of.model}, before", _before, config, of)
+    found = {way: units(f"{of.model}, {way}", _pruned, config, of, way) for way in WAYS}
+    base = before["held"]
+    rise = {way: f["held"] - base for way, f in found.items()}
+    theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(rise[way].mean()))
+    together = found["hessian"]
+    seen = float(together["seen"][1] / found[theirs]["seen"][1])
+    scalars = {
+        f"loss/{name}": Estimate(float(base.mean()), note="held out, before"),
+        f"score/{name}": Estimate(float(before["score"]), note="held out, before"),
+        f"twin/{name}": Estimate(
+            float(before["twin"].abs().max()), note="largest difference to the published algorithm's error of a matrix"
+        ),
+        f"prune/{name}": _ratio(together["held"], found[theirs]["held"], base, f"all together over {theirs}, held out"),
+        f"prune-seen/{name}": Estimate(seen, note="the same on the batches that were seen"),
+    }
+    scalars |= {
+        f"score/{name}/{way}": Estimate(float(f["score"]), note="held out, half gone") for way, f in found.items()
+    }
+    held = torch.stack([rise[way].mean() for way in WAYS])
+    return scalars, {f"held/{name}": held, f"seen/{name}": torch.stack([f["seen"] for f in found.values()])}
+
+
+def _of_rounding(config: Config, of: Sizes, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
+    name = of.model.partition(":")[0]
+    each = torch.stack([units(f"{of.model}, each {b}", _each, config, of, b)["each"] for b in PREDICTED])
+    near = (each[..., 0] - each[..., 1]).abs() <= CLOSE * each[..., 1].abs()
+    same = units(f"{of.model}, 4 bits", _rounded, config, of, None)
+    chosen = units(f"{of.model}, budget", _rounded, config, of, float(same["seen"][2]))
+    t = _task(config, of)
+    base = t.judged(t.model)
+    fall = float(chosen["seen"][1] / same["seen"][1]) if same["seen"][1] > 0 else math.nan
+    scalars = {
+        f"close/{name}": Estimate(float(near.double().mean()), note=f"share of {near.numel()} matrices and bits"),
+        f"budget/{name}": Estimate(fall, note="rise with the budget of 4 bits over that of 4 bits, seen"),
+        f"budget-held/{name}": _ratio(chosen["held"], same["held"], base["held"], "the same, held out"),
+        f"score/{name}/4 bits": Estimate(float(same["score"]), note=f"held out; {float(base['score']):.3f} before"),
+        f"score/{name}/budget": Estimate(float(chosen["score"]), note=f"held out; {float(base['score']):.3f} before"),
+    }
+    scalars |= {
+        f"close/{name}/{b}": Estimate(float(row.double().mean()), note="share of matrices")
+        for b, row in zip(PREDICTED, near, strict=True)
+    }
+    return scalars, {f"each/{name}": each, f"bits/{name}": chosen["bits"], f"rounded/{name}": same["seen"]}
+
+
+def _ratio(after: Tensor, other: Tensor, before: Tensor, note: str) -> Estimate:
+    if float((other - before).sum()) <= 0:
+        return Estimate(math.nan, note=f"{note}; the loss has not risen")
+    value, spread = rise_ratio(after, other, before)
+    return Estimate(value, spread, "estimate", note=note)
+
+
+def _claims() -> tuple[Claim, ...]:
+    found: list[Claim] = []
+    for name in NAMES:
+        rounded = ("paper",) if name == "minilm" else ("cpu", "paper")
+        found += [
+            at_most(f"{name}: the error of every matrix is within 1 % of the published SparseGPT's", f"twin/{name}",
+                    0.01, "[own]", presets=("cpu", "paper")),
+            at_most(f"{name}: half of the weights gone, all matrices together lose at most 0.8 of what SparseGPT does,"
+                    " held out", f"prune/{name}", 0.8, "[own]", presets=("cpu", "paper")),
+            at_least(f"{name}: g.d + d.Hd/2 is within 10 % at 8 to 5 bits for 90 % of the matrices", f"close/{name}",
+                     0.9, "[own]", presets=rounded),
+            at_most(f"{name}: bits under the budget lose at most 0.7 of what 4 bits for all do", f"budget/{name}", 0.7,
+                    "[own]", presets=rounded),
+        ]  # fmt: skip
+    return tuple(found)
+
+
+def figure(record: Record) -> Figure:
+    over, s = Rows(), record.scalars
+    names = [m["model"].partition(":")[0] for m in record.inputs["config"]["prune"]]
+    charts, table = [], []
+    for name in names:
+        held = record.tensors[f"held/{name}"].tolist()
+        score = s[f"score/{name}"].value
+        charts.append(
+            bar_panel(
+                over,
+                [{"name": way, "value": v} for way, v in zip(WAYS, held, strict=True)],
+                x="rise of the loss, held out",
+                title=f"{name}, loss {s[f'loss/{name}'].value:.2g}, score {score:.2f}",
+                order=list(WAYS),
+                width=260,
+            )
+        )
+        table += [(name, way, v, s[f"score/{name}/{way}"].value) for way, v in zip(WAYS, held, strict=True)]
+    told = [
+        f"{n}: all matrices together lose {s[f'prune/{n}'].value:.2g} of what SparseGPT does"
+        + (
+            f", {100 * s[f'close/{n}'].value:.0f} % of the predictions are within 10 %, the budget loses"
+            f" {s[f'budget/{n}'].value:.2g} of what 4 bits do"
+            if f"close/{n}" in s
+            else ""
+        )
+        for n in names
+    ]
+    return figure_of(
+        "compression",
+        "Half of the weights, and few bits, on fetched models",
+        side_by_side(over, *charts, columns=2),
+        headline="; ".join(told) + ".",
+        reading="Left is better: the rise of the loss on batches that no method has seen, half of the weights gone.",
+        not_meaning="Few sequences of calibration, nothing trained again. Reactions are put together from textbook"
+        " kinds; the targets of anarcii are its own answers, and its loss is nearly 0.",
+        columns=("model", "method", "rise of the loss", "score"),
+        rows=table,
+    )
+
+
+EXPERIMENT = Experiment(
+    id="compression",
+    title="Pruning and few bits on fetched models",
+    source="[own]",
+    asked="Do the bars set on a small model hold on trained models that no method was tuned on?",
+    presets=PRESETS,
+    run=run,
+    figure=figure,
+    claims=_claims(),
+    needs=lambda config: tuple(of.model.partition(":")[0] for of in config.prune),
+)
