@@ -174,3 +174,41 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
     norm = nn.LayerNorm(6).double()
     with pytest.raises(InputError, match="nothing to prune"):
         qf.prune(norm, [(b[0], b[0]) for b in batches], squared, progress=False)
+
+
+def test_each_matrix_and_head_alone() -> None:
+    """Small steps: predicted is measured. A head is gone: its measured rise is that of the model without all of it."""
+    asked: dict[str, Any] = {"method": (), "each": True, "held_out": 0}
+    found = qf.prune(MODEL, **PROBE, **asked, sparsity=0.05)
+    assert not found.methods
+    assert found.best is None
+    heads = [n for n in found.each if n.endswith("]")]
+    assert heads == ["layers.0.attn[0]", "layers.0.attn[1]"]
+    assert set(found.each) - set(heads) == set(found.matrices)
+    for name in found.matrices:
+        predicted, measured = found.each[name]
+        assert predicted == pytest.approx(measured, rel=0.1, abs=1e-4)
+    opened = Opening(model=MODEL, **{k: v for k, v in PROBE.items() if k != "progress"}).open()
+    risk = opened.risk(quiet=True)
+    W = {n: t.detach().clone() for n, t in risk.params.items()}
+    for part in ("W_Q", "W_K", "W_V"):
+        W[f"layers.0.attn.{part}"][:, :4] = 0
+    W["layers.0.attn.W_O"][:4] = 0
+    rise = float(risk.value(W)) - float(risk.value())
+    assert found.each["layers.0.attn[0]"][1] == pytest.approx(rise, abs=1e-12)
+    (verdict,) = found.verdicts()
+    ranked = sorted(found.each, key=lambda n: found.each[n][1])
+    assert ranked[0] in verdict.said.en
+    assert ranked[-1] in verdict.said.ko
+    assert "prune-each" in found.figures()
+
+
+def test_a_verdict_says_what_the_best_method_costs(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Judged by the rise over the loss on the batches held out; nothing was changed, so it is never red."""
+    model, batches = trained
+    found = qf.prune(model, batches, squared, method=("magnitude",), progress=False)
+    (verdict,) = found.verdicts()
+    assert verdict.number.value == pytest.approx(found.best.held / found.record.scalars["held"].value)
+    assert verdict.status == ("green" if verdict.number.value <= 0.1 else "yellow")
+    with pytest.raises(InputError, match="at least one of"):
+        qf.prune(model, batches, squared, method=(), progress=False)

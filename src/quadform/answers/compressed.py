@@ -2,7 +2,8 @@
 
 Scalars `loss`, `held`, `score` of the model as it was; for each method NAME `NAME/predicted`, `NAME/measured` (how much
 the loss rises), `NAME/held` (the same on batches held out), `NAME/score`; tensors `NAME/parts`: each matrix's share of
-the predicted rise, in the order of the input `matrices`. Input `ways`: NAME -> a word on how it goes about it.
+the predicted rise, in the order of the input `matrices`. Input `ways`: NAME -> a word on how it goes about it. Where
+each matrix was changed alone: tensors `each/predicted`, `each/measured`, in the order of the input `each`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from ..core.record import Estimate
 from .answer import Answer, Draft, Grid, cell
-from .numbers import number
+from .numbers import number, percent
 from .texts import line
-from .verdict import NOTHING, Said, say
+from .verdict import NOTHING, Limits, Said, Verdict, judged, say
+
+#: The rise of the loss over the loss: never red, since nothing was changed.
+RISE = Limits(0.1, math.inf)
+#: Rank correlation of predicted and measured rises, and of how many.
+RANKED, FEWEST = Limits(0.8, -1.0), 3
+#: A matrix or head that costs less than this share of the loss hardly counts.
+LITTLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class CompressDraft(Draft):
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[str] = []
+        self.each: dict[str, tuple[float, float]] = {}
 
     def take_before(self, found: Mapping[str, Any]) -> None:
         """Losses and score of the model as it is."""
@@ -67,6 +77,13 @@ class CompressDraft(Draft):
             self.scalars[f"{name}/score"] = found["score"][1]
         self.notes += [f"{name}: {found['note']}"] if "note" in found else []
         self.tensors |= {f"{name}/{k}": found[k] for k in self.tensor_keys}
+
+    def take_each(self, name: str, found: Mapping[str, Any]) -> None:
+        """One matrix or head changed alone."""
+        self.each[name] = found["predicted"], found["loss"] - self.scalars["loss"].value
+        predicted, measured = zip(*self.each.values(), strict=True)
+        self.tensors["each/predicted"] = torch.tensor(predicted, dtype=torch.float64)
+        self.tensors["each/measured"] = torch.tensor(measured, dtype=torch.float64)
 
 
 class Compressed(Answer):
@@ -122,12 +139,48 @@ class Compressed(Answer):
         """What the best method costs."""
 
     @property
-    def said(self) -> Said:
+    def each(self) -> dict[str, tuple[float, float]]:
+        """What the loss rises by with one matrix or head changed alone, (predicted, measured); empty if not asked."""
+        t = self.record.tensors
+        if "each/predicted" not in t:
+            return {}
+        pairs = zip(t["each/predicted"].tolist(), t["each/measured"].tolist(), strict=True)
+        return dict(zip(self.record.inputs.get("each") or self.matrices, pairs, strict=False))
+
+    # --- verdicts ---------------------------------------------------------------------------------------------------
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What the best method costs, and whether the Hessian tells which matrices are sensitive."""
+        return (*self._of_best(), *self._of_each())
+
+    def _of_best(self) -> tuple[Verdict, ...]:
         m = self.best
         if m is None:
-            return NOTHING + self.cut_short
+            return ()
         held = NOTHING if m.held is None else say("compressed_held", held=number(m.held))
-        return self.told(m) + held + self._scored(m) + self.cut_short
+        rise = (m.measured if m.held is None else m.held) / (abs(self._loss_beside(m)) or 1.0)
+        said = self.told(m) + held + self._scored(m)
+        return (judged(self.kind, Estimate(rise), RISE, percent(rise), said, percent),)
+
+    def _loss_beside(self, m: Method) -> float:
+        """The loss before, on the batches that a method's rise is judged by."""
+        return self.loss if m.held is None else self.record.scalars["held"].value
+
+    def _of_each(self) -> tuple[Verdict, ...]:
+        if len(self.each) < FEWEST:
+            return ()
+        ranked = sorted(self.each.items(), key=lambda item: item[1][1])
+        (low, (_, least)), (high, (_, most)) = ranked[0], ranked[-1]
+        little = sum(rise <= LITTLE * abs(self.loss) for _, (_, rise) in ranked)
+        told = {"high": high, "most": number(most), "low": low, "least": number(least), "loss": number(self.loss)}
+        e = Estimate(_rank_correlation([p for p, _ in self.each.values()], [m for _, m in self.each.values()]))
+        said = say(f"{self.kind}_each", **told, little=little, all=len(ranked), share=percent(LITTLE), size=self.share)
+        said += say("compressed_ranks", ranks=f"{e.value:.2f}")
+        return (judged("ranks", e, RANKED, f"{e.value:.2f}", said, lambda x: f"{x:g}"),)
+
+    @property
+    @abstractmethod
+    def share(self) -> str:
+        """How much of a matrix is changed when it is changed alone."""
 
     def _scored(self, best: Method) -> Said:
         """A score can fall where the loss hardly rises."""
@@ -147,8 +200,16 @@ class Compressed(Answer):
         return Grid(("method", way, size, "predicted", "measured", "held", "score"), tuple(rows))
 
     def more_lines(self) -> Sequence[str]:
-        """What is printed after the methods."""
-        return ()
+        """What is printed after the methods: what was changed alone, most sensitive first."""
+        if not self.each:
+            return []
+        ranked = sorted(self.each.items(), key=lambda item: -item[1][1])
+        head = f"{'alone':<48}{'predicted dL':>14}{'measured dL':>13}"
+        return [head, *(f"{self.named_alone(n):<48}{number(p):>14}{number(m):>13}" for n, (p, m) in ranked)]
+
+    def named_alone(self, name: str) -> str:
+        """A matrix or head as it is shown where it was changed alone."""
+        return name
 
     def lines(self) -> Sequence[str]:
         i, s = self.record.inputs, self.record.scalars
@@ -157,20 +218,22 @@ class Compressed(Answer):
         before += ", " + line("line_held", loss=cell(s["held"].value)) if "held" in s else ""
         named = i.get("score") or "score"
         out.append(before + (f", {named} {cell(s['score'].value)}" if "score" in s else ""))
+        out += self._method_lines(named) if self.methods else []
+        out += self.more_lines()
+        if self.folder:
+            out.append(line("line_model_of", method=i["best"], folder=self.folder))
+        return [*out, *self.verdict_lines()]
+
+    def _method_lines(self, named: str) -> list[str]:
         _, size, way = self.columns
         head = f"{'method':<12}{way:<15}{size:>7}{'predicted dL':>14}{'measured dL':>13}"
-        out.append(f"{head}{'held out':>10}{named:>9}")
+        out = [f"{head}{'held out':>10}{named:>9}"]
         for m in self.methods:
             out.append(
                 f"{m.name:<12}{m.way:<15}{m.size:>7.3f}{cell(m.predicted):>14}{cell(m.measured):>13}"
                 f"{cell(m.held):>10}{cell(m.score and m.score.value):>9}"
             )
-        out += self.more_lines()
-        if self.methods:
-            out.append(self.said())
-        if self.folder:
-            out.append(line("line_model_of", method=i["best"], folder=self.folder))
-        return [*out, *self.verdict_lines()]
+        return out
 
 
 def best_of(scalars: Mapping[str, Estimate], methods: Iterable[str]) -> str | None:
@@ -181,3 +244,9 @@ def best_of(scalars: Mapping[str, Estimate], methods: Iterable[str]) -> str | No
         return math.inf if math.isnan(value) else value
 
     return min((m for m in methods if f"{m}/measured" in scalars), key=rise, default=None)
+
+
+def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    """Spearman's."""
+    ranks = [torch.tensor(x).argsort().argsort().double() for x in (a, b)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])

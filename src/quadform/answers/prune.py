@@ -40,6 +40,10 @@ class Pruned(Compressed):
         """The share of zeros in each matrix."""
         return self.record.tensors[f"{method}/zeros"]
 
+    @property
+    def share(self) -> str:
+        return percent(self.sparsity)
+
     def size_of(self, method: str) -> float:
         return self.record.scalars[f"{method}/sparsity"].value
 

@@ -72,10 +72,17 @@ PRESETS = {
     "smoke": Config(prune=_TINY, quantize=_TINY, products=8, rounds=1),
     "cpu": Config(),
     "paper": Config(
-        prune=tuple(Sizes(model=name, size=16, seen=8) for name in NAMES),
-        quantize=tuple(Sizes(model=name, size=8) for name in NAMES),
-        products=60,
-        rounds=4,
+        prune=(
+            Sizes(model="rxnfp", size=32, seen=3),
+            Sizes(model="anarcii", size=16, seen=3, held=4),
+            Sizes(model="minilm", size=32, seen=3),
+        ),
+        quantize=(
+            Sizes(model="rxnfp", size=16),
+            Sizes(model="anarcii", size=8, held=4),
+            Sizes(model="minilm", size=16),
+        ),
+        products=30,
     ),
 }
 
@@ -92,13 +99,14 @@ def _before(config: Config, of: Sizes) -> dict[str, Tensor]:
     ratios = []
     for n, m in maps.items():
         W = m.matrix(own[n].detach())
-        ours, theirs = sparsegpt(W, m.S, config.share)[0], torch.tensor(published(W, m.S, config.share))
+        ours, theirs = sparsegpt(W, m.S, config.share)[0], torch.tensor(published(W, m.S, config.share)).to(W)
         ratios.append(error(W, ours, m.S) / error(W, theirs, m.S) - 1)
     return t.judged(t.model) | {"twin": torch.tensor(ratios, dtype=torch.float64)}
 
 
 def published(W: Tensor, S: Tensor, share: float, damping: float = 0.01, block: int = 128) -> Any:
     """SparseGPT as its authors state it [Frantar, Alistarh 2023, Algorithm 1], with a mask for each block."""
+    W, S = W.cpu(), S.cpu()
     w, n = W.numpy().copy(), W.shape[1]
     dead = np.diag(S.numpy()) == 0
     w[:, dead] = 0
@@ -119,7 +127,11 @@ def published(W: Tensor, S: Tensor, share: float, damping: float = 0.01, block: 
 
 
 def _pruned(config: Config, of: Sizes, way: str) -> dict[str, Tensor]:
-    t = _task(config, of)
+    return pruned(_task(config, of), config, way)
+
+
+def pruned(t: Task, config: Config, way: str) -> dict[str, Tensor]:
+    """A model with a share of its weights gone: losses and score held out, and on what was seen."""
     method, damping = WAYS[way]
     found = prune(
         t.model, t.seen, t.loss, method=(method,), sparsity=config.share, damping=damping, seed=config.seed,
@@ -135,8 +147,11 @@ def _told(t: Task, found: Any) -> dict[str, Tensor]:
 
 
 def _each(config: Config, of: Sizes, bits: int) -> dict[str, Tensor]:
-    """Each matrix rounded alone, in float64: (matrices, 2), predicted and measured."""
-    t = _task(config, of, torch.float64)
+    return each_alone(_task(config, of, torch.float64), config, bits)
+
+
+def each_alone(t: Task, config: Config, bits: int) -> dict[str, Tensor]:
+    """Each matrix rounded alone: (matrices, 2), predicted and measured."""
     found = quantize(
         t.model, t.seen, t.loss, bits=bits, group=config.group, method=("gptq",), each=True, seed=config.seed,
         held_out=0, progress=False,
@@ -145,8 +160,11 @@ def _each(config: Config, of: Sizes, bits: int) -> dict[str, Tensor]:
 
 
 def _rounded(config: Config, of: Sizes, budget: float | None) -> dict[str, Tensor]:
+    return rounded(_task(config, of), config, budget)
+
+
+def rounded(t: Task, config: Config, budget: float | None) -> dict[str, Tensor]:
     """GPTQ with 4 bits everywhere, or with the bits that a budget gives."""
-    t = _task(config, of)
     size = {"bits": UNIFORM} if budget is None else {"budget": budget}
     found = quantize(
         t.model, t.seen, t.loss, **size, group=config.group, method=("gptq",), seed=config.seed, held_out=0,
@@ -155,10 +173,15 @@ def _rounded(config: Config, of: Sizes, budget: float | None) -> dict[str, Tenso
     return _told(t, found) | {"bits": torch.tensor(list(found.bits.values()))}
 
 
+def _as_it_is(config: Config, of: Sizes) -> dict[str, Tensor]:
+    t = _task(config, of)
+    return t.judged(t.model)
+
+
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
     scalars: dict[str, Estimate] = {}
     tensors: dict[str, Tensor] = {}
-    with units.plan(len(config.prune) * (1 + len(WAYS)) + len(config.quantize) * (len(PREDICTED) + 2)):
+    with units.plan(len(config.prune) * (1 + len(WAYS)) + len(config.quantize) * (len(PREDICTED) + 3)):
         for of in config.prune:
             s, t = _of_pruning(config, of, units)
             scalars, tensors = scalars | s, tensors | t
@@ -199,8 +222,7 @@ def _of_rounding(config: Config, of: Sizes, units: Units) -> tuple[dict[str, Est
     near = (each[..., 0] - each[..., 1]).abs() <= CLOSE * each[..., 1].abs()
     same = units(f"{of.model}, 4 bits", _rounded, config, of, None)
     chosen = units(f"{of.model}, budget", _rounded, config, of, float(same["seen"][2]))
-    t = _task(config, of)
-    base = t.judged(t.model)
+    base = units(f"{of.model}, as it is", _as_it_is, config, of)
     fall = float(chosen["seen"][1] / same["seen"][1]) if same["seen"][1] > 0 else math.nan
     scalars = {
         f"close/{name}": Estimate(float(near.double().mean()), note=f"share of {near.numel()} matrices and bits"),
@@ -290,5 +312,6 @@ EXPERIMENT = Experiment(
     run=run,
     figure=figure,
     claims=_claims(),
+    gpu="float32",
     needs=lambda config: tuple(of.model.partition(":")[0] for of in config.prune),
 )

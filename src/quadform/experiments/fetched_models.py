@@ -8,6 +8,7 @@ anarcii  numbers an antibody domain; targets are its own answers, score: the sha
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,15 +48,18 @@ class Task:
         """The loss of each batch held out, (batches,), and the score."""
         with torch.no_grad():
             losses = torch.stack([self.value(model, b) for b in self.held]).double()
-            return {"held": losses, "score": self.score(model, self.held)}
+            return {"held": losses.cpu(), "score": self.score(model, self.held).cpu()}
 
 
+@functools.lru_cache(maxsize=1)
 def task(name: str, size: int, seen: int, held: int, *, dtype: torch.dtype, seed: int = 0) -> Task:
-    """A model by name with `seen` and `held` batches of `size` sequences; no sequence is in two batches."""
+    """A model by name with `seen` and `held` batches of `size` sequences, on a GPU where there is one; no sequence is
+    in two of them."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     make = {"rxnfp": _rxnfp, "minilm": _minilm, "anarcii": _anarcii}[name.partition(":")[0]]
     found: Task = make(name.partition(":")[2], size, seen + held, dtype, seed)
-    both = found.seen
-    return Task(found.model, both[:seen], both[seen:], found.loss, found.value, found.score)
+    both = [{k: t.to(device) for k, t in batch.items()} for batch in found.seen]
+    return Task(found.model.to(device), both[:seen], both[seen:], found.loss, found.value, found.score)
 
 
 def _drawn(count: int, of: Sequence[Any], seed: int) -> list[Any]:
@@ -100,7 +104,7 @@ def _minilm(variant: str, size: int, count: int, dtype: torch.dtype, seed: int) 
     def score(model: Any, held: Sequence[Batch]) -> Tensor:
         halves = [model(**b).chunk(2) for b in held]
         first, second = (torch.cat(side) for side in zip(*halves, strict=True))
-        return ((first @ second.mT).argmax(1) == torch.arange(len(first))).double().mean()
+        return ((first @ second.mT).argmax(1) == torch.arange(len(first), device=first.device)).double().mean()
 
     batches = [batch(pairs[i * size : (i + 1) * size]) for i in range(count)]
     value: Callable[[Any, Batch], Tensor] = lambda model, b: of_partners(model(**b))  # noqa: E731

@@ -34,6 +34,7 @@ __getattr__, __dir__, __all__ = attach(
         "heat_map": ".attention.heat",
         "jacobians": ".isometry",
         "prune_bars": ".prune",
+        "prune_each": ".prune",
         "quantize_bars": ".quantize",
         "quantize_each": ".quantize",
         "rate_course": ".along",

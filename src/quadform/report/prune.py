@@ -54,6 +54,57 @@ def bars(answer: Compressed, name: str, words: tuple[str, str, str], texts: Text
     )
 
 
+def one_by_one(answer: Compressed, texts: Texts, style: Style) -> Figure:
+    """Each matrix or head changed alone: how much the loss rises, predicted and measured."""
+    import altair as alt
+
+    over, key = Rows(), f"{answer.kind}_each"
+    kinds = [texts("compressed_predicted"), texts("compressed_measured")]
+    ranked = sorted(answer.each.items(), key=lambda item: -item[1][1])
+    names = [answer.named_alone(n) for n, _ in ranked]
+    rows = [
+        {"matrix": name, "dL": value, "which": kind}
+        for name, (_, pair) in zip(names, ranked, strict=True)
+        for kind, value in zip(kinds, pair, strict=True)
+    ]
+    chart = (
+        over(rows)
+        .mark_point(filled=True, size=50, opacity=0.9)
+        .encode(
+            x=alt.X("dL:Q", axis=alt.Axis(title=texts("compressed_axis"), tickCount=6, format="~g")),
+            y=alt.Y("matrix:N", sort=names, axis=alt.Axis(title=None, labelLimit=320)),
+            color=alt.Color(
+                "which:N",
+                scale=alt.Scale(domain=kinds, range=[style.signed(1), style.ink]),
+                legend=alt.Legend(title=None, orient="bottom", labelLimit=300),
+            ),
+            shape=alt.Shape("which:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), legend=None),
+        )
+        .properties(width=420, height=alt.Step(16))
+    )
+    told = [v for v in answer.verdicts() if v.name == "ranks"]
+    return Figure(
+        name=f"{answer.kind}-each",
+        title=texts(f"{key}_title"),
+        chart=over.finish(chart, style),
+        headline=(told[0].both if told else answer.said)(texts.lang),
+        reading=texts(f"{key}_reading", share=answer.share),
+        not_meaning=texts(f"{key}_not"),
+        table=Table(
+            ("changed alone", "predicted", "measured"),
+            tuple((name, *pair) for name, (_, pair) in zip(names, ranked, strict=True)),
+        ),
+        python=redraw(key),
+        texts=texts,
+        tags=("exact",),
+    )
+
+
+def prune_each(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """Each matrix without a share of its weights, each head gone: how much the loss rises, predicted and measured."""
+    return one_by_one(Pruned(record), texts, style)
+
+
 def prune_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """For each method how much the loss rises: predicted, measured, and on batches held out."""
     return bars(Pruned(record), "prune", ("prune_title", "prune_reading", "prune_not"), texts, style)
@@ -81,7 +132,9 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
 
 
 def figures(record: Record) -> tuple[Draw, ...]:
-    return (prune_bars,) if Pruned(record).methods else ()
+    answer = Pruned(record)
+    drawn: list[Draw] = [prune_bars] if answer.methods else []
+    return tuple([*drawn, prune_each] if answer.each else drawn)
 
 
 PAGE = Page(Pruned, title, rows, figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -80,12 +80,13 @@ class CompressMeasurement(ABC, Generic[A]):
     def prepare(self, work: Work, draft: CompressDraft) -> None:
         """What is measured before the methods."""
 
-    def afterwards(self, work: Work, draft: CompressDraft) -> None:
-        """What is measured once all methods are."""
+    @abstractmethod
+    def alone(self, best: str | None) -> Mapping[str, Callable[[], Mapping[str, Tensor]]]:
+        """What is changed while all else stays as it is, by name: how its tensors look then."""
 
     @property
     def before(self) -> int:
-        """Products of `prepare` and `afterwards`."""
+        """Products beside those of the methods."""
         return self._diagonal * int(self.asked.products)
 
     @property
@@ -107,7 +108,9 @@ class CompressMeasurement(ABC, Generic[A]):
                     self.diagonal = self._diagonal_of()
             for name in self.ways:
                 draft.take(name, work.piece(name, partial(self.method, name), self.expected(name)))
-            self.afterwards(work, draft)
+            best = best_of(draft.scalars, self.ways)
+            for name, make in self.alone(best).items() if self.asked.each else ():
+                draft.take_each(name, work.piece(f"each {name}", lambda make=make: self._alone(make()), 1))
         best = best_of(draft.scalars, self.ways)
         inputs = {
             "source": dict(self.subject.source),
@@ -118,6 +121,7 @@ class CompressMeasurement(ABC, Generic[A]):
             "ways": dict(self.ways),
             "damping": self.asked.damping,
             "matrices": list(self.maps),
+            "each": list(draft.each),
             **self.inputs(),
             "score": draft.score,
             "best": best,
@@ -187,6 +191,14 @@ class CompressMeasurement(ABC, Generic[A]):
         parts = self.parts({n: weights[n] - t for n, t in self.risk.params.items()})
         named = {"predicted": sum(parts.values()), "parts": torch.tensor(list(parts.values()), dtype=torch.float64)}
         return named | self._losses(weights)
+
+    def _alone(self, changed: Mapping[str, Tensor]) -> dict[str, float]:
+        """Some tensors changed, the others as they are."""
+        risk = self.risk
+        d = {n: changed[n] - t if n in changed else torch.zeros_like(t) for n, t in risk.params.items()}
+        with torch.no_grad():
+            loss = float(risk.value({**risk.params, **changed}))
+        return {"predicted": sum(self.parts(d).values()), "loss": loss}
 
     def _losses(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
         """The loss on the batches that were seen, on those held out, and the score of the task."""

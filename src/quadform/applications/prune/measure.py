@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ...answers.prune import Pruned
 from ...compress.fisher import RowFisher, singles
-from ...compress.heads import heads_of
+from ...compress.heads import head_names, heads_of
 from ...compress.maps import zeros_of
+from ...compress.masks import choose
 from ...compress.pruning import Chosen, curvature_of_rows, one_by_one, partly, select
 from ...compress.surgeon import Surgeon
 from ...compress.together import step
@@ -52,9 +53,10 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         room = Room.of(whole, moments + fisher + square + (6 + len(self.ways)) * n * size).require(whole)
         each = seconds_of_value(whole) * self.subject.scale
         products = self.before + sum(map(self.expected, self.ways))
-        seconds = each * (PRODUCT * products + 4 + 2 * len(self.ways))
+        seconds = each * (PRODUCT * products + 4 + 2 * len(self.ways) + self._each)
+        how = ", ".join(self.ways) or "one matrix at a time"
         text = (
-            f"{note_of(whole)}plan: {', '.join(self.ways)} at {asked.sparsity:g}, at most {products} products,"
+            f"{note_of(whole)}plan: {how} at {asked.sparsity:g}, at most {products} products,"
             f" {clock(seconds)} in all; {room}; {in_words(moments)} of it for the inputs of matrices, {n:,} weights;"
             " the model is not touched"
         )
@@ -73,6 +75,16 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def _fisher(self) -> bool:
         return "woodfisher" in self.ways or "fisher" in self.ways.values()
 
+    @property
+    def before(self) -> int:
+        return super().before + self._each
+
+    @property
+    def _each(self) -> int:
+        """Matrices and heads that go one at a time."""
+        matrices = sum(t.dim() == 2 for t in self.whole.params.values())
+        return self.asked.each * (matrices + len(head_names(self.whole.space.views)))
+
     def expected(self, method: str) -> int:
         n = sum(t.numel() for t in self.whole.params.values() if t.dim() == 2)
         whole = n * (self.ways[method] == "obs" or method == "obs")
@@ -85,6 +97,20 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         found.weights = self.kept.read(method)
         if folder is not None:
             found.folder = write(folder / PRUNED, self.subject, found.weights)
+
+    def alone(self, best: str | None) -> dict[str, Callable[[], dict[str, Tensor]]]:
+        """The smallest weights of one matrix, not compensated; all of one head: without its part of W_O it is gone."""
+        matrices = {n: partial(self._without, {n: None}) for n in self.maps}
+        heads = heads_of(self.risk.space.views, self.maps, self.risk.params, "O")
+        return matrices | {h: partial(self._without, parts) for h, parts in heads.items()}
+
+    def _without(self, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Tensors without what is marked (out, in); where nothing is, without the share of the smallest."""
+        W = self.turned({n: self.risk.params[n] for n in parts})
+        keep = {
+            n: choose({n: w.abs()}, self.asked.sparsity)[n] if (m := parts[n]) is None else ~m for n, w in W.items()
+        }
+        return self.turned({n: w * keep[n] for n, w in W.items()})
 
     # --- one method -------------------------------------------------------------------------------------------------
     def method(self, method: str) -> dict[str, Any]:
@@ -121,6 +147,8 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         elif method == "woodfisher":
             diagonal = {n: f.inverse_diagonal() for n, f in self.fisher.items()}
         heads = self.heads if asked.structure == "heads" else None
+        if heads is not None and not heads:
+            raise InputError("this model has no attention heads that are known by name; choose another structure.")
         return select(
             method, self.maps, W, asked.sparsity, asked.structure, diagonal=diagonal, heads=heads, damping=asked.damping
         )

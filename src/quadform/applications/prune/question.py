@@ -56,9 +56,13 @@ class PruneQuestion(CompressQuestion):
         "Number of pruning rounds; the curvature is measured again before each.",
         least=1,
     )
+    each: bool = option(
+        False, "Take from one matrix at a time too, and one head: which are sensitive, predicted and measured."
+    )
 
     def check(self) -> None:
-        require_known(self.method, METHODS | NAMED)
+        if self.method or not self.each:
+            require_known(self.method, METHODS | NAMED)
         if self.structure == "2:4" and self.sparsity != 0.5:
             raise InputError(f"2:4 removes one half of the weights; got sparsity={self.sparsity:g}. Give 0.5.")
         if self.structure in ("rows", "heads") and "sparsegpt" in self.method:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...answers.compressed import best_of
 from ...answers.quantize import QuantizedModel, QuantizeDraft
 from ...compress.allocation import allocate, choices_of
 from ...compress.layerwise import Quantized
@@ -212,22 +212,12 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         kept, dtype = self.kept.read(method), self.risk.dtype
         return {n: layout.values(kept, n, dtype) for n, layout in self.layouts.items()}
 
-    # --- one matrix -------------------------------------------------------------------------------------------------
-    def afterwards(self, work: Work, draft: QuantizeDraft) -> None:  # type: ignore[override]  # its own draft
-        best = best_of(draft.scalars, self.ways)
-        if not self.asked.each or best is None:
-            return
+    def alone(self, best: str | None) -> dict[str, Callable[[], dict[str, Tensor]]]:
+        """One matrix rounded as the best method did."""
+        if best is None:
+            return {}
         weights = {n: t.to(self.risk.device) for n, t in self._weights(best).items()}
-        for name in self.maps:
-            draft.take_each(name, work.piece(f"each {name}", partial(self._alone, name, weights[name]), 1))
-
-    def _alone(self, name: str, weight: Tensor) -> dict[str, float]:
-        """One matrix rounded, the others as they are."""
-        risk = self.risk
-        d = {n: weight - t if n == name else torch.zeros_like(t) for n, t in risk.params.items()}
-        with torch.no_grad():
-            loss = float(risk.value({**risk.params, name: weight}))
-        return {"predicted": sum(self.parts(d).values()), "loss": loss}
+        return {n: partial(dict[str, Tensor], {n: t}) for n, t in weights.items()}
 
 
 def require_plain(subject: Subject) -> None:

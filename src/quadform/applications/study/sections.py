@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ...answers.answer import Answer, Grid
 from ...core.errors import InputError
 from ...core.question import Plan, Question, option
@@ -18,6 +20,7 @@ from ...train import TrainConfig, train
 from ..attention.question import AttentionQuestion
 from ..machine import DTYPES, device_of
 from ..point.question import PointQuestion
+from ..prune.question import PruneQuestion
 from ..short_run import ShortRun
 from ..signal.question import SignalQuestion
 from ..spectrum.question import SpectrumQuestion
@@ -86,9 +89,22 @@ def _of_model(model: Once, asked: ReportOpening, seed: int, light: bool = False)
     yield Section("spectrum", "eigenvalues, density and blocks of the Hessian", spectrum, model)
     point = PointQuestion(seed=seed, inertia=0, products=POINT)
     yield Section("point", "minimum, saddle, or still descending?", point, model)
+    if _has_maps(opened.model):
+        prune = PruneQuestion(seed=seed, method=(), each=True, score=0)
+        yield Section("prune", "what can be taken away: one matrix, one head at a time", prune, model)
     if isinstance(opened.model, Transformer):
         why = WhyQuestion(seed=seed, batch_size=asked.batch_size)
         yield Section("why", "the model without softmax, norm, skip, QK product", why, model)
+
+
+def _has_maps(model: Any) -> bool:
+    """Whether a module has matrices that are no embeddings, as ours and layers of torch and transformers name them."""
+    if isinstance(model, Transformer):
+        return True
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    tied = {id(m.weight) for m in modules if isinstance(m, nn.Embedding)}
+    linear = (m.weight for m in modules if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D")
+    return any(id(weight) not in tied for weight in linear)
 
 
 # --- what has no question of its own ----------------------------------------------------------------------------------

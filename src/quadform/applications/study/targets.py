@@ -1,6 +1,6 @@
 """What the words of a report name: saved studies, and models that are opened once for all their sections.
 
-FOLDER/training  spectrum  point  lr  signal  why  attention     one record each
+FOLDER/training  spectrum  point  prune  lr  signal  why  attention     one record each
 FOLDER/run                                                the training run, where the study trained the model itself
 FOLDER/record.json                                        what was asked
 """
@@ -24,7 +24,7 @@ from .answer import Report, Study
 from .question import ReportOpening, ReportQuestion
 
 #: The sections of a study of one model, in the order of the page; `attention` is a study of its own beside it.
-SECTIONS = ("lr", "spectrum", "point", "signal", "training", "why")
+SECTIONS = ("lr", "spectrum", "point", "prune", "signal", "training", "why")
 EXACT = "attention"
 #: What the built-in default is called where a model is named.
 DEFAULT = "the built-in default"

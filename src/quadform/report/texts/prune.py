@@ -1,7 +1,7 @@
 """Sentences about pruning, and about all that makes a model smaller, in both languages."""
 
 EN = {
-    "stage_prune": "pruning",
+    "stage_prune": "what can be taken away",
     "record_prune": "What can be taken away from {name}",
     "prune_title": "What pruning costs the loss",
     "compressed_axis": "rise of the loss",
@@ -18,10 +18,16 @@ EN = {
     " batches, and on batches that no method has seen.",
     "prune_not": "Where prediction and measurement differ much, the weights moved beyond the range of the quadratic"
     " model: use the measured bar. The model was not retrained afterwards.",
+    "prune_each_title": "What can be taken away",
+    "prune_each_reading": "One line for each matrix without {share} of its weights, the smallest, and for each"
+    " attention head taken out whole, the most sensitive on top: how much the loss rises when that alone is gone."
+    " Predicted is g.d + d.Hd/2 with the exact Hessian, measured is the loss itself.",
+    "prune_each_not": "The sum over lines is not what all of them cost together: terms between them are left out here,"
+    " and no other weight makes up for what is gone.",
 }
 
 KO = {
-    "stage_prune": "가지치기",
+    "stage_prune": "덜어 낼 수 있는 것",
     "record_prune": "{name}에서 덜어 낼 수 있는 가중치",
     "prune_title": "가지치기에 따른 손실 변화",
     "compressed_axis": "손실 증가량",
@@ -38,4 +44,10 @@ KO = {
     " 어떤 방법도 보지 않은 배치에서 구한 손실입니다.",
     "prune_not": "예측과 측정이 크게 다르면 가중치가 이차 근사가 맞는 범위를 벗어난 것이므로 측정값을 따르십시오."
     " 이후에 다시 학습하지는 않았습니다.",
+    "prune_each_title": "덜어 낼 수 있는 것",
+    "prune_each_reading": "한 줄은 가장 작은 가중치부터 {share} 제거한 행렬 하나이거나 통째로 제거한 어텐션 헤드"
+    " 하나이며, 가장 민감한 것이 맨 위에 있습니다. 그것만 제거했을 때의 손실 증가량입니다. 예측은 기울기와 정확한"
+    " 헤시안으로 구한 2차 변화량, 측정은 손실 자체입니다.",
+    "prune_each_not": "값을 모두 더해도 함께 제거한 값이 되지 않습니다. 서로 사이의 항이 빠져 있고, 다른 가중치로"
+    " 보상하지 않았습니다.",
 }

@@ -1,0 +1,204 @@
+"""Pruning and few bits on one GPU: the time of GPT-2 124M layer by layer, and the bars on a GPT of 35M trained here.
+
+    python benchmarks/compress.py [layerwise] [own] [--out FILE] [--limit SECONDS] [--train SECONDS] [--small]
+
+`layerwise`: GPT-2 124M of Hugging Face, random weights, half of the weights of all linear maps by SparseGPT, 16 x 4 x
+1,024 random tokens of calibration; correctness first (one matrix against the published algorithm in numpy), then what
+the plan foretells and what was taken. `own`: a GPT of 35M parameters trained on bytes of the standard library, then the
+claims of the experiment `compression`. The file is written after every row. `--small` is for a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import quadform as qf
+from quadform.compress.layerwise import error, sparsegpt
+from quadform.compress.maps import linear_maps
+from quadform.core.record import Provenance, strict_json
+from quadform.corpora.running import library_files
+from quadform.experiments.compression import PREDICTED, WAYS, Config, each_alone, pruned, published, rounded
+from quadform.experiments.fetched_models import Task, rise_ratio
+
+
+class Gpt(nn.Module):
+    """GPT-2 of Hugging Face whose output is the logits, and whose loss (`after`) keeps their dtype."""
+
+    def __init__(self, positions: int, **sizes: Any) -> None:
+        import transformers
+
+        super().__init__()
+        transformers.logging.set_verbosity_error()
+        config = transformers.GPT2Config(bos_token_id=0, eos_token_id=0, n_positions=positions, **sizes)
+        self.net = transformers.GPT2LMHeadModel(config).eval()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.net(input_ids=ids, use_cache=False).logits
+
+
+def after(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["ids"][:, 1:].flatten())
+
+
+class Bench:
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.rows, self.began = given, dict[str, Any](), time.perf_counter()
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.manual_seed(0)
+
+    @property
+    def left(self) -> float:
+        return self.given.limit - (time.perf_counter() - self.began)
+
+    def keep(self, name: str, row: dict[str, Any]) -> None:
+        self.rows[name] = row | {"at_s": round(time.perf_counter() - self.began, 1)}
+        print(name, self.rows[name], flush=True)
+        made = asdict(Provenance.collect(seed=0, device=self.device, dtype=torch.float32))
+        Path(self.given.out).write_text(strict_json({"made": made, "rows": self.rows}))
+
+    def timed(self, name: str, work: Any) -> Any:
+        """Seconds and the most memory of one call; None where the time is up."""
+        if self.left <= 0:
+            print(f"{name}: no time left", flush=True)
+            return None
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        at = time.perf_counter()
+        found = work()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else None
+        self.cost = {"seconds": round(time.perf_counter() - at, 2), "peak_gib": peak}
+        return found
+
+    # --- GPT-2 124M, layer by layer -----------------------------------------------------------------------------------
+    def layerwise(self) -> None:
+        small = self.given.small
+        sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 211} if small else {}
+        model = Gpt(1024, **sizes).to(self.device)
+        vocab, tokens = model.net.config.vocab_size, 64 if small else 1024
+        ids = torch.randint(0, vocab, (16, 4, tokens), device=self.device)
+        batches = [{"ids": row} for row in ids]
+        self.keep("correct", self._against_published(model, batches[:1]))
+        asked: dict[str, Any] = {"method": ("sparsegpt",), "sparsity": 0.5, "held_out": 0}
+        plan = qf.prune.plan(model, batches, after, **asked)
+        found = self.timed("layerwise", lambda: qf.prune(model, batches, after, progress=False, **asked))
+        if found is None:
+            return
+        (m,) = found.methods
+        told = {"sparsity": m.size, "predicted": m.predicted, "measured": m.measured, "loss": found.loss}
+        count = sum(p.numel() for p in model.parameters())
+        planned = {"planned_gib": plan.bytes / 2**30, "planned_s": plan.seconds, "parameters": count}
+        self.keep("layerwise", self.cost | told | planned)
+
+    def _against_published(self, model: nn.Module, batches: list[Any]) -> dict[str, Any]:
+        name, m = next(iter(linear_maps(qf.Risk(model, after, batches, quiet=True)).items()))
+        W = m.matrix(model.get_parameter(name).detach())
+        ours = sparsegpt(W, m.S, 0.5)[0].double().cpu()
+        W, S = W.double().cpu(), m.S.double().cpu()
+        return {"matrix": name, "error_ratio": error(W, ours, S) / error(W, torch.tensor(published(W, S, 0.5)), S)}
+
+    # --- a GPT of 35M, trained here -----------------------------------------------------------------------------------
+    @cached_property
+    def trained(self) -> tuple[Gpt, Tensor]:
+        """(model, bytes held out)."""
+        small = self.given.small
+        sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2} if small else {"n_layer": 11, "n_embd": 512, "n_head": 8}
+        model = Gpt(256, vocab_size=256, **sizes).to(self.device)
+        text = "".join(text for _, text in library_files()).encode()
+        data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
+        cut = int(0.95 * len(data))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+        began, steps, seconds = time.perf_counter(), 0, min(self.given.train, self.left)
+        while (gone := time.perf_counter() - began) < seconds:
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 * min((steps + 1) / 100, 1) * max(1 - gone / seconds, 0.02)
+            ids = self.drawn(data[:cut], 64)
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+                loss = after(model(ids), {"ids": ids})
+            optimizer.zero_grad()
+            loss.float().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            steps += 1
+        told = {"steps": steps, "last_loss": float(loss), "parameters": sum(p.numel() for p in model.parameters())}
+        self.keep("trained", told | {"seconds": time.perf_counter() - began})
+        return model, data[cut:]
+
+    def drawn(self, data: Tensor, count: int, tokens: int = 256) -> Tensor:
+        starts = torch.randint(0, len(data) - tokens, (count,), device=self.device)
+        return data[starts[:, None] + torch.arange(tokens, device=self.device)].long()
+
+    def task(self, seen: int, dtype: torch.dtype) -> Task:
+        """Batches of 8 x 256 bytes of files that were not trained on; 8 of them held out."""
+        model, data = self.trained
+        torch.manual_seed(1)
+        batches = [{"ids": self.drawn(data, 8)} for _ in range(8 + seen)]
+
+        def score(net: Any, held: Any) -> Tensor:
+            return torch.stack([(net(**b)[:, :-1].argmax(-1) == b["ids"][:, 1:]).double().mean() for b in held]).mean()
+
+        return Task(model.to(dtype), batches[8:], batches[:8], after, lambda net, b: after(net(**b), b), score)
+
+    def own(self) -> None:
+        config = Config(products=30, rounds=2)
+        t = self.task(4 if self.given.small else 16, torch.float32)
+        base = t.judged(t.model)
+        self.keep("before", {"held": float(base["held"].mean()), "score": float(base["score"])})
+        held: dict[str, Tensor] = {}
+        for way in WAYS:
+            found = self.timed(way, lambda way=way: pruned(t, config, way))
+            if found is None:
+                return
+            held[way] = found["held"]
+            rise = float((found["held"] - base["held"]).mean())
+            seen = dict(zip(("predicted", "measured", "size"), found["seen"].tolist(), strict=True))
+            self.keep(way, self.cost | seen | {"held": rise, "score": float(found["score"])})
+        theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
+        value, spread = rise_ratio(held["hessian"].cpu(), held[theirs].cpu(), base["held"].cpu())
+        self.keep("hessian over SparseGPT", {"beside": theirs, "ratio": value, "stderr": spread, "bar": 0.8})
+        self._bits(config, t, base)
+
+    def _bits(self, config: Config, t: Task, base: dict[str, Tensor]) -> None:
+        same = self.timed("4 bits", lambda: rounded(t, config, None))
+        size = None if same is None else float(same["seen"][2])
+        chosen = None if same is None else self.timed("budget", lambda: rounded(t, config, size))
+        if same is not None and chosen is not None:
+            value, spread = rise_ratio(chosen["held"].cpu(), same["held"].cpu(), base["held"].cpu())
+            row = {"seen": float(chosen["seen"][1] / same["seen"][1]), "held": value, "stderr": spread, "bar": 0.7}
+            rises = {"rise_same": float(same["seen"][1]), "bits": chosen["bits"].tolist()}
+            self.keep("budget over 4 bits", self.cost | row | rises)
+        exact = self.task(1, torch.float64)
+        for bits in PREDICTED:
+            found = self.timed(f"each {bits}", lambda bits=bits: each_alone(exact, config, bits))
+            if found is not None:
+                predicted, measured = found["each"].unbind(1)
+                near = ((predicted - measured).abs() <= 0.1 * measured.abs()).double().mean()
+                self.keep(f"each {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("jobs", nargs="*", default=["layerwise", "own"], metavar="layerwise|own")
+    parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compress.json"))
+    parser.add_argument("--limit", type=float, default=150.0)
+    parser.add_argument("--train", type=float, default=45.0)
+    parser.add_argument("--small", action="store_true")
+    bench = Bench(parser.parse_args())
+    for job in bench.given.jobs:
+        getattr(bench, job)()
+
+
+if __name__ == "__main__":
+    main()
