@@ -160,6 +160,8 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
         qf.prune(model, batches, squared, structure="rows")
     with pytest.raises(InputError, match="obs chooses single weights, not heads"):
         qf.prune(model, batches, squared, structure="heads", method=("obs",))
+    with pytest.raises(InputError, match="no attention heads"):
+        qf.prune(model, batches, squared, structure="heads", method=("magnitude",), progress=False)
     wide = nn.Sequential(nn.Linear(6, 700), nn.Linear(700, 2)).double()
     with pytest.raises(InputError, match="the whole Hessian, of 5,600 weights here; at most 5,000"):
         qf.prune(wide, batches, squared, method=("obs",), progress=False)

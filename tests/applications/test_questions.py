@@ -58,7 +58,10 @@ ASKED: dict[str, tuple[Door[Any], dict[str, Any]]] = {
     "taylor": (qf.taylor, {**PROBE, "along": ("grad", "update", "random"), "random": 1, "points": 5}),
     "landscape": (qf.landscape, {**PROBE, "plane": "grad", "points": 3, "axes": 2}),
     "flat": (qf.flat, {**PROBE, "batches": 1, "rounds": 0, "products": 40, "tol": 1e-3}),
-    "prune": (qf.prune, {**PROBE, "batches": 4, "sparsity": 0.25, "products": 8, "rounds": 2, "held_out": 1}),
+    "prune": (
+        qf.prune,
+        {**PROBE, "batches": 4, "sparsity": 0.25, "products": 8, "rounds": 2, "held_out": 1, "each": True},
+    ),
     "quantize": (qf.quantize, {**PROBE, "batches": 4, "budget": 9, "group": 4, "products": 8, "each": True}),
     "precond": (qf.precond, {**PROBE, "batches": 2, "methods": ("none", "adam", "kfac"), "fit": 4, "probes": 2}),
     "verify": (qf.verify, {"shapes": 2, "largest": 2, "seed": 1}),

@@ -171,7 +171,7 @@ def test_one_model_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
     found = qf.study(MODEL, **SMALL, out=tmp_path / "a", progress=False)
     assert opened == [MODEL]
     by_kind = {r.kind: r for r in found.records}
-    assert list(by_kind) == ["step-size", "spectrum", "point", "signal", "why"]
+    assert list(by_kind) == ["step-size", "spectrum", "point", "prune", "signal", "why"]
     top = by_kind["spectrum"].scalars["top/0"].value
     assert by_kind["step-size"].scalars["ceiling/sgd"].value == pytest.approx(2 / top, rel=1e-2)
     assert {r.made.dtype for r in found.records} == {"float32"}
@@ -196,7 +196,7 @@ def test_a_training_run_is_studied_beside_itself(
     assert main(["report", run, *FLAGS, "--dtype", "float64"]) in (0, 3)
     assert opened == [run, run]  # the subject, and inside it its checkpoint
     found = Report.load(run)
-    assert kinds(found) == ["step-size", "spectrum", "point", "signal", "training", "why"]
+    assert kinds(found) == ["step-size", "spectrum", "point", "prune", "signal", "training", "why"]
     assert {r.made.dtype for r in found.records} == {"float64"}
     assert (tmp_path / "run" / "report.html").exists()
     assert main(["report", run, "--quiet", "--lang", "ko"]) in (0, 3)

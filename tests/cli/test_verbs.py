@@ -126,7 +126,14 @@ def test_report_of_the_default(
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "report: runs/default/report.html"
     assert said[0].startswith("Learning-rate ceiling:")
-    kinds = {"attention": "attention", "lr": "step-size", "point": "point", "signal": "signal", "spectrum": "spectrum"}
+    kinds = {
+        "attention": "attention",
+        "lr": "step-size",
+        "point": "point",
+        "prune": "prune",
+        "signal": "signal",
+        "spectrum": "spectrum",
+    }
     assert all(Record.load(Path("runs/default") / n).kind == k for n, k in kinds.items())
     assert len(list(Path("pictures").glob("*/*.svg"))) >= 10
     page = (tmp_path / "runs/default/report.html").read_bytes()
@@ -144,7 +151,7 @@ def test_report_in_the_time_there_is(
     assert main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"plan for new:\S+: 5 stages, about [\d,]+ products, .* in all, .* beside the model", said[0])
-    assert [line.split()[0] for line in said[1:]] == ["signal", "lr", "spectrum", "point", "why"]
+    assert [line.split()[0] for line in said[1:]] == ["signal", "lr", "spectrum", "point", "prune", "why"]
     assert list(tmp_path.iterdir()) == []
     assert main([*words, "--max-time", "0.001s"]) == 3
     said = capsys.readouterr().out.splitlines()

@@ -192,5 +192,6 @@ def test_heads_go_as_a_whole() -> None:
     assert sorted(gone) == [f"layers.0.attn.W_{x}" for x in "KOQV"]
     assert {i for i, _ in gone["layers.0.attn.W_V"]} == {0, 1}
     assert {j for _, j in gone["layers.0.attn.W_O"]} == {0, 1}
-    with pytest.raises(InputError, match="no attention heads"):
-        heads_of((), maps, risk.params)
+    assert heads_of((), maps, risk.params) == {}
+    outputs = heads_of(risk.space.views, maps, risk.params, "O")
+    assert {h: list(parts) for h, parts in outputs.items()} == {h: ["layers.0.attn.W_O"] for h in heads}

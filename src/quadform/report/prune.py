@@ -54,11 +54,11 @@ def bars(answer: Compressed, name: str, words: tuple[str, str, str], texts: Text
     )
 
 
-def one_by_one(answer: Compressed, texts: Texts, style: Style) -> Figure:
-    """Each matrix or head changed alone: how much the loss rises, predicted and measured."""
+def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, style: Style) -> Figure:
+    """Each matrix or head changed alone; `words` are the keys of title, reading and what it does not mean."""
     import altair as alt
 
-    over, key = Rows(), f"{answer.kind}_each"
+    over, (title, reading, not_meaning) = Rows(), words
     kinds = [texts("compressed_predicted"), texts("compressed_measured")]
     ranked = sorted(answer.each.items(), key=lambda item: -item[1][1])
     names = [answer.named_alone(n) for n, _ in ranked]
@@ -85,16 +85,16 @@ def one_by_one(answer: Compressed, texts: Texts, style: Style) -> Figure:
     told = [v for v in answer.verdicts() if v.name == "ranks"]
     return Figure(
         name=f"{answer.kind}-each",
-        title=texts(f"{key}_title"),
+        title=texts(title),
         chart=over.finish(chart, style),
         headline=(told[0].both if told else answer.said)(texts.lang),
-        reading=texts(f"{key}_reading", share=answer.share),
-        not_meaning=texts(f"{key}_not"),
+        reading=texts(reading, share=answer.share),
+        not_meaning=texts(not_meaning),
         table=Table(
             ("changed alone", "predicted", "measured"),
             tuple((name, *pair) for name, (_, pair) in zip(names, ranked, strict=True)),
         ),
-        python=redraw(key),
+        python=redraw(f"{answer.kind}_each"),
         texts=texts,
         tags=("exact",),
     )
@@ -102,7 +102,8 @@ def one_by_one(answer: Compressed, texts: Texts, style: Style) -> Figure:
 
 def prune_each(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Each matrix without a share of its weights, each head gone: how much the loss rises, predicted and measured."""
-    return one_by_one(Pruned(record), texts, style)
+    words = ("prune_each_title", "prune_each_reading", "prune_each_not")
+    return one_by_one(Pruned(record), words, texts, style)
 
 
 def prune_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:

@@ -21,7 +21,8 @@ def quantize_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
 
 def quantize_each(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """Each matrix rounded alone: how much the loss rises, predicted and measured."""
-    return one_by_one(QuantizedModel(record), texts, style)
+    words = ("quantize_each_title", "quantize_each_reading", "quantize_each_not")
+    return one_by_one(QuantizedModel(record), words, texts, style)
 
 
 def title(record: Record, texts: Texts) -> str:

@@ -30,8 +30,8 @@ SENTENCES = {
         " 앞의 것에서 먼저 제거하고 뒤의 것은 남겨 두십시오.",
     ),
     "quantize_each": (
-        "Rounded alone, {little} of {all} matrices raise the loss {loss} by at most {share}. {low} costs least"
-        " ({least}), {high} most ({most}): the second needs more bits first.",
+        "Rounded alone to {size} bits, {little} of {all} matrices raise the loss {loss} by at most {share}. {low} costs"
+        " least ({least}), {high} most ({most}): the second needs more bits first.",
         "행렬 하나만 {size}비트로 양자화했을 때 손실 {loss}의 증가가 {share} 이하인 것: {all}개 중 {little}개. 손실"
         " 증가량이 가장 작은 것은 {low} ({least}), 가장 큰 것은 {high} ({most})입니다. 비트는 뒤의 것에 먼저"
         " 늘리십시오.",
