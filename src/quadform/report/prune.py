@@ -82,12 +82,11 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
         )
         .properties(width=420, height=alt.Step(16))
     )
-    told = [v for v in answer.verdicts() if v.name == "ranks"]
     return Figure(
         name=f"{answer.kind}-each",
         title=texts(title),
         chart=over.finish(chart, style),
-        headline=(told[0].both if told else answer.said)(texts.lang),
+        headline=answer.said_alone(texts.lang),
         reading=texts(reading, share=answer.share),
         not_meaning=texts(not_meaning),
         table=Table(
@@ -120,9 +119,10 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
     group = texts("prune_title")
     found = [
         Row(group, texts("prune_sparsity"), percent(answer.sparsity)),
-        Row(group, texts("prune_structure"), answer.structure),
         Row(group, texts("compressed_loss"), number(answer.loss), "exact"),
     ]
+    if answer.methods:
+        found.insert(1, Row(group, texts("prune_structure"), answer.structure))
     for m in answer.methods:
         found.append(Row(group, texts("compressed_row", name=m.name), number(m.measured), "exact"))
     best = answer.best

@@ -22,24 +22,20 @@ SENTENCES = {
         " 이차 근사의 예측 {predicted}.",
     ),
     "prune_each": (
-        "Taken alone, {little} of {all} matrices (without {size} of their weights) and whole heads raise the loss"
-        " {loss} by at most {share}. {low} costs least ({least}), {high} most ({most}): take from the first, spare"
-        " the second.",
-        "행렬 하나에서 가중치 {size}, 또는 헤드 하나를 통째로 제거했을 때 손실 {loss}의 증가가 {share} 이하인 것:"
-        " {all}개 중 {little}개. 손실 증가량이 가장 작은 것은 {low} ({least}), 가장 큰 것은 {high} ({most})입니다."
-        " 앞의 것에서 먼저 제거하고 뒤의 것은 남겨 두십시오.",
+        "{little} of {all} matrices (without {size} of their weights) and heads cost at most {share} of the loss each."
+        " {low} costs least ({least}), {high} most ({most}).",
+        "하나씩 제거할 때 손실 증가가 {share} 이하인 행렬(가중치 {size} 제거)과 헤드: {all}개 중 {little}개."
+        " 가장 작은 것: {low} ({least}), 가장 큰 것: {high} ({most}).",
     ),
     "quantize_each": (
-        "Rounded alone to {size} bits, {little} of {all} matrices raise the loss {loss} by at most {share}. {low} costs"
-        " least ({least}), {high} most ({most}): the second needs more bits first.",
-        "행렬 하나만 {size}비트로 양자화했을 때 손실 {loss}의 증가가 {share} 이하인 것: {all}개 중 {little}개. 손실"
-        " 증가량이 가장 작은 것은 {low} ({least}), 가장 큰 것은 {high} ({most})입니다. 비트는 뒤의 것에 먼저"
-        " 늘리십시오.",
+        "{little} of {all} matrices, rounded alone to {size} bits, cost at most {share} of the loss each. {low} costs"
+        " least ({least}), {high} most ({most}).",
+        "하나씩 {size}비트로 양자화할 때 손실 증가가 {share} 이하인 행렬: {all}개 중 {little}개. 가장 작은 것: {low}"
+        " ({least}), 가장 큰 것: {high} ({most}).",
     ),
     "compressed_ranks": (
-        "The order that gradient and Hessian predict agrees with the measured one to a rank correlation of {ranks}"
-        " (1: the same order).",
-        "기울기와 헤시안으로 예측한 순서와 측정한 순서의 순위 상관: {ranks} (1이면 같은 순서).",
+        "The Hessian predicts this order with a rank correlation of {ranks}.",
+        "헤시안으로 예측한 순서와의 순위 상관: {ranks}.",
     ),
     "card_prune_title": ("What pruning costs", "가지치기의 대가"),
     "card_prune_green": ("little", "작음"),
@@ -59,7 +55,7 @@ SENTENCES = {
     "card_ranks_green": ("the Hessian tells", "헤시안으로 알 수 있음"),
     "card_ranks_yellow": ("only measuring tells", "측정해야 알 수 있음"),
     "card_ranks_rule": (
-        "rank correlation of predicted and measured rises, one matrix or head at a time: green from {limit0} on",
-        "행렬이나 헤드 하나씩의 예측 증가량과 측정 증가량의 순위 상관: {limit0} 이상이면 초록",
+        "rank correlation of predicted and measured: green from {limit0} on",
+        "예측과 측정의 순위 상관: {limit0} 이상이면 초록",
     ),
 }
