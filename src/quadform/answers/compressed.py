@@ -169,17 +169,17 @@ class Compressed(Answer):
         if len(self.each) < FEWEST:
             return ()
         e = Estimate(_rank_correlation([p for p, _ in self.each.values()], [m for _, m in self.each.values()]))
-        said = self.said_alone + say("compressed_ranks", ranks=f"{e.value:.2f}")
+        little = sum(rise <= LITTLE * abs(self.loss) for _, rise in self.each.values())
+        told = {"little": little, "all": len(self.each), "share": percent(LITTLE), "size": self.share}
+        said = say(f"{self.kind}_each", **told) + self.ends + say("compressed_ranks", ranks=f"{e.value:.2f}")
         return (judged("ranks", e, RANKED, f"{e.value:.2f}", said, lambda x: f"{x:g}"),)
 
     @property
-    def said_alone(self) -> Said:
-        """How many matrices or heads cost little alone, and which cost least and most."""
-        ranked = sorted(self.each.items(), key=lambda item: item[1][1])
-        (low, (_, least)), (high, (_, most)) = ranked[0], ranked[-1]
-        little = sum(rise <= LITTLE * abs(self.loss) for _, (_, rise) in ranked)
-        told = {"high": high, "most": number(most), "low": low, "least": number(least), "size": self.share}
-        return say(f"{self.kind}_each", **told, little=little, all=len(ranked), share=percent(LITTLE))
+    def ends(self) -> Said:
+        """What costs least and what most, changed alone."""
+        ranked = sorted((rise, name) for name, (_, rise) in self.each.items())
+        (least, low), (most, high) = ranked[0], ranked[-1]
+        return say("compressed_ends", low=low, least=number(least), high=high, most=number(most))
 
     @property
     @abstractmethod

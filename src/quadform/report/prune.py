@@ -86,7 +86,7 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
         name=f"{answer.kind}-each",
         title=texts(title),
         chart=over.finish(chart, style),
-        headline=answer.said_alone(texts.lang),
+        headline=answer.ends(texts.lang),
         reading=texts(reading, share=answer.share),
         not_meaning=texts(not_meaning),
         table=Table(

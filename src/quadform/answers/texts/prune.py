@@ -22,16 +22,16 @@ SENTENCES = {
         " 이차 근사의 예측 {predicted}.",
     ),
     "prune_each": (
-        "{little} of {all} matrices (without {size} of their weights) and heads cost at most {share} of the loss each."
-        " {low} costs least ({least}), {high} most ({most}).",
-        "하나씩 제거할 때 손실 증가가 {share} 이하인 행렬(가중치 {size} 제거)과 헤드: {all}개 중 {little}개."
-        " 가장 작은 것: {low} ({least}), 가장 큰 것: {high} ({most}).",
+        "{little} of {all} matrices (without {size} of their weights) and heads cost at most {share} of the loss each.",
+        "하나씩 제거할 때 손실 증가가 {share} 이하인 행렬(가중치 {size} 제거)과 헤드: {all}개 중 {little}개.",
     ),
     "quantize_each": (
-        "{little} of {all} matrices, rounded alone to {size} bits, cost at most {share} of the loss each. {low} costs"
-        " least ({least}), {high} most ({most}).",
-        "하나씩 {size}비트로 양자화할 때 손실 증가가 {share} 이하인 행렬: {all}개 중 {little}개. 가장 작은 것: {low}"
-        " ({least}), 가장 큰 것: {high} ({most}).",
+        "{little} of {all} matrices, rounded alone to {size} bits, cost at most {share} of the loss each.",
+        "하나씩 {size}비트로 양자화할 때 손실 증가가 {share} 이하인 행렬: {all}개 중 {little}개.",
+    ),
+    "compressed_ends": (
+        "{low} costs least ({least}), {high} most ({most}).",
+        "손실 증가가 가장 작은 것: {low} ({least}), 가장 큰 것: {high} ({most}).",
     ),
     "compressed_ranks": (
         "The Hessian predicts this order with a rank correlation of {ranks}.",
@@ -51,7 +51,7 @@ SENTENCES = {
         "rise of the loss over the loss, held out where that was measured: green up to {limit0}",
         "손실 대비 손실 증가(측정했으면 남겨 둔 배치 기준): {limit0} 이하면 초록",
     ),
-    "card_ranks_title": ("What can be taken away", "덜어 낼 수 있는 것"),
+    "card_ranks_title": ("Pruning order", "가지치기 순서"),
     "card_ranks_green": ("the Hessian tells", "헤시안으로 알 수 있음"),
     "card_ranks_yellow": ("only measuring tells", "측정해야 알 수 있음"),
     "card_ranks_rule": (

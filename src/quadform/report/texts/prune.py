@@ -2,7 +2,7 @@
 
 EN = {
     "stage_prune": "what can be taken away",
-    "record_prune": "What can be taken away from {name}",
+    "record_prune": "Pruning {name}",
     "prune_title": "What pruning costs the loss",
     "compressed_axis": "rise of the loss",
     "compressed_predicted": "predicted",
