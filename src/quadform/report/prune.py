@@ -67,6 +67,7 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
         for name, (_, pair) in zip(names, ranked, strict=True)
         for kind, value in zip(kinds, pair, strict=True)
     ]
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=300)
     chart = (
         over(rows)
         .mark_point(filled=True, size=50, opacity=0.9)
@@ -74,11 +75,9 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
             x=alt.X("dL:Q", axis=alt.Axis(title=texts("compressed_axis"), tickCount=6, format="~g")),
             y=alt.Y("matrix:N", sort=names, axis=alt.Axis(title=None, labelLimit=320)),
             color=alt.Color(
-                "which:N",
-                scale=alt.Scale(domain=kinds, range=[style.signed(1), style.ink]),
-                legend=alt.Legend(title=None, orient="bottom", labelLimit=300),
+                "which:N", scale=alt.Scale(domain=kinds, range=[style.signed(1), style.ink]), legend=legend
             ),
-            shape=alt.Shape("which:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), legend=None),
+            shape=alt.Shape("which:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), legend=legend),
         )
         .properties(width=420, height=alt.Step(16))
     )
