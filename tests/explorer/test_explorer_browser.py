@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -276,13 +277,34 @@ def test_blocks_can_be_chosen(browser, place) -> None:
         assert page.locator("#slopes tr[aria-current]").get_attribute("data-block") == "W_V,W_V"
         page.get_by_label("functional H_f").check()
         settle(page)
-        assert "H_f(V,V) = 0" in page.inner_text("#formula")
+        assert page.inner_text("#formula") == "Hf(V,V) = 0"
+        assert [page.inner_text(f"#formula {kind}") for kind in ("i", "sub")] == ["H", "f"]
         assert "exactly 0" in page.inner_text("#selected-facts")
         page.focus("#blocks button >> nth=1")
         page.keyboard.press("Enter")
         assert page.inner_text("#selected-name") == "Selected block: query·key"
         assert page.evaluate("document.activeElement.dataset.cell") == "0,1"
         assert "part=functional" in page.url
+
+
+@pytest.mark.parametrize("detail", ["blocks", "entries"])
+def test_every_picture_is_saved(browser, place, tmp_path, detail) -> None:
+    """As SVG that needs no style sheet, and as PNG, twice as large as it is drawn."""
+    with opened(browser, place, f"#depth=2&detail={detail}") as page:
+        for picture in ("heat", "attention-matrix", "spectrum", "depth-chart"):
+            with page.expect_download() as saved:
+                page.click(f".save[data-picture={picture}][data-kind=svg]")
+            text = Path(saved.value.path()).read_text("utf-8")
+            assert saved.value.suggested_filename == f"quadform-{picture}.svg"
+            assert text.startswith("<svg")
+            assert "class=" not in text
+            assert "rgb(" in text
+        with page.expect_download() as saved:
+            page.click(".save[data-picture=heat][data-kind=png]")
+        blob = Path(saved.value.path()).read_bytes()
+        assert blob.startswith(b"\x89PNG")
+        width = int.from_bytes(blob[16:20], "big")
+        assert width == pytest.approx(2 * page.locator("#heat").bounding_box()["width"], abs=2)
 
 
 def test_undo_takes_back_one_move(browser, place) -> None:

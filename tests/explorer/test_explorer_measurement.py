@@ -26,7 +26,7 @@ from quadform.explorer import State, measure, words_as_tokens
 from quadform.explorer.cost import ASK, ON_RELEASE, Cost, Size
 from quadform.explorer.data import LARGEST_UPLOAD, MOST_UPLOADS, Given, Uploads, read
 from quadform.explorer.door import packed
-from quadform.explorer.formulas import formula
+from quadform.explorer.formulas import formula, typeset
 from quadform.explorer.heat import DETAILS, cells_of, heat
 from quadform.explorer.measurement import with_spectrum
 from quadform.explorer.python import snippet
@@ -409,6 +409,15 @@ def test_every_eigenvalue_is_in_one_bin(values: list[float], exponent: int) -> N
     assert all(b <= c for (_, b, _), (c, _, _) in itertools.pairwise(bins))
     for v in lam[lam.abs() > tolerance].tolist():
         assert any(a <= v <= b for a, b, _ in bins)
+
+
+def test_formulas_are_set_like_the_reports() -> None:
+    """Symbols slanted, indices below, transposes and squares above, words and signs on the line; nothing is lost."""
+    assert typeset("s² Σ x xᵀ ⊗ W_Kᵀ N") == [
+        ("symbol", "s"), ("sup", "2"), ("plain", " Σ "), ("symbol", "x"), ("plain", " "), ("symbol", "x"), ("sup", "⊤"),
+        ("plain", " ⊗ "), ("symbol", "W"), ("sub", "K"), ("sup", "⊤"), ("plain", " "), ("symbol", "N"),
+    ]  # fmt: skip
+    assert typeset("M2") == [("symbol", "M"), ("sub", "2")]
 
 
 def test_every_block_has_a_formula_with_numbers() -> None:

@@ -6,10 +6,12 @@ W_V g, u = M2 W_V g. Source: [ODS25, Thms 3.1, 3.2] in the moment form of `theor
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from ..answers.attention import LiveAnswer
 from ..answers.numbers import number
+from ..report.typeset import Kind, runs
 
 _J = {
     "W_Q": "J_Q = xᵀ ⊗ s W_Vᵀ M2 W_K",
@@ -82,3 +84,23 @@ def formula(answer: LiveAnswer, part: str, block: str) -> Formula:
     symbols = answer.symbols
     shown = [(text, number(symbols[key].value)) for key, text in found if key in symbols]
     return Formula(lines, tuple(dict.fromkeys(shown)))
+
+
+def typeset(line: str) -> list[tuple[Kind, str]]:
+    """A line as the report sets its formulas, in pieces: symbols and single letters slanted, indices below,
+    exponents and transposes above."""
+    line = re.sub(r"\b([MG])([123])\b", r"\1_\2", line)
+    found: list[tuple[Kind, str]] = []
+    for kind, text in runs(line):
+        if kind != "plain":
+            found.append((kind, text))
+            continue
+        for piece in re.split(r"([ᵀ²]|(?<![A-Za-z])[A-Za-z](?![A-Za-z]))", text):
+            if piece in _RAISED:
+                found.append(("sup", _RAISED[piece]))
+            elif piece:
+                found.append(("symbol" if re.fullmatch("[A-Za-z]", piece) else "plain", piece))
+    return found
+
+
+_RAISED = {"ᵀ": "⊤", "²": "2"}

@@ -17,7 +17,7 @@ from ..answers.numbers import number, percent, times
 from ..answers.signal import COSINE
 from ..core.record import Estimate, Record
 from ..report.texts import Texts
-from .formulas import formula
+from .formulas import formula, typeset
 from .heat import heat
 from .state import ALONE, State
 from .texts import LANGUAGES
@@ -266,8 +266,8 @@ def _selected(read: LiveAnswer, part: str, block: str, t: Texts) -> dict[str, An
         )
     return {
         "name": t("selected_name", block=t.block(block)),
-        "lines": list(shown.lines),
-        "numbers": [f"{symbol} = {text}" for symbol, text in shown.numbers],
+        "lines": [typeset(line) for line in shown.lines],
+        "numbers": typeset(",  ".join(f"{symbol} = {text}" for symbol, text in shown.numbers)),
         "facts": facts,
     }
 

@@ -3,6 +3,7 @@ import { boot, memory, store } from "./store.js";
 import { Live } from "./live.js";
 import { bindControls, showControls, showErrors } from "./controls.js";
 import { drawHeat, heatAt, drawMatrix, drawRamp, matrixAt } from "./heat.js";
+import { save, written } from "./picture.js";
 import { bindTip } from "./tip.js";
 import { copy, firstTheme, otherTheme, setTheme } from "./theme.js";
 import { drawSpectrum } from "./spectrum.js";
@@ -151,6 +152,9 @@ $("preset").addEventListener("change", (event) => {
   if (event.target.value) store.go(boot.presets[event.target.value]);
   event.target.value = "";
 });
+document.querySelectorAll(".save").forEach((button) => button.addEventListener("click", () => {
+  save(written($(button.dataset.picture)), button.dataset.picture, button.dataset.kind);
+}));
 $("undo").addEventListener("click", () => store.undo());
 document.addEventListener("keydown", (event) => {
   const typing = event.target.matches?.("textarea");

@@ -87,6 +87,16 @@ export function fillSlopes(table, { columns, rows }, chosen) {
 export function fillSelected({ name, lines, numbers, facts }) {
   text("selected-name", name);
   text("selected-facts", facts.join(" · "));
-  $("formula").replaceChildren(...lines.map((line) => made("p", line)));
-  text("formula-numbers", numbers.join(",  "));
+  $("formula").replaceChildren(...lines.map((line) => {
+    const p = made("p");
+    p.append(...typeset(line));
+    return p;
+  }));
+  $("formula-numbers").replaceChildren(...typeset(numbers));
+}
+
+/** Pieces of a formula: symbols slanted, indices below, exponents above. */
+function typeset(pieces) {
+  const names = { symbol: "i", sub: "sub", sup: "sup" };
+  return pieces.map(([kind, words]) => (kind in names ? made(names[kind], words) : document.createTextNode(words)));
 }
