@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from quadform.core.errors import InputError
+from quadform.curvature import Risk
 from quadform.optim import GaussNewtonCG, NewtonCG, SaddleFreeNewton
+from quadform.optim.newton import Eigen
 
 
 def squared(F, batch):
@@ -21,12 +23,13 @@ def linear(seed=0):
     return nn.Linear(4, 2).double(), (X, y)
 
 
+@pytest.mark.parametrize("most", [9, 400])  # 10 parameters: by products, and written out
 @pytest.mark.parametrize("method", [NewtonCG, GaussNewtonCG, SaddleFreeNewton])
-def test_one_step_ends_a_quadratic(method):
+def test_one_step_ends_a_quadratic(method, most):
     model, batch = linear()
     X = torch.cat([batch[0], torch.ones(30, 1, dtype=torch.double)], 1)
     best = torch.linalg.lstsq(X, batch[1]).solution
-    optimizer = method(model, squared, damping=0.0, adapt=False, tol=1e-12, max_products=400)
+    optimizer = method(model, squared, damping=0.0, adapt=False, tol=1e-12, max_products=most)
     before = optimizer.step(batch)
     torch.testing.assert_close(torch.cat([model.weight.T, model.bias[None]]).detach(), best, rtol=1e-8, atol=1e-8)
     step = optimizer.last
@@ -55,6 +58,24 @@ def test_gauss_newton_converges_quadratically_where_the_fit_is_exact():
     assert errors[-1] < 1e-20
     roots = [e**0.5 for e in errors if e > 1e-26]
     assert all(b / a**2 < 50 for a, b in itertools.pairwise(roots))
+
+
+@pytest.mark.parametrize("method", [NewtonCG, GaussNewtonCG, SaddleFreeNewton])
+def test_a_small_model_is_solved_exactly_and_a_large_one_by_products(method):
+    """The same direction, of an indefinite and nearly singular system too; 20 parameters."""
+    model, batch = teacher()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.5
+    optimizer = method(model, squared, tol=1e-9, max_products=400)
+    risk = Risk(model, squared, batch, quiet=True)
+    B, g = optimizer.curvature(risk), risk.gradient()
+    found = Eigen(B).direction(g, 1e-3, optimizer.size)
+    wanted, _, converged = optimizer.direction(B, g, 1e-3)
+    assert converged
+    for n, t in wanted.items():
+        torch.testing.assert_close(found[n], t, rtol=1e-6, atol=1e-7)
+    assert method is GaussNewtonCG or bool((Eigen(B).values < -1e-3).any())
 
 
 def saddle():

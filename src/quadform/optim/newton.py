@@ -8,6 +8,9 @@ The damping delta follows the ratio of what the loss fell by to what the quadrat
 
 A step that raises the loss is taken back and tried again with ten times the damping. With `damping=0, adapt=False` the
 step is the plain one, and it is always taken: on attention plain Newton climbs first, because H_f is indefinite.
+
+The system is solved by products alone. Where there are no more parameters than `max_products`, B is written out instead
+and all its eigenpairs give the step exactly, also where B is singular but for the damping (gauge directions).
 """
 
 from __future__ import annotations
@@ -54,6 +57,20 @@ class Step:
         return (self.after - self.loss) / self.predicted if self.predicted else math.nan
 
 
+class Eigen:
+    """All eigenpairs of a symmetric operator that is small enough to be written out."""
+
+    def __init__(self, B: Operator) -> None:
+        matrix = B.dense()
+        self.space, (self.values, self.vectors) = B.domain, torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+
+    def direction(self, g: Vector, damping: float, size: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+        """-(size(B) + damping I)^-1 g; nothing along eigenvectors where that is 0."""
+        divisor = size(self.values) + damping
+        along = self.vectors.mT @ self.space.flatten(g)
+        return self.space.unflatten(-(self.vectors @ torch.where(divisor == 0, 0, along / divisor)))
+
+
 class SecondOrder(torch.optim.Optimizer):
     """What the three have in common. `step(batch)` moves the weights; there is no `backward` to call.
 
@@ -87,6 +104,9 @@ class SecondOrder(torch.optim.Optimizer):
     def curvature(self, risk: Risk) -> Operator:
         """The operator whose quadratic model is trusted."""
 
+    #: What the step divides by along an eigenvector, beside the damping.
+    size: Callable[[Tensor], Tensor] = staticmethod(lambda values: values)
+
     @abstractmethod
     def direction(self, B: Operator, g: Vector, damping: float) -> tuple[dict[str, Tensor], int, bool]:
         """-(B + damping I)^-1 g, the products it took, and whether it converged."""
@@ -98,17 +118,23 @@ class SecondOrder(torch.optim.Optimizer):
             raise InputError("this optimizer takes the batch itself, step(batch), and differentiates the loss twice.")
         risk = Risk(self.model, self.loss, batch, self.params, quiet=True, train_mode=self.model.training)
         B, g = self.curvature(risk), risk.gradient()
+        exact = Eigen(B) if B.domain.size <= group["max_products"] else None
         with torch.no_grad():
             before = float(risk.value())
         for _ in range(TRIES):
-            self.last = self._try(risk, B, g, before, group)
+            self.last = self._try(risk, B, exact, g, before, group)
             if self.last.kept:
                 break
         return before
 
-    def _try(self, risk: Risk, B: Operator, g: Vector, before: float, group: dict[str, Any]) -> Step:
+    def _try(
+        self, risk: Risk, B: Operator, exact: Eigen | None, g: Vector, before: float, group: dict[str, Any]
+    ) -> Step:
         damping = float(group["damping"])
-        d, products, converged = self.direction(B, g, damping)
+        if exact is None:
+            d, products, converged = self.direction(B, g, damping)
+        else:
+            d, products, converged = exact.direction(g, damping, self.size), B.domain.size, True
         d = {n: group["lr"] * t for n, t in d.items()}
         predicted = float(risk.space.inner(g, d) + risk.space.inner(d, B @ d) / 2)
         with torch.no_grad():
@@ -157,6 +183,8 @@ class GaussNewtonCG(SecondOrder):
 
 class SaddleFreeNewton(SecondOrder):
     """d = -(|H| + damping I)^-1 g by Lanczos: along negative curvature it goes down, as far as along positive."""
+
+    size = staticmethod(torch.abs)
 
     def curvature(self, risk: Risk) -> Operator:
         return hessian(risk)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,9 +87,10 @@ def stable(model: nn.Module, parts: Parts, risk: Risk, rate: float, steps: int) 
     for group in groups:
         group["lr"] = rate * (float(group["lr"]) / most or 1.0)
     named, start = dict(own.named_parameters()), float(copied.value().detach())
+    bends = any("hessian" in inspect.signature(part.step).parameters for part in optimizers)
     for _ in range(steps):
-        for n, g in copied.gradient().items():
-            named[n].grad = g.detach()
+        for n, g in (gradient_with_graph(copied, named) if bends else copied.gradient()).items():
+            named[n].grad = g if bends else g.detach()
         for part in optimizers:
             part.step()
         with torch.no_grad():
@@ -96,6 +98,13 @@ def stable(model: nn.Module, parts: Parts, risk: Risk, rate: float, steps: int) 
         if not loss <= start + RISE * abs(start):
             return False
     return True
+
+
+def gradient_with_graph(risk: Risk, named: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """The gradient at these parameters, to be differentiated again: Sophia takes its own Hessian of it."""
+    at = {n: named[n] for n in risk.params}
+    with torch.enable_grad():
+        return dict(zip(at, torch.autograd.grad(risk.value(at), list(at.values()), create_graph=True), strict=True))
 
 
 def largest_stable(model: nn.Module, parts: Parts, risk: Risk, steps: int) -> Estimate:
