@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 import quadform as qf
 from quadform.answers.attention import PARTS, LiveAnswer
 from quadform.answers.numbers import number, percent, times
+from quadform.applications.attention.measure import problem_of
+from quadform.applications.attention.question import AttentionQuestion
 from quadform.applications.problem import toy_problem
 from quadform.core.designs import DESIGNS
 from quadform.curvature.operators import functional, gauss_newton, hessian
@@ -37,6 +39,7 @@ from quadform.explorer.texts import EN, KO
 from quadform.explorer.tour import PRESETS, TOUR, Step
 from quadform.explorer.view import Shown, histogram, view
 from quadform.propagation.collapse import token_cosine
+from quadform.theory.kronecker import kronecker_errors
 
 #: States a closed form answers, one for every control.
 CLOSED = [
@@ -517,3 +520,16 @@ def test_extreme_states_are_shown() -> None:
         for detail in DETAILS:
             assert isinstance(packed(view(record, state, None, Shown(detail=detail))), bytes)
     assert set(RANGES) >= {"scale", "temperature", "sink", "tokens", "dim", "depth"}
+
+
+def test_errors_of_kfac_and_shampoo_stand_beside_the_block():
+    """Those of theory/, exact, in the words of a selected block; no such sentence where they are not known."""
+    state = State(tokens=4, dim=3)
+    record = measure(state)
+    asked = AttentionQuestion(tokens=4, d_model=3, seed=state.seed, vary=None)
+    wanted = kronecker_errors(problem_of(asked).layer())
+    assert LiveAnswer(record).kronecker == {f"{W},{W}": of for W, of in wanted.items()}
+    told = view(record, state, None, Shown())["selected"]
+    assert f"K-FAC is off by {percent(wanted['W_Q']['K-FAC expand'])} of H_o" in told["W_Q,W_Q"]["facts"][-1]
+    assert not any("K-FAC" in fact for fact in told["W_Q,W_K"]["facts"])
+    assert LiveAnswer(measure(State(tokens=4, dim=3, factor="single"))).kronecker == {}

@@ -20,7 +20,7 @@ from ..core.errors import InputError
 from ..core.record import Estimate, Record
 from ..core.space import WORDS, Space
 from .answer import Answer, Grid
-from .kronecker import kronecker_lines
+from .kronecker import HEAD, kronecker_lines
 from .numbers import number, percent, times
 from .texts import line
 from .verdict import Limits, Said, Status, Verdict, judged, say
@@ -347,6 +347,16 @@ class LiveAnswer(AttentionAnswer):
     def spectra(self) -> tuple[str, ...]:
         """The parts whose eigenvalues are there."""
         return tuple(part for part in PARTS if spectrum_key(part) in self.record.tensors)
+
+    @property
+    def kronecker(self) -> dict[str, dict[str, float]]:
+        """Block `W,W` -> kind of preconditioner -> its relative error against H_o(W, W)."""
+        found: dict[str, dict[str, float]] = {}
+        for key, e in self.record.scalars.items():
+            if key.startswith(HEAD):
+                name, kind = key.removeprefix(HEAD).split("/", 1)
+                found.setdefault(f"{name},{name}", {})[kind] = e.value
+        return found
 
     @property
     def closed(self) -> bool:

@@ -26,6 +26,7 @@ from ..core.record import Estimate, Provenance, Record
 from ..core.rng import stream
 from ..core.space import Space
 from ..propagation.collapse import effective_rank, token_cosine
+from ..theory.kronecker import kronecker_errors
 from ..theory.moments import moment_norms
 from .data import Uploads, labels_of, tokens_of
 from .heat import sums
@@ -105,6 +106,7 @@ def _record(subject: Any, state: State) -> Record:
     for part in PARTS:
         found.slopes(part, sweep.fits(part, (grid[0], grid[-1])))
     found.exponents(subject.paper())
+    found.kronecker(subject.kronecker())
     if state.attention == "softmax":
         found.numbers({"entropy": Estimate(entropy(A))})
         found.pattern(float(A[:, 0].mean()), moment_norms(A, keys).tolist())
@@ -183,6 +185,13 @@ class _Closed:
     def paper(self) -> dict[str, Estimate]:
         return paper_exponents("single" if self.problem.factor == "single" else self.problem.attention)
 
+    def kronecker(self) -> dict[str, dict[str, float]]:
+        """W -> K-FAC, Shampoo, ... -> |K - H_o(W, W)| / |H_o(W, W)|; nothing where they are not known."""
+        try:
+            return kronecker_errors(self.problem.layer())
+        except InputError:
+            return {}
+
     def check(self, H: Tensor) -> Estimate:
         """max |H v - double backward| / max |H v| along one random direction."""
         v = torch.randn(len(H), generator=stream(0, "explorer/check"), dtype=H.dtype)
@@ -236,6 +245,9 @@ class _Stacked:
         return [entropy(self.stack.at(scale).pattern()[0]) for scale in scales.tolist()]
 
     def paper(self) -> dict[str, Estimate]:
+        return {}
+
+    def kronecker(self) -> dict[str, dict[str, float]]:
         return {}
 
     def check(self, H: Tensor) -> Estimate:

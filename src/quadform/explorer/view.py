@@ -264,6 +264,9 @@ def _selected(read: LiveAnswer, part: str, block: str, t: Texts) -> dict[str, An
         facts.append(
             t("selected_slope", slope=f"{slope.value:.2f}".replace("-", "−"), stderr=number(slope.stderr or 0.0, 1))
         )
+    if block in read.kronecker:
+        kfac, shampoo = (_share(read.kronecker[block][kind]) for kind in ("K-FAC expand", "Shampoo"))
+        facts.append(t("selected_kronecker", kfac=kfac, shampoo=shampoo))
     return {
         "name": t("selected_name", block=t.block(block)),
         "lines": [typeset(line) for line in shown.lines],

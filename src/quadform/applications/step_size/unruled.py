@@ -78,9 +78,25 @@ def identity_of_parts(parts: Parts) -> dict[str, Any]:
     return {"rule": name_of(parts), "optimizer_hash": tensors_hash(tensors)}
 
 
+def copies(model: nn.Module, parts: Parts) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """Copies of a model and of the optimizers that train it, with all that these hold.
+
+    `copy.deepcopy` of a torch optimizer keeps groups and state alone; many have attributes of their own. Hooks stay
+    behind, and so does the `step` that a scheduler puts on an optimizer, which would move the original.
+    """
+    memo: dict[int, Any] = {}
+    own, made = copy.deepcopy(model, memo), []
+    for part in parts:
+        kept = {key: value for key, value in vars(part).items() if not callable(value) and "hooks" not in key}
+        new = object.__new__(type(part))
+        new.__setstate__(copy.deepcopy(kept, memo))
+        made.append(new)
+    return own, made
+
+
 def stable(model: nn.Module, parts: Parts, risk: Risk, rate: float, steps: int) -> bool:
     """Whether the loss stays where it was, or falls, for that many steps of copies at this rate."""
-    own, optimizers = copy.deepcopy((model, list(parts)))
+    own, optimizers = copies(model, parts)
     copied = Risk(own, risk.loss, risk.batches, list(risk.params), include_frozen=True, quiet=True)
     groups = [group for part in optimizers for group in part.param_groups]
     most = max(float(group["lr"]) for group in groups) or 1.0

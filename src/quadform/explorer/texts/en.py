@@ -148,6 +148,7 @@ SENTENCES = {
     "selected_slope": "slope {slope} ± {stderr}",
     "selected_norm": "norm {norm}",
     "selected_zero": "exactly 0",
+    "selected_kronecker": "K-FAC is off by {kfac} of H_o, Shampoo by {shampoo} (exact)",
     "selected_where": "Norms of M, x and g are means over tokens.",
     "python_name": "Python for this state",
     "python_copy": "Copy",

@@ -149,6 +149,7 @@ SENTENCES = {
     "selected_slope": "기울기 {slope} ± {stderr}",
     "selected_norm": "노름 {norm}",
     "selected_zero": "정확히 0",
+    "selected_kronecker": "H_o 대비 오차: K-FAC {kfac}, Shampoo {shampoo} (정확한 값)",
     "selected_where": "M, x, g의 노름은 토큰에 대한 평균입니다.",
     "python_name": "이 상태의 Python",
     "python_copy": "복사",
