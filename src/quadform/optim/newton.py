@@ -104,8 +104,9 @@ class SecondOrder(torch.optim.Optimizer):
     def curvature(self, risk: Risk) -> Operator:
         """The operator whose quadratic model is trusted."""
 
-    #: What the step divides by along an eigenvector, beside the damping.
-    size: Callable[[Tensor], Tensor] = staticmethod(lambda values: values)
+    def size(self, values: Tensor) -> Tensor:
+        """What the step divides by along the eigenvectors, beside the damping."""
+        return values
 
     @abstractmethod
     def direction(self, B: Operator, g: Vector, damping: float) -> tuple[dict[str, Tensor], int, bool]:
@@ -184,7 +185,8 @@ class GaussNewtonCG(SecondOrder):
 class SaddleFreeNewton(SecondOrder):
     """d = -(|H| + damping I)^-1 g by Lanczos: along negative curvature it goes down, as far as along positive."""
 
-    size = staticmethod(torch.abs)
+    def size(self, values: Tensor) -> Tensor:
+        return values.abs()
 
     def curvature(self, risk: Risk) -> Operator:
         return hessian(risk)
