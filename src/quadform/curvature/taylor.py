@@ -113,7 +113,8 @@ def along(risk: Risk, v: Vector) -> Line:
         for weight, batch in zip(plain.weights, plain.batches, strict=True):
             total += weight * torch.cat([_derivatives(plain, batch, v), kinks_of(plain, batch, v)])
     found = group_of(risk.space).sum(total)
-    return Line(*found[:5].tolist(), kinks=found[5:] if found[5:].any() else None)
+    value, first, second, third, fourth = found[:5].tolist()
+    return Line(value, first, second, third, fourth, kinks=found[5:] if found[5:].any() else None)
 
 
 def _derivatives(risk: Risk, batch: object, v: Vector) -> Tensor:

@@ -65,6 +65,7 @@ class BetweenMeasurement:
         found = WhyStepDraft()
         start, end = self._risk(self.before), self._risk(self.after)
         assert self.before.optimizer is not None
+        assert isinstance(start.model, nn.Module)
         stepper = stepper_of_file(self.before.optimizer, start.model, tuple(start.params))
         stepper = dataclasses.replace(stepper, names=tuple(n for n in stepper.names if n in start.params))
         trained = Risk(start.model, start.loss, start.batches, list(stepper.names), quiet=True)
