@@ -321,7 +321,7 @@ def test_uploads_are_read_and_measured() -> None:
     [
         (b"", "x.npy", "cannot be read"),
         (b"1,2\n3", "x.csv", "cannot be read"),
-        (b"1,nan", "x.csv", "no finite numbers"),
+        (b"1,nan", "x.csv", "not finite numbers"),
         (b"\x80\x04K\x01.", "x.npy", "cannot be read"),
         (b"1", "x.pkl", "give a .npy"),
         (b"1", "", "give a .npy"),
