@@ -65,9 +65,9 @@ def test_help_is_fast(words: list[str]) -> None:
 
 
 def test_public_names() -> None:
-    """At most 43 public names besides the rooms, and every one of them is there."""
+    """At most 44 public names besides the rooms, and every one of them is there."""
     found = {name: getattr(quadform, name) for name in quadform.__all__}
-    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 43
+    assert len([name for name, value in found.items() if not isinstance(value, ModuleType)]) <= 44
 
 
 def test_every_room_is_a_public_name() -> None:

@@ -15,6 +15,8 @@ from quadform.kernels import ahead
 
 @pytest.fixture(scope="module")
 def launched():
+    if torch.cuda.is_available():
+        pytest.skip("the script stands in for a GPU's driver, and there is a GPU")
     script = Path(__file__).with_name("at_ahead.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
     assert not done.returncode, done.stderr
