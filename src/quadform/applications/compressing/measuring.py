@@ -110,7 +110,7 @@ class CompressMeasurement(ABC, Generic[A]):
                 draft.take(name, work.piece(name, partial(self.method, name), self.expected(name)))
             best = best_of(draft.scalars, self.ways)
             for name, make in self.alone(best).items() if self.asked.each else ():
-                draft.take_each(name, work.piece(f"each {name}", lambda make=make: self._alone(make()), 1))
+                draft.take_each(name, work.piece(f"each {name}", partial(self._alone, make), 1))
         best = best_of(draft.scalars, self.ways)
         inputs = {
             "source": dict(self.subject.source),
@@ -192,9 +192,9 @@ class CompressMeasurement(ABC, Generic[A]):
         named = {"predicted": sum(parts.values()), "parts": torch.tensor(list(parts.values()), dtype=torch.float64)}
         return named | self._losses(weights)
 
-    def _alone(self, changed: Mapping[str, Tensor]) -> dict[str, float]:
+    def _alone(self, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, float]:
         """Some tensors changed, the others as they are."""
-        risk = self.risk
+        risk, changed = self.risk, make()
         d = {n: changed[n] - t if n in changed else torch.zeros_like(t) for n, t in risk.params.items()}
         with torch.no_grad():
             loss = float(risk.value({**risk.params, **changed}))

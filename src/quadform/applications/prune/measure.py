@@ -100,9 +100,8 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
 
     def alone(self, best: str | None) -> dict[str, Callable[[], dict[str, Tensor]]]:
         """The smallest weights of one matrix, not compensated; all of one head: without its part of W_O it is gone."""
-        matrices = {n: partial(self._without, {n: None}) for n in self.maps}
-        heads = heads_of(self.risk.space.views, self.maps, self.risk.params, "O")
-        return matrices | {h: partial(self._without, parts) for h, parts in heads.items()}
+        parts = {n: {n: None} for n in self.maps} | heads_of(self.risk.space.views, self.maps, self.risk.params, "O")
+        return {name: partial(self._without, of) for name, of in parts.items()}
 
     def _without(self, parts: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Tensors without what is marked (out, in); where nothing is, without the share of the smallest."""
