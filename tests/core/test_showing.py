@@ -41,6 +41,9 @@ def things() -> dict[str, object]:
         "record": record({f"x{i}": Estimate(float(i)) for i in range(500)}),
         "eigenpairs": eigenpairs(H, 2),
         "density": density(H, probes=2, seed=0),
+        "split": qf.theory.ScoreSplit(layer),
+        "gauge": qf.theory.gauges(layer)[0],
+        "bulk": qf.theory.layer_bulk(layer)[0],
     }
 
 
@@ -56,6 +59,7 @@ def test_values_print_in_one_short_line() -> None:
 
 def test_what_is_said() -> None:
     found = things()
+    assert repr(qf.hessian(found["risk"])) == "<symmetric Hessian 8 x 8, torch.float64, cpu>"
     assert repr(found["estimate"]) == "1.235 +- 0.1 [estimate]"
     assert repr(found["record"]).startswith("<Record 'test': 500 numbers, 1 tensors, ")
     assert repr(found["layer"]) == "<AttentionLayer over Space(W_Q 3x3, W_K 3x3, W_V 3x3; 27 coordinates), MeanSquared>"

@@ -63,7 +63,7 @@ class Operator(Invertible, ABC):
         """The transpose. A class that is not symmetric gives its own."""
         if self.symmetric:
             return self
-        raise InputError(f"{type(self).__name__} is not symmetric and gives no adjoint.")
+        raise InputError(f"{self._title} is not symmetric and gives no adjoint.")
 
     def sub(self, rows: Space, cols: Space) -> Operator:
         """The block `rows <- cols`; a class that knows a cheaper way gives it here."""
@@ -173,9 +173,14 @@ class Operator(Invertible, ABC):
             rmatmat=lambda x: through(self.T, x),
         )
 
+    @property
+    def _title(self) -> str:
+        """What it calls itself where it is printed."""
+        return type(self).__name__.lstrip("_")
+
     def __repr__(self) -> str:
         kind = "psd " if self.psd else "symmetric " if self.symmetric else ""
-        return f"<{kind}{type(self).__name__} {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}, {self.device}>"
+        return f"<{kind}{self._title} {self.shape[0]:,} x {self.shape[1]:,}, {self.dtype}, {self.device}>"
 
     def _repr_html_(self) -> str:
         spaces = {"from": self.domain} if self.symmetric else {"from": self.domain, "to": self.codomain}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import InputError
+from ..core.showing import fields_in_brief
 from ..core.space import Space, Vector, part_of
 from ..distributed.processes import holders
 from .groups import groups
@@ -25,6 +26,8 @@ class Masses:
 
     labels: tuple[str, ...]
     share: Tensor
+
+    __repr__ = fields_in_brief
 
 
 def masses(space: Space, vectors: Vector) -> dict[str, Masses]:

@@ -223,6 +223,10 @@ class _RiskOperator(Operator):
         self.run = Products(kind, route, chunk=chunk, expected=products)
 
     @property
+    def _title(self) -> str:
+        return self.run.kind.what
+
+    @property
     def route(self) -> Route:
         """The route in use; before the first product, the one that was asked for."""
         return self.run.route

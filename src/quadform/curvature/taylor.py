@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..core.errors import InputError
 from ..core.number import Estimate
+from ..core.showing import fields_in_brief
 from ..core.space import Vector
 from ..distributed.processes import group_of
 from .kinks import GRID, kinks_of
@@ -47,6 +48,8 @@ class Line:
     third: float
     fourth: float = 0.0
     kinks: Tensor | None = field(default=None, repr=False, compare=False)
+
+    __repr__ = fields_in_brief
 
     def derivatives(self) -> dict[str, float]:
         """Value and derivatives by their names."""

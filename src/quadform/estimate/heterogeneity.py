@@ -23,6 +23,7 @@ from ..core.errors import InputError
 from ..core.number import Estimate
 from ..core.operator import Operator
 from ..core.progress import Report
+from ..core.showing import fields_in_brief
 from .quadrature import density
 from .sampling import jackknife
 from .spectral_density import Density
@@ -43,6 +44,8 @@ class Heterogeneity:
     sizes: tuple[Estimate, ...]
     ratio: Estimate
     densities: tuple[Density, ...]
+
+    __repr__ = fields_in_brief
 
 
 def heterogeneity(

@@ -33,6 +33,8 @@ class Curve:
     linear: float
     width: float
 
+    __repr__ = fields_in_brief
+
 
 @dataclass(frozen=True)
 class Density:

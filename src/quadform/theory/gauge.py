@@ -14,13 +14,14 @@ positions and QK normalisation shrink or remove the symmetry; `Gauge.defect` sho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from ..core.errors import InputError
+from ..core.showing import fields_in_brief
 from .deep_linear import DeepLinearTransformer
 from .linear_attention import LinearAttentionLayer
 from .linear_stages import Attention
@@ -39,6 +40,8 @@ class NegativeDirection:
     curvature: float
     rayleigh: float
 
+    __repr__ = fields_in_brief
+
 
 @dataclass(frozen=True)
 class Gauge:
@@ -55,6 +58,8 @@ class Gauge:
     names: tuple[str, ...]
     transposed: bool = False
     rows: tuple[int, ...] = ()
+
+    __repr__ = fields_in_brief
 
     def __post_init__(self) -> None:
         if self.P.shape[1] != self.Q.shape[1] or self.P.shape != self.g_P.shape or self.Q.shape != self.g_Q.shape:
@@ -251,7 +256,9 @@ class Bulk:
     v: Tensor
     Z: Tensor
     sign: int
-    pair: Gauge | None = None
+    pair: Gauge | None = field(default=None, repr=False)
+
+    __repr__ = fields_in_brief
 
     @property
     def multiplicity(self) -> int:

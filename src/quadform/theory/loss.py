@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.operator import Operator
+from ..core.showing import fields_in_brief
 from .inputs import finite
 
 
@@ -63,6 +64,8 @@ class MeanSquared(OutputLoss):
     curvature: float
     weight: Tensor | None = None
 
+    __repr__ = fields_in_brief
+
     @classmethod
     def at(cls, F: Tensor, Y: Tensor, weight: Tensor | None = None) -> MeanSquared:
         if Y.shape != F.shape:
@@ -95,6 +98,8 @@ class CrossEntropy(OutputLoss):
 
     p: Tensor
     weight: Tensor
+
+    __repr__ = fields_in_brief
 
     def counted(self) -> Tensor:
         return self.weight > 0
@@ -144,6 +149,8 @@ class TokenWise(OutputLoss):
     """Any token-wise loss, given by its gradient and its token Hessians `(N, d_V, d_V)`."""
 
     Hl: Tensor
+
+    __repr__ = fields_in_brief
     convex = False
 
     def counted(self) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.errors import InputError
 from ..core.operator import Dense
+from ..core.showing import fields_in_brief
 from ..core.space import Space
 from .head import every_query_sees, score_bias
 from .inputs import one_kind, score_scale
@@ -30,6 +31,8 @@ class Coefficients:
     L_sV: Tensor
     L_VV: Tensor
 
+    __repr__ = fields_in_brief
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -38,6 +41,8 @@ class Spectrum:
     c: Tensor
     multiplicity: int
     outliers: Tensor
+
+    __repr__ = fields_in_brief
 
     def eigenvalues(self) -> Tensor:
         """The `2 multiplicity + 3` eigenvalues, ascending."""
@@ -72,6 +77,8 @@ class ScalarTokenModel:
     w_V: Tensor
     bias: Tensor | None = None
     temperature: float = 1.0
+
+    __repr__ = fields_in_brief
 
     def __post_init__(self) -> None:
         one_kind({"x": self.x, "y": self.y, "w_Q": self.w_Q, "w_K": self.w_K, "w_V": self.w_V})

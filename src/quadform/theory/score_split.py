@@ -47,6 +47,9 @@ class ScoreSplit:
             )
         self.layer = layer
 
+    def __repr__(self) -> str:
+        return f"ScoreSplit({self.layer!r})"
+
     @property
     def G(self) -> Tensor:
         """dL/d(W_Q W_K^T): `(d, d_Z)` of one head, `(heads, d, d_Z)` of a multi-head layer."""

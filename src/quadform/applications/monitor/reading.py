@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ...core.number import Estimate
+from ...core.showing import fields_in_brief
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,8 @@ class Reading:
     traces: dict[str, float] = field(default_factory=dict)
     direction: dict[str, float] = field(default_factory=dict)
     functional: float | None = None
+
+    __repr__ = fields_in_brief
 
     @property
     def ratio(self) -> float | None:
