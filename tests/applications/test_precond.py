@@ -65,7 +65,7 @@ def test_with_the_hessian_itself_both_ends_are_1() -> None:
     assert none.decrease is not None
     assert none.decrease.value < exact.decrease.value
     assert "exact blocks" in found.said.en
-    assert "1 times apart" in found.said.en
+    assert "its largest eigenvalue is 1 times its smallest" in found.said.en
 
 
 def test_exact_blocks_of_a_block_diagonal_problem() -> None:

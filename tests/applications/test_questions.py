@@ -297,4 +297,4 @@ def test_a_named_model_takes_no_loss() -> None:
 def test_doors_describe_themselves() -> None:
     """`help(qf.spectrum)`: arguments, fields with their defaults and texts."""
     assert "top=5" in str(qf.spectrum.__signature__)
-    assert "top: Largest eigenvalues." in (qf.spectrum.__doc__ or "")
+    assert "top: Number of largest eigenvalues." in (qf.spectrum.__doc__ or "")

@@ -363,7 +363,7 @@ def test_the_verb_takes_hugging_face_folders(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "Without norm" in printed.out
     assert "data: random tokens" in printed.out
-    assert "skip is left out: GPT2LMHeadModel is no model of quadform" in printed.out
+    assert "skip is left out: GPT2LMHeadModel is not a quadform model" in printed.out
     assert main([*words, "--remove", "skip,qk"]) == 2
     assert "only softmax and norm can be taken out" in capsys.readouterr().err
     assert main([*words, "--steps", "0,5"]) == 2

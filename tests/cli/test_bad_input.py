@@ -86,7 +86,7 @@ def test_no_model(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_no_run_to_decode(capsys: pytest.CaptureFixture[str]) -> None:
     """The same for RUN of `decode`."""
     assert refused(["decode"], capsys) == (
-        "`quadform decode` needs a MODEL: the folder of a run that `quadform train --out RUN` made."
+        "`quadform decode` needs a MODEL: the folder of a run written by `quadform train --out RUN`."
         " See `quadform decode --help`."
     )
 

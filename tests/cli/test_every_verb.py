@@ -172,7 +172,7 @@ def test_runs_are_listed(answers: dict[str, tuple[int, str, str]], capsys: pytes
     made = {"attention": "attention", "spectrum": "spectrum", "signal": "signal", "why": "why", "lr": "step-size"}
     made |= {"run": "training run", "compare": "compare"}
     # records by the names of stages
-    made[Path(folder).name] = "study: step-size, spectrum, point, signal, why, attention"
+    made[Path(folder).name] = "study: step-size, spectrum, point, prune, signal, why, attention"
     assert {name: rows[name]["kind"] for name in made} == made
     assert rows["lr"]["model"] == rows["spectrum"]["model"] == MODEL
     assert rows["lr"]["verdict"].startswith("Learning-rate ceiling: ")

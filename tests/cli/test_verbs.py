@@ -150,14 +150,14 @@ def test_report_in_the_time_there_is(
     words = ["report", "new:pre-ln,depth=1,d_model=8,heads=2", *probe, "--out", "run"]
     assert main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"plan for new:\S+: 5 stages, about [\d,]+ products, .* in all, .* beside the model", said[0])
+    assert re.fullmatch(r"plan for new:\S+: 6 stages, about [\d,]+ products, .* in all, .* beside the model", said[0])
     assert [line.split()[0] for line in said[1:]] == ["signal", "lr", "spectrum", "point", "prune", "why"]
     assert list(tmp_path.iterdir()) == []
     assert main([*words, "--max-time", "0.001s"]) == 3
     said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, point, why", "report: run/report.html"]
+    assert said[-2:] == ["PARTIAL: not measured to the end: lr, spectrum, point, prune, why", "report: run/report.html"]
     page = Path("run/report.html").read_text()
-    assert "Not measured, or not finished: learning rate, spectrum, kind of point, what each component does" in page
+    assert "Not measured, or not finished: learning rate, spectrum, kind of point, what can be taken away" in page
     for lang, words_ in (("en", "This report is incomplete"), ("ko", "이 보고서는 아직 완성되지 않았습니다")):
         assert main(["report", "run", "--quiet", "--lang", lang]) == 3  # redrawn, and still not whole
         assert words_ in Path("run/report.html").read_text()
@@ -166,7 +166,7 @@ def test_report_in_the_time_there_is(
     assert strict(capsys.readouterr().out)["inputs"]["missing"] == []
     assert "This report is incomplete" not in Path("run/report.html").read_text()
     assert main(["report", "run", "--dry-run"]) == 0
-    assert capsys.readouterr().out == "run: 5 records there; redrawn, nothing is computed\n"
+    assert capsys.readouterr().out == "run: 6 records there; redrawn, nothing is computed\n"
 
 
 def test_report_redraws_without_computing(

@@ -225,5 +225,5 @@ def test_damaged_state(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(2)}, path)
-    with pytest.raises(FileError, match="no state of an interrupted run"):
+    with pytest.raises(FileError, match="does not hold the state of an interrupted run"):
         trace(A, 20, method="hutchinson", resume=tmp_path)

@@ -238,7 +238,7 @@ def test_tokenizer_files(tmp_path):
         assert again.size == tokenizer.size
         assert again.encode("añ한 aa") == tokenizer.encode("añ한 aa")
     (tmp_path / "t.json").write_text('{"format": "other"}')
-    with pytest.raises(FileError, match="no tokenizer"):
+    with pytest.raises(FileError, match="is not a tokenizer"):
         load_tokenizer(tmp_path / "t.json")
     with pytest.raises(FileError, match="cannot be read"):
         load_tokenizer(tmp_path / "nothing.json")

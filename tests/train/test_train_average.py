@@ -75,7 +75,7 @@ def test_the_original_recipe():
     assert prepare(DATA, recipe="vaswani", design="pre-ln", **TINY, lr=0.5).config.lr == 0.5
     share = prepare(DATA, recipe="vaswani", **TINY, warmup=0.25, steps=100)
     assert share.config.lr == pytest.approx((8 * 25) ** -0.5)
-    with pytest.raises(InputError, match="'vaswni' is no recipe"):
+    with pytest.raises(InputError, match="unknown recipe 'vaswni'"):
         prepare(DATA, recipe="vaswni")
 
 

@@ -79,7 +79,7 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
             ),
             shape=alt.Shape("which:N", scale=alt.Scale(domain=kinds, range=["circle", "diamond"]), legend=legend),
         )
-        .properties(width=420, height=alt.Step(16))
+        .properties(width=300, height=alt.Step(16))
     )
     return Figure(
         name=f"{answer.kind}-each",

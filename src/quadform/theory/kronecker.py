@@ -18,6 +18,8 @@ Source: K-FAC [EIT23]; Shampoo [GKS18], L (x) R / tr H [MSV24]; closed forms for
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -71,7 +73,9 @@ def _term(layer: AttentionLayer, name: str) -> Term:
 
 def _errors(layer: AttentionLayer, name: str) -> dict[str, float]:
     H = _term(layer, name)
-    size = block_norm([[H]]).value
+    unit = H.E.abs().max()  # errors are relative: in units of the largest entry no square leaves floating point
+    H = replace(H, E=H.E / unit)
+    size = block_norm([[H]]).value if unit > torch.finfo(unit.dtype).tiny else 0.0
     if size == 0:
         raise InputError(f"H_o({name}, {name}) is 0 at this point; there is nothing to be near to.")
     traces = H.E.diagonal(dim1=1, dim2=2).sum(1)
@@ -79,7 +83,10 @@ def _errors(layer: AttentionLayer, name: str) -> dict[str, float]:
     R = torch.einsum("n,nef->ef", H.r.square().sum(1), H.E)
     if not H.rows_vector_first:
         L, R = R, L
-    near = {f"K-FAC {sharing}": kfac_factors(layer, name, sharing) for sharing in ("expand", "reduce")}
+    near = {}
+    for sharing in ("expand", "reduce"):
+        A, B = kfac_factors(layer, name, sharing)
+        near[f"K-FAC {sharing}"] = A, B / unit
     near |= {"Shampoo": _scaled(H, _root(L), _root(R)), "Shampoo, one power step": (L, R / L.trace())}
     errors = {kind: block_norm([[H, _negative(*pair)]]).value / size for kind, pair in near.items()}
     return {kind: errors[kind] if kind in errors else _nearest(H) for kind in KINDS}

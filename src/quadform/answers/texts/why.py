@@ -41,11 +41,11 @@ SENTENCES = {
         " 스텝 크기를 조절하는 옵티마이저(Adam)를 쓰십시오.",
     ),
     "why_alike": (
-        "Step {step}: query and value blocks differ by less than {limit} times, so one step size can fit both.",
+        "Step {step}: query and value blocks differ by a factor below {limit}, so one step size can fit both.",
         "학습 {step}단계: 쿼리 블록과 밸류 블록의 차이는 {limit}배 미만, 하나의 학습률이 둘 다에 맞을 수 있습니다.",
     ),
     "why_differ": (
-        "Step {step}: query and value blocks differ {ratio} times.",
+        "Step {step}: query and value blocks differ by a factor of {ratio}.",
         "학습 {step}단계: 쿼리 블록과 밸류 블록의 차이는 {ratio}배입니다.",
     ),
     "adam_unknown": (
