@@ -65,12 +65,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return at_work(tmp_path_factory.mktemp("work"), CHECKS)
 
 
-def results(found: Found, check: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """(world, rank, results) of a check in every process that ran it."""
+def results(found: Found, check: str, checks: Mapping[int, str] = CHECKS) -> list[tuple[int, int, dict[str, Any]]]:
+    """(world, rank, results) of a check in every process that ran it to its end."""
     out = []
     for world, ranks in found.items():
         for rank, every in enumerate(ranks):
-            if check in CHECKS[world].split() and not (check == "killed" and rank == world - 1):
+            if check in checks[world].split() and not (check == "killed" and rank == world - 1):
                 assert "failed" not in every[check], every[check].get("failed")
                 out.append((world, rank, every[check]))
     assert out

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 from test_distributed import Found, at_work
+from test_distributed import results as results_of
 
 CHECKS = {2: "products pairs refused failing", 3: "products failing killed"}
 #: Declared beforehand, relative.
@@ -19,16 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return at_work(tmp_path_factory.mktemp("piped"), CHECKS, "at_piped.py")
 
 
-def results(found: Found, check: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """(world, rank, what it found) of every process that ran a check to its end."""
-    out = []
-    for world, ranks in found.items():
-        for rank, every in enumerate(ranks):
-            if check in CHECKS[world].split() and not (check == "killed" and rank == world - 1):
-                assert "failed" not in every[check], every[check].get("failed")
-                out.append((world, rank, every[check]))
-    assert out
-    return out
+results = partial(results_of, checks=CHECKS)
 
 
 @pytest.mark.parametrize("pipeline", ["stage", "gpipe", "1f1b"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from ..answers.compressed import Compressed
 from ..answers.numbers import number, percent, short_name
 from ..answers.prune import Pruned
@@ -68,11 +71,16 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
         for kind, value in zip(kinds, pair, strict=True)
     ]
     legend = alt.Legend(title=None, orient="bottom", labelLimit=300)
+    linear, ticks = _decades([row["dL"] for row in rows])
     chart = (
         over(rows)
         .mark_point(filled=True, size=50, opacity=0.9)
         .encode(
-            x=alt.X("dL:Q", axis=alt.Axis(title=texts("compressed_axis"), tickCount=6, format="~g")),
+            x=alt.X(
+                "dL:Q",
+                scale=alt.Scale(type="symlog", constant=linear),
+                axis=alt.Axis(title=texts("compressed_axis"), values=ticks, format="~g"),
+            ),
             y=alt.Y("matrix:N", sort=names, axis=alt.Axis(title=None, labelLimit=320)),
             color=alt.Color(
                 "which:N", scale=alt.Scale(domain=kinds, range=[style.signed(1), style.ink]), legend=legend
@@ -95,7 +103,16 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
         python=redraw(f"{answer.kind}_each"),
         texts=texts,
         tags=("exact",),
+        caption=texts("density_caption", linear=number(linear, 2)),
     )
+
+
+def _decades(values: Sequence[float]) -> tuple[float, list[float]]:
+    """Up to where an axis is linear, three decades below the largest, and its ticks."""
+    top = math.floor(math.log10(max((abs(v) for v in values if v), default=1.0)))
+    powers = [10.0**k for k in range(top - 2, top + 1)]
+    below = [-p for p in reversed(powers) if min(values) <= -p]
+    return 10.0 ** (top - 3), [*below, 0.0, *(p for p in powers if max(values) >= p)]
 
 
 def prune_each(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
