@@ -108,7 +108,9 @@ class Scale(nn.Module):
 def test_accelerate_with_mixed_precision_and_accumulation(request: pytest.FixtureRequest) -> None:
     """Its wrapped optimizer is read; its autocast, put around the model's forward, is left outside of readings."""
     accelerate = pytest.importorskip("accelerate")
-    request.addfinalizer(lambda: accelerate.state.AcceleratorState._reset_state(reset_partial_state=True))
+    forget = functools.partial(accelerate.state.AcceleratorState._reset_state, reset_partial_state=True)
+    forget()  # a Trainer of another test has made one
+    request.addfinalizer(forget)
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16", gradient_accumulation_steps=2)
     model = Scale()
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
