@@ -71,7 +71,7 @@ def one_by_one(answer: Compressed, words: tuple[str, str, str], texts: Texts, st
         for kind, value in zip(kinds, pair, strict=True)
     ]
     legend = alt.Legend(title=None, orient="bottom", labelLimit=300)
-    linear, ticks = _decades([row["dL"] for row in rows])
+    linear, ticks = _decades([value for _, pair in ranked for value in pair])
     chart = (
         over(rows)
         .mark_point(filled=True, size=50, opacity=0.9)
