@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import quadform as qf
-from quadform.answers.attention import PARTS, LiveAnswer
+from quadform.answers.attention import PARTS
+from quadform.answers.live import LiveAnswer
 from quadform.answers.numbers import number, percent, times
 from quadform.applications.attention.measure import problem_of
 from quadform.applications.attention.question import AttentionQuestion

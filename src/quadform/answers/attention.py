@@ -9,7 +9,7 @@ tensors `H_o`, `H_f`, `eigenvalues...`, `A`, and of a sweep `scales`, `growth_PA
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..core.errors import InputError
 from ..core.record import Estimate, Record
 from ..core.space import WORDS, Space
 from .answer import Answer, Grid
-from .kronecker import HEAD, kronecker_lines
+from .kronecker import kronecker_lines
 from .numbers import number, percent, times
 from .texts import line
 from .verdict import Limits, Said, Status, Verdict, judged, say
@@ -334,71 +334,6 @@ class AttentionAnswer(Answer):
         first, last = (WORDS[self.space.names[i]] for i in (0, -1))
         norms = {"query": _power(query), "value": _power(value)}
         return line("line_far", scale=f"{float(t['scales'][-1]):g}", state=state, first=first, last=last, **norms)
-
-
-class LiveAnswer(AttentionAnswer):
-    """What the live page measures beside: numbers of a layer in a stack, of its tokens, and of its formulas.
-
-    Scalars `first_key`, `moment/M1, M2, M3`, `ingredient/NAME`, `difference_error` (in place of `autodiff_error` where
-    autodiff is what is checked); tensors `cosine`, `effective_rank` (one number a layer).
-    """
-
-    @property
-    def spectra(self) -> tuple[str, ...]:
-        """The parts whose eigenvalues are there."""
-        return tuple(part for part in PARTS if spectrum_key(part) in self.record.tensors)
-
-    @property
-    def kronecker(self) -> dict[str, dict[str, float]]:
-        """Block `W,W` -> kind of preconditioner -> its relative error against H_o(W, W)."""
-        found: dict[str, dict[str, float]] = {}
-        for key, e in self.record.scalars.items():
-            if key.startswith(HEAD):
-                name, kind = key.removeprefix(HEAD).split("/", 1)
-                found.setdefault(f"{name},{name}", {})[kind] = e.value
-        return found
-
-    @property
-    def closed(self) -> bool:
-        """Whether the Hessian is a closed form; else it is from automatic differentiation."""
-        return self.route == "closed"
-
-    @property
-    def route(self) -> str:
-        return str(self.record.inputs["route"])
-
-    @property
-    def labels(self) -> list[str]:
-        """The names of the tokens."""
-        return list(self.record.inputs["labels"])
-
-    @property
-    def check_error(self) -> Estimate:
-        """The closed form against autodiff, or autodiff against differences."""
-        return self.scalar("autodiff_error" if self.closed else "difference_error")
-
-    @property
-    def first_key(self) -> Estimate:
-        """Mean attention on the first token."""
-        return self.scalar("first_key")
-
-    @property
-    def moments(self) -> dict[str, Estimate]:
-        return {m: self.scalar(f"moment/{m}") for m in MOMENTS}
-
-    @property
-    def symbols(self) -> Mapping[str, Estimate]:
-        """What stands in the formulas of the blocks: `ingredient/x`, `moment/M2`."""
-        return {n: e for n, e in self.record.scalars.items() if n.startswith(("ingredient/", "moment/"))}
-
-    @property
-    def cosine(self) -> list[float]:
-        """Mean token cosine after 0, 1, ... layers; empty for one token."""
-        return self.record.tensors["cosine"].tolist() if "cosine" in self.record.tensors else []
-
-    @property
-    def effective_rank(self) -> list[float]:
-        return self.tensor("effective_rank").tolist()
 
 
 def spectrum_key(part: str) -> str:

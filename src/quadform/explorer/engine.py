@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import queue
 import threading
 import time
@@ -17,12 +16,12 @@ import torch
 
 from ..answers.attention import PARTS
 from ..answers.numbers import number
-from ..core.errors import QuadformError
 from ..core.record import Record
 from .cost import ASK, Cost, Size
 from .data import Uploads
 from .heat import DETAILS
 from .measurement import measure, with_spectrum
+from .message import answered
 from .python import snippet
 from .state import ControlError, State
 from .telling import tell
@@ -87,28 +86,7 @@ class Engine:
 
     def answer(self, text: str | bytes) -> dict[str, Any]:
         """The answer to a message as it came: an `answer`, a `wait`, a question (`ask`), or an `error` at a control."""
-        seq, lang = None, "en"
-        try:
-            body = json.loads(text)
-            if not isinstance(body, dict):
-                raise ControlError("", "message")
-            seq, lang = body.get("seq"), str(body.get("lang"))
-            lang = lang if lang in LANGUAGES else "en"
-            return self._answer(Message.of(body))
-        except ControlError as error:
-            return {"kind": "error", "seq": seq, "control": error.control, "text": error.said(lang)}
-        except (ValueError, RecursionError) as error:
-            if isinstance(error, QuadformError):
-                return {"kind": "error", "seq": seq, "control": "", "text": str(error)}
-            return {"kind": "error", "seq": seq, "control": "", "text": LANGUAGES[lang]("error_message")}
-        except Exception as error:  # the page stays, whatever happens to one state
-            why = f"{type(error).__name__}: {error}"
-            return {
-                "kind": "error",
-                "seq": seq,
-                "control": "",
-                "text": LANGUAGES[lang]("error_unexpected", why=why[:300]),
-            }
+        return answered(text, LANGUAGES, lambda body, _: self._answer(Message.of(body)))
 
     def _answer(self, asked: Message) -> dict[str, Any]:
         texts, size = LANGUAGES[asked.lang], Size.of(asked.state, self.uploads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..answers.attention import LiveAnswer
+from ..answers.live import LiveAnswer
 from ..answers.numbers import number
 from ..report.typeset import Kind, runs
 

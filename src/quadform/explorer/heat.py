@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..answers.attention import PARTS, LiveAnswer
+from ..answers.attention import PARTS
+from ..answers.live import LiveAnswer
 from ..answers.numbers import number, power
 from ..report import raster
 from ..report.texts import Texts

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..answers.attention import LiveAnswer
 from ..answers.attention_draft import ExploredDraft, with_eigenvalues
+from ..answers.live import LiveAnswer
 from ..applications.attention.growth import PARTS, Sweep, entropy, paper_exponents
 from ..applications.attention.measure import problem_of, spectrum_numbers
 from ..applications.attention.question import BLOCKS, MERGED_BLOCKS, AttentionQuestion

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.designs import DESIGNS
-from ..core.errors import InputError
+from .message import Refused
 from .texts import LANGUAGES
 
 #: The design that is attention and nothing else: no skip, no norm, no MLP, no W_O. At depth 1 it has a closed form.
@@ -37,18 +37,10 @@ LONGEST_TEXT = 1000
 TEXT = "the cat sat on the mat and slept"
 
 
-class ControlError(InputError):
-    """A value the page cannot use: the control it belongs to, and a sentence (`error_KEY`) with its values."""
+class ControlError(Refused):
+    """A value the live page cannot use."""
 
-    def __init__(self, control: str, key: str, **values: Any) -> None:
-        self.control, self.key, self.values = control, f"error_{key}", values
-        super().__init__(self.said("en"))
-
-    def said(self, lang: str) -> str:
-        """What the page shows, in its language; a control named `control` in the sentence has its name there."""
-        texts = LANGUAGES[lang]
-        named = {"control": texts(f"control_{self.control}")} if f"control_{self.control}" in texts.sentences else {}
-        return texts(self.key, **named | self.values)
+    languages = LANGUAGES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..answers.attention import SATURATED, LiveAnswer
+from ..answers.attention import SATURATED
+from ..answers.live import LiveAnswer
 from ..answers.numbers import number, percent, times
 from ..answers.signal import COSINE
 from ..core.record import Record

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..answers.attention import SATURATED, LiveAnswer
+from ..answers.attention import SATURATED
+from ..answers.live import LiveAnswer
 from ..answers.numbers import number, percent, times
 from ..answers.signal import COSINE
 from ..core.record import Estimate, Record

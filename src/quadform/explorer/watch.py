@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,8 @@ from ..core.record import JSON_NAME, Record
 from ..report.monitor import figures
 from ..report.style import STYLES
 from .door import Starlette, behind, files_of, filled
+from .message import answered
+from .state import ControlError
 from .texts import LANGUAGES
 
 if TYPE_CHECKING:
@@ -31,23 +32,25 @@ class Watching:
 
     def answer(self, text: str | bytes) -> dict[str, Any]:
         """The sentence, the warnings and the pictures of the record as it is now."""
-        seq = None
+        return answered(text, LANGUAGES, self._answer)
+
+    def _answer(self, body: dict[str, Any], lang: str) -> dict[str, Any]:
+        seq, known, theme = body.get("seq"), body.get("version"), body.get("theme")
+        if seq is None or known is None or theme not in [*STYLES] or body.get("lang") != lang:
+            raise ControlError("", "message")
+        texts = LANGUAGES[lang]
         try:
-            body = json.loads(text)
-            seq, texts = body["seq"], LANGUAGES[body["lang"]]
             version = (self.folder / JSON_NAME).stat().st_mtime_ns
-            if body["version"] == str(version):
+            if known == str(version):
                 return {"kind": "answer", "seq": seq, "version": str(version)}
             record = Record.load(self.folder)
             answer = MonitorAnswer(record)
-            drawn = [draw(record, texts, STYLES[body["theme"]]) for draw in figures(record)]
+            drawn = [draw(record, texts, STYLES[theme]) for draw in figures(record)]
             pictures = [{"title": f.title, "svg": f.svg(), "alt": f.headline} for f in drawn]
-            told = {"said": answer.said(texts.lang), "warnings": list(answer.warnings)}
+            told = {"said": answer.said(lang), "warnings": list(answer.warnings)}
             return {"kind": "answer", "seq": seq, "version": str(version), **told, "pictures": pictures}
         except (QuadformError, OSError):  # it is just being written; the page asks again
             return {"kind": "answer", "seq": seq, "version": ""}
-        except (ValueError, TypeError, KeyError):
-            return {"kind": "error", "seq": seq, "text": LANGUAGES["en"]("error_message")}
 
 
 def watched(folder: str | Path) -> Path:

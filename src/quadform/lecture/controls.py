@@ -7,25 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import InputError
+from ..explorer import message
 from .texts import LANGUAGES, Texts
 
 #: Words of a sentence that are looked at, and letters that are read.
 MOST_WORDS, MOST_LETTERS = 8, 200
 
 
-class Refused(InputError):
-    """A value a step cannot use: the control it belongs to, and a sentence (`error_KEY`) with its values."""
+class Refused(message.Refused):
+    """A value a step of the lecture cannot use."""
 
-    def __init__(self, control: str, key: str, **values: Any) -> None:
-        self.control, self.key, self.values = control, f"error_{key}", values
-        super().__init__(self.said("en"))
-
-    def said(self, lang: str) -> str:
-        """What the page shows, in its language."""
-        texts = LANGUAGES[lang]
-        name = texts(f"control_{self.control}") if self.control else ""
-        return texts(self.key, control=name, **self.values)
+    languages = LANGUAGES
 
 
 @dataclass(frozen=True, kw_only=True)

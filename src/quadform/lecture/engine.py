@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..core.errors import QuadformError
+from ..explorer.message import answered
 from .controls import Refused, read
 from .course import STEPS
 from .pupil import Pupil
@@ -32,23 +31,7 @@ class Engine:
 
     def answer(self, text: str | bytes) -> dict[str, Any]:
         """The answer to a message as it came: an `answer`, or an `error` at a control."""
-        seq, lang = None, "en"
-        try:
-            body = json.loads(text)
-            if not isinstance(body, dict):
-                raise Refused("", "message")
-            seq, lang = body.get("seq"), str(body.get("lang"))
-            lang = lang if lang in LANGUAGES else "en"
-            return self._answer(body, lang)
-        except Refused as error:
-            return {"kind": "error", "seq": seq, "control": error.control, "text": error.said(lang)}
-        except QuadformError as error:
-            return {"kind": "error", "seq": seq, "control": "", "text": str(error)}
-        except (ValueError, RecursionError):
-            return {"kind": "error", "seq": seq, "control": "", "text": LANGUAGES[lang]("error_message", control="")}
-        except Exception as error:  # the page stays, whatever happens to one step
-            said = LANGUAGES[lang]("error_unexpected", why=f"{type(error).__name__}: {error}"[:300])
-            return {"kind": "error", "seq": seq, "control": "", "text": said}
+        return answered(text, LANGUAGES, self._answer)
 
     def _answer(self, body: dict[str, Any], lang: str) -> dict[str, Any]:
         seq, step = body.get("seq"), BY_NAME.get(str(body.get("step")))

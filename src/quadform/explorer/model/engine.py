@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,9 @@ from typing import Any
 from ...applications.subject import Subject
 from ...core.errors import InputError, QuadformError
 from ...core.record import Record
+from ...report.style import STYLES
+from ..message import answered
+from ..state import ControlError
 from ..texts import LANGUAGES
 from .maps import Maps, Reader
 from .panels import PANELS, Panel, shown
@@ -74,20 +76,18 @@ class ModelEngine:
     def answer(self, text: str | bytes) -> dict[str, Any]:
         """How far every panel is, the pictures the page lacks (`have` names what it has), and the maps of a sentence
         where one is asked for (`text`)."""
-        seq, lang = None, "en"
-        try:
-            body = json.loads(text)
-            seq, lang, theme = body["seq"], body.get("lang", "en"), body.get("theme", "light")
-            if lang not in LANGUAGES or theme not in ("light", "dark") or not isinstance(body.get("have", []), list):
-                raise ValueError("a value the page cannot send")
-            self.start()
-            found = {"kind": "answer", "seq": seq, "panels": [self._panel(p, body, lang, theme) for p in self.progress]}
-            if isinstance(body.get("text"), str):
-                found["maps"] = self._maps(body["text"][:LONGEST])
-            return found
-        except (ValueError, KeyError, TypeError, RecursionError):
-            said = LANGUAGES[lang if lang in LANGUAGES else "en"]("error_message")
-            return {"kind": "error", "seq": seq, "control": "", "text": said}
+        return answered(text, LANGUAGES, self._answer)
+
+    def _answer(self, body: dict[str, Any], lang: str) -> dict[str, Any]:
+        theme, have = body.get("theme", "light"), body.get("have", [])
+        if "seq" not in body or body.get("lang", "en") != lang or theme not in [*STYLES] or not isinstance(have, list):
+            raise ControlError("", "message")
+        self.start()
+        panels = [self._panel(p, body, lang, theme) for p in self.progress]
+        found = {"kind": "answer", "seq": body["seq"], "panels": panels}
+        if isinstance(body.get("text"), str):
+            found["maps"] = self._maps(body["text"][:LONGEST])
+        return found
 
     def _panel(self, progress: Progress, body: dict[str, Any], lang: str, theme: str) -> dict[str, Any]:
         name = progress.panel.name
