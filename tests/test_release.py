@@ -33,9 +33,13 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 def test_the_changelog_has_a_section_of_this_version() -> None:
-    """Unreleased first, then the version of the package."""
+    """The newest section is of this version, with `Unreleased` at most above it; a section has a heading once."""
     sections = re.findall(r"^## \[(.*?)\]", CHANGELOG, re.M)
-    assert sections[:2] == ["Unreleased", quadform.__version__]
+    assert next(name for name in sections if name != "Unreleased") == quadform.__version__
+    assert "Unreleased" not in sections[1:]
+    for section in re.split(r"^## ", CHANGELOG, flags=re.M)[1:]:
+        headings = re.findall(r"^### (.*)$", section, re.M)
+        assert len(set(headings)) == len(headings), f"a heading twice: {headings}"
 
 
 def test_changelog_and_citation_have_one_date() -> None:
