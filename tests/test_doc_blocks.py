@@ -98,7 +98,7 @@ SMALLER = {
 }
 
 
-def _readme(own: dict[str, Any], printed: str) -> None:
+def _splits(own: dict[str, Any], printed: str) -> None:
     H, H_o, H_f = own["H"], own["H_o"], own["H_f"]
     v = own["risk"].space.random()
     assert all(torch.allclose((H_o @ v)[n] + (H_f @ v)[n], (H @ v)[n], atol=1e-4) for n in v)
@@ -138,7 +138,7 @@ def _measured(own: dict[str, Any], printed: str) -> None:
 
 #: What must hold at the end of a page.
 AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
-    "README": _readme,
+    "measure": _splits,
     "estimate": _estimate,
     "monitor": _monitor,
     "monitor-hf": _trainer,
