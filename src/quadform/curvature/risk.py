@@ -288,6 +288,10 @@ class Risk:
         """The same risk where the parameters have other values; the model is left as it is."""
         return self._with(params=self._at(params))
 
+    def checked_on(self, batch: Any) -> Risk:
+        """The same risk, whose derivatives are checked now, on a batch that may be smaller than its own."""
+        return self._with(soundness=self._with(batches=[batch], weights=[1.0]).soundness)
+
     def plain(self) -> Risk:
         """The same risk with attention by torch's math path, which has derivatives of every order."""
         return self._with(fused=False) if self.fused else self

@@ -26,9 +26,9 @@ from ..step_size.measure import is_plain
 from ..step_size.rules import Stepper, floor_share, read_optimizer, unwrapped
 from .halves import in_float32, widened
 from .heads import observed, qk_norms, stacks_of
-from .portion import Scale, part_of
+from .portion import Scale, few_rows, part_of
 from .reading import Reading
-from .tracking import Pair, beginning, follow, search
+from .tracking import FIRST, Pair, beginning, follow, search
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class Measuring:
         names = list(self._trained())
         if not names:
             raise InputError("the optimizer trains no parameter of this model; give the one that trains it.")
-        return Risk(self.model, self.loss, batches, names, quiet=True)
+        risk = Risk(self.model, self.loss, batches, names, quiet=True)
+        return risk if risk.shards is not None else risk.checked_on(few_rows(risk))
 
     def _stepper(self) -> Stepper | None:
         """The optimizer as it stands; None where no ceiling is known for it."""
@@ -151,7 +152,7 @@ class Measuring:
         if full:
             pair = search(A, None if known is None else A.domain.unflatten(known.v.to(A.dtype)))
         else:
-            pair = follow(A, beginning(A, g()) if known is None else known.v)
+            pair = follow(A, beginning(A, g()), FIRST) if known is None else follow(A, known.v)
         self.pairs[name, whole] = pair
         return pair
 

@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ...core.errors import InputError
+from ...core.errors import InputError, pass_on_memory
 from ...core.number import Estimate
+from ...curvature.risk import Risk
 from .tracking import Pair
 
 
@@ -44,11 +46,31 @@ def part_of(batches: list[Any], share: float) -> list[Any]:
         raise InputError(f"part= is a share of the held batches between 0 and 1; got {share!r}.")
     if len(batches) > 1:
         return batches[: max(1, round(share * len(batches)))]
-    tensors = _tensors(batches[0])
-    sizes = {len(t) if t.ndim else 0 for t in tensors}
-    if len(sizes) != 1 or not (rows := sizes.pop()):
+    rows = _rows(batches[0])
+    if not rows:
         raise InputError("part= cuts a batch by the first axis of its tensors, and those differ. Give several batches.")
     return [_cut(batches[0], max(1, round(share * rows)))]
+
+
+def few_rows(risk: Risk) -> Any:
+    """Two rows of the first batch, on which derivatives are checked at a part of the cost; the whole batch where it
+    cannot be cut, or the loss of two rows is not finite."""
+    batch = risk.batches[0]
+    if _rows(batch) <= 2:
+        return batch
+    few = _cut(batch, 2)
+    try:
+        with risk.context(), torch.no_grad():
+            return few if bool(torch.isfinite(risk.run(risk.params, few)[0])) else batch
+    except Exception as error:  # whatever code of a model dislikes about another number of rows
+        pass_on_memory(error)
+        return batch
+
+
+def _rows(batch: Any) -> int:
+    """The length of the first axis of its tensors; 0 where those differ, or have none."""
+    sizes = {len(t) if t.ndim else 0 for t in _tensors(batch)}
+    return sizes.pop() if len(sizes) == 1 else 0
 
 
 def _tensors(batch: Any) -> list[Tensor]:

@@ -7,8 +7,8 @@ The next time begins not at the Ritz vector x but at  mu x + r,  mu = (theta + (
 vector of span {x, r} if A were 0 along r, about a step of the power method, which needs no product. A x is a sum of
 products that are there, so its residual costs nothing. Every value is at most lambda_max: a Ritz value is a lower
 bound, and an eigenvalue lies within its residual. The first time begins at the gradient, much of which lies in sharp
-directions, with a tenth of chance. A direction that v has no part in can stay unseen, so a full search is made now and
-then.
+directions, with a tenth of chance, and takes two products at most; the next times rise from there. A direction that v
+has no part in can stay unseen, so a full search is made now and then.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ...estimate.vectors import multiply, probes, without, working_dtype
 
 #: Products of a full search at most, and rows of its basis: ten vectors or so, beside which a training run still fits.
 SEARCH, ROWS = 12, 10
-#: Products at most where a pair is followed, and the relative residual from which on none is added.
-MOST, ENOUGH = 3, 0.15
+#: Products at most the first time and where a pair is followed, and the relative residual from which on none is added.
+FIRST, MOST, ENOUGH = 2, 3, 0.15
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ def beginning(A: Operator, g: Vector) -> Tensor:
     return v / v.norm().clamp(min=torch.finfo(v.dtype).tiny) + 0.1 * noise / noise.norm()
 
 
-def follow(A: Operator, v: Tensor) -> Pair:
+def follow(A: Operator, v: Tensor, most: int = MOST) -> Pair:
     """The top pair near v, and where to begin next time."""
-    x, r, theta, products = ritz(A, v)
+    x, r, theta, products = ritz(A, v, most)
     size = float(r.norm())
     mu = (theta + math.hypot(theta, 2 * size)) / 2
     moved = mu * x + r if mu > 0 else x
     return Pair(moved / moved.norm(), theta, size, products)
 
 
-def ritz(A: Operator, v: Tensor) -> tuple[Tensor, Tensor, float, int]:
+def ritz(A: Operator, v: Tensor, most: int = MOST) -> tuple[Tensor, Tensor, float, int]:
     """The top Ritz vector of span {v, r, ...}, its residual, its value and the products."""
     basis = (v / v.norm())[None]
     images = multiply(A, basis)
@@ -82,7 +82,7 @@ def ritz(A: Operator, v: Tensor) -> tuple[Tensor, Tensor, float, int]:
         x = c @ basis
         r = c @ images - theta * x
         u = without(r[None], basis)
-        if len(basis) == MOST or float(r.norm()) <= ENOUGH * abs(theta) or not float(u.norm()):
+        if len(basis) == most or float(r.norm()) <= ENOUGH * abs(theta) or not float(u.norm()):
             return x, r, theta, len(basis)
         u = u / u.norm()
         basis, images = torch.cat([basis, u]), torch.cat([images, multiply(A, u)])

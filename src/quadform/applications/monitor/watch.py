@@ -58,9 +58,9 @@ class Monitor:
     ) -> None:
         if every is not None and overhead is not None:
             raise InputError("a monitor takes every= (steps) or overhead= (a share of the time), not both.")
+        self._measuring = Measuring(model, optimizer, batches, loss, traces, part)
         self._pace: Pace = Share(0.02 if overhead is None else overhead, clock) if every is None else Every(every)
         self._clock, self._log, self._file = clock, log, _File(csv) if csv is not None else None
-        self._measuring = Measuring(model, optimizer, batches, loss, traces, part)
         self._out = out
         self._spent, self._start = 0.0, clock()
         self.steps, self.rules = 0, rules
@@ -74,7 +74,7 @@ class Monitor:
 
     @property
     def share(self) -> float:
-        """The share of the time since the start that went into measuring."""
+        """The share of the time since this monitor was made that went into measuring."""
         passed = self._clock() - self._start
         return self._spent / passed if passed > 0 else 0.0
 
