@@ -40,7 +40,7 @@ from quadform.core.record import Provenance, strict_json
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 
 ROUTES = ("units", "compiled-units", "eager", "compiled")
-FRESH_ROUTES = {"first": ("compiled-units", "compiled", "eager"), "widths": ("compiled", "eager")}
+FRESH_ROUTES = {"first": ("compiled-units", "compiled", "eager"), "widths": ("compiled",)}
 JOBS: dict[str, Callable[..., None] | None] = {
     "routes": None, "long": None, "large": None, "first": units_widths.first, "widths": units_widths.widths,
 }  # fmt: skip
