@@ -49,7 +49,7 @@ ASKED: dict[str, tuple[list[str] | str, str]] = {
     "triton": (
         "import torch; from quadform.kernels import attention, using\n"
         "with using('triton'): attention(*[torch.zeros(1, 1, 2, 4)] * 3)",
-        "The Triton twin of attention",
+        "Triton attention",
     ),
 }
 

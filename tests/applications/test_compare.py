@@ -230,7 +230,7 @@ def test_the_first_step_and_the_peak_are_held_against_the_ceiling_apart():
     )
     told = {v.name: v for v in fake(a=a, b=b, c=c).verdicts()}["rates"]
     assert told.status == "red"
-    assert "first step is above the ceiling at initialisation: a × 1." in told.sentence()
+    assert "first step is above the ceiling at initialization: a × 1." in told.sentence()
     told = {v.name: v for v in fake(b=b, c=c).verdicts()}["rates"]
     assert told.status == "yellow"
     assert "The peak rate 0.001, which warm-up reaches later, is above the ceiling" in told.sentence()
@@ -255,7 +255,7 @@ def test_collapse_lost_gradients_and_low_ceilings_are_named_by_their_limits():
     assert (told["collapse"].status, told["lost"].status) == ("red", "red")
     assert "(cosine above 0.99): a × 1." in told["collapse"].sentence()
     assert "more than 100 times between input and last block: b × 1." in told["lost"].sentence()
-    assert told["rates"].sentence().endswith("above the ceiling at initialisation: b × 1.")
+    assert told["rates"].sentence().endswith("above the ceiling at initialization: b × 1.")
     fine = fake(a={"loss": (1, 0), "cosine": (0.2, 0), "gradient": (1, 0)})
     assert "No design collapses" in fine.said("en")
 

@@ -65,7 +65,7 @@ def test_plain_text_stays_plain(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text('{"text": "a"}\n', encoding="utf-8")
     assert read_text_file(str(path)).text == '{"text": "a"}\n'
-    with pytest.raises(InputError, match="is no table, so it has no field `text`"):
+    with pytest.raises(InputError, match="is not a table, so it has no field `text`"):
         read_text_file(f"{path}:text")
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\nnot json\n')
     with pytest.raises(FileError, match="line 2 is not JSON"):

@@ -247,7 +247,7 @@ def test_what_cannot_be_made_is_a_row_with_its_reason() -> None:
     )
     assert [x.name for x in found.seen] == ["none"]
     assert set(found.refused) == {"soap", "blocks"}
-    assert "one product a parameter" in found.refused["blocks"]
+    assert "one product per parameter" in found.refused["blocks"]
     assert "got one gradient" in found.refused["soap"]
     assert "not made" in str(found)
 

@@ -278,7 +278,7 @@ def test_other_peoples_models_are_refused(data):
         why(torch.nn.Linear(2, 2), [{"input": torch.ones(1, 2)}])
     with pytest.raises(InputError, match="needs a model of quadform and a data set"):
         why(make(data), [next(data.batches("valid", 4))], steps=(0, 5))
-    with pytest.raises(InputError, match="has no loss of its own"):
+    with pytest.raises(InputError, match="returns no loss of its own"):
         why(make(data), data, loss=lambda out, batch: out.sum())
 
 

@@ -76,7 +76,7 @@ def test_checkpoints_around_a_step_explain_it(course: Course, tmp_path: Path, ki
     assert found.cause == "neither"
     assert "The log does not tell about its batch" in found.said()
     assert "by the checkpoints at 2 and 4" in found.lines()[0]
-    with pytest.raises(InputError, match="no checkpoint on both sides of it; those there are: 2, 4"):
+    with pytest.raises(InputError, match="it needs a checkpoint before and after it; there are 2, 4"):
         qf.why(course.model, [course.batch], loss, step=5, checkpoints=str(tmp_path), progress=False)
     with pytest.raises(InputError, match="give step= too"):
         qf.why(course.model, [course.batch], loss, checkpoints=str(tmp_path), progress=False)

@@ -77,5 +77,5 @@ def test_what_is_blamed() -> None:
 def test_steps_that_cannot_be_explained_are_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="steps 1 to 8"):
         qf.why(str(folder), step=9, progress=False)
-    with pytest.raises(InputError, match="training runs of quadform"):
+    with pytest.raises(InputError, match="training run of quadform"):
         qf.why("new:pre-ln,depth=1,d_model=4,heads=2", step=1, progress=False)

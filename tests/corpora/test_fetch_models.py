@@ -252,7 +252,7 @@ def test_receptor_tokens():
     """A class token, then letters with place, length and region; other letters and regions are refused."""
     row = receptor({"cdr3b": "CF"}, REGIONS["BetaCdrTokeniser"])
     assert row == [pack(2), pack(4, 1, 2, 3), pack(7, 2, 2, 3)]
-    with pytest.raises(InputError, match="'B' is no amino acid"):
+    with pytest.raises(InputError, match="'B' is not an amino acid"):
         receptor({"cdr3b": "CB"}, REGIONS["BetaCdrTokeniser"])
     with pytest.raises(InputError, match="has the regions cdr1b, cdr2b, cdr3b"):
         receptor({"cdr3a": "CF"}, REGIONS["BetaCdrTokeniser"])

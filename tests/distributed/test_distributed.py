@@ -31,7 +31,7 @@ from quadform.estimate import eigenpairs
 #: gradients by displacements of 1e-8 to 1e-2.
 ROUNDING, TRIAL = 1e-12, 1e-9
 #: Eigenvalues by two sums in different orders, and residuals of 1e-6 and less.
-VALUES, CUT = 1e-10, "weights cut over 2 processes"
+VALUES, CUT = 1e-10, "weights sharded across 2 processes"
 #: Two MINRES runs to 1e-6, whose Lanczos vectors are not kept orthogonal (5e-10 was seen before this was set).
 DRIFT = 1e-8
 CHECKS = {

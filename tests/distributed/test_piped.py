@@ -58,7 +58,7 @@ def test_eigenpairs(found: Found) -> None:
     {
         "interleaved": "ScheduleInterleaved1F1B has several stages in a process",
         "several": "a pipeline of 4 stages over 2 of 2 processes",
-        "sharded": "inside a pipeline, whose products are not known",
+        "sharded": "inside a pipeline, which is not supported",
         "tied": "`embed.weight` of stage 0 and `head.weight` of stage 1 are tied",
         "no loss": "a pipeline needs loss=",
         "training": "evaluation mode (train_mode=False)",

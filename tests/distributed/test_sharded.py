@@ -131,10 +131,10 @@ def test_estimates(found: Found, name: str) -> None:
     {
         "tensor parallel": "module `0` is cut by tensor parallelism",
         "gpipe": "ScheduleGPipe: a pipeline has one stage",
-        "1f1b": "give the whole model, its weights cut over the same processes by `fully_shard`",
+        "1f1b": "give the whole model, its weights sharded across the same processes by `fully_shard`",
         "beside": "Call `fully_shard` on the model too",
         "training": "evaluation mode (train_mode=False)",
-        "norm": "`density`, `trace` and `block_norms` are known",
+        "norm": "`density`, `trace` and `block_norms` are supported",
         "exact trace": "no process holds a column",
         "optimizer": "no ceiling is known for RMSprop",
         "fisher": "this measurement does not",

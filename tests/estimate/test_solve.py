@@ -394,7 +394,7 @@ def test_progress_and_start() -> None:
         ({"method": "lsmr", "damping": -1.0}, "the damping of least squares is not negative"),
         ({"method": "lsmr", "preconditioner": Spectrum(torch.ones(9).double())}, "lsmr takes no preconditioner"),
         ({"preconditioner": Spectrum(torch.ones(4).double())}, "a preconditioner is a symmetric operator of"),
-        ({"preconditioner": Spectrum(torch.ones(9))}, "operator and preconditioner differ in kind"),
+        ({"preconditioner": Spectrum(torch.ones(9))}, "operator and preconditioner differ in dtype or device"),
         ({"preconditioner": Spectrum(-torch.ones(9).double())}, "is not positive definite: r . M r = -1"),
     ],
 )

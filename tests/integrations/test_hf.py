@@ -118,7 +118,7 @@ def test_attention_inside_the_scope_has_a_second_derivative(folder: Path) -> Non
         want = twice()
     assert float((got - want).norm() / want.norm()) <= 1e-5  # transformers takes the loss in float32
     with (
-        pytest.raises(InputError, match="no attention that transformers could switch"),
+        pytest.raises(InputError, match="no attention that transformers can switch"),
         hf.second_order(torch.nn.ReLU()),
     ):
         pass
@@ -129,7 +129,7 @@ def test_bad_input_says_what_to_do(folder: Path, tmp_path: Path) -> None:
     _, tok = hf.load(folder)
     with pytest.raises(FileError, match=r"no config\.json"):
         hf.load(tmp_path)
-    with pytest.raises(InputError, match="has 2 tokens, one row has 5"):
+    with pytest.raises(InputError, match="has 2 tokens, but one row needs 5"):
         hf.probe(tok, "a model", length=5)
     with pytest.raises(InputError, match="none of the texts"):
         hf.probe(tok, ["a"], length=5)

@@ -143,13 +143,13 @@ def test_decoding_is_theirs(name):
     ("make", "text"),
     [
         (lambda: gpt2(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx = True"),
-        (lambda: gpt2(activation_function="silu"), "the activation 'silu' is not known here"),
+        (lambda: gpt2(activation_function="silu"), "the activation 'silu' is not supported"),
         (lambda: gpt2(add_cross_attention=True), "add_cross_attention = True"),
         (lambda: llama(head_dim=8), "head_dim = 8"),
-        (lambda: llama(hidden_act="relu"), "the activation 'relu' is not known here; silu, gelu are"),
+        (lambda: llama(hidden_act="relu"), "the activation 'relu' is not supported; supported: silu, gelu"),
         (lambda: llama(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}), "rope_parameters"),
         (lambda: bert(is_decoder=True), "is_decoder = True"),
-        (lambda: gpt2().transformer, "weights of GPT2Model are not known here; those of GPT2LMHeadModel, Llama"),
+        (lambda: gpt2().transformer, "weights of GPT2Model are not supported; supported: GPT2LMHeadModel, Llama"),
     ],
 )
 def test_refusals(make, text):
@@ -162,5 +162,5 @@ def test_weights_without_a_place():
     """A weight that nothing here stands for is told by its name."""
     model = gpt2()
     model.extra = torch.nn.Linear(2, 2)
-    with pytest.raises(InputError, match=r"no place here: extra\.bias, extra\.weight"):
+    with pytest.raises(InputError, match=r"without a counterpart in quadform: extra\.bias, extra\.weight"):
         from_hf(model)

@@ -109,7 +109,7 @@ def test_refusals() -> None:
     _, (X, W, Y) = head()
     I = torch.eye(2)
     for other in (LinearAttentionLayer(I, I, I, I, I), MultiHeadAttentionLayer(I, I, I, I, I, I, heads=2)):
-        with pytest.raises(InputError, match=f"known for AttentionLayer; got {type(other).__name__}"):
+        with pytest.raises(InputError, match=f"available for AttentionLayer; got {type(other).__name__}"):
             kronecker_errors(other)
     with pytest.raises(InputError, match="without biases"):
         kronecker_errors(qf.AttentionLayer(X, *W, Y, b_Q=torch.zeros(3, dtype=torch.float64)))

@@ -363,7 +363,7 @@ def test_input_errors():
     with pytest.raises(UnknownName, match="no symbol 'Z'"):
         model.exponent(model.output, "Z")
     for stages in [("softmax",), (SoftmaxAttention,), ([Dense()],), (Residual(LayerNorm(), "softmax"),)]:
-        with pytest.raises(InputError, match=r"is no stage; give SoftmaxAttention\(\)"):
+        with pytest.raises(InputError, match=r"is not a stage; give SoftmaxAttention\(\)"):
             GrowthModel(*stages)
     with pytest.raises(InputError, match="linear models"):
         model.functional(Q, V).in_covariances()

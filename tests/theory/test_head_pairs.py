@@ -141,10 +141,10 @@ def test_other_layers_are_refused_by_name() -> None:
     W = [weight(g, 3, 2) for _ in range(3)]
     linear = LinearAttentionLayer(randn(g, 4, 3), *W, randn(g, 4, 2))
     with pytest.raises(
-        InputError, match="the T-split is known for AttentionLayer and MultiHeadAttentionLayer; got Lin"
+        InputError, match="the T-split is available for AttentionLayer and MultiHeadAttentionLayer; got Lin"
     ):
         ScoreSplit(linear)
-    with pytest.raises(InputError, match="the flattest point is known for AttentionLayer"):
+    with pytest.raises(InputError, match="the flattest point is available for AttentionLayer"):
         flattest(linear)
     with pytest.raises(InputError, match="without query and key biases"):
         flattest(AttentionLayer(randn(g, 4, 3), *W, randn(g, 4, 2), b_Q=randn(g, 2)))

@@ -78,5 +78,5 @@ def test_layers_without_pairs():
     assert gauges(MergedLayer(X, randn(g, 3, 3), randn(g, 3, 2), Y, d_K=2)) == []
     kernels = [convolution(randn(g, 1, 1, 1), 3), randn(g, 3, 3), randn(g, 3, 2)]
     assert [p.names for p in gauges(LinearMLP(X, kernels, Y))] == [("W_2", "W_3")]
-    with pytest.raises(InputError, match=r"gauge pairs are known for .*; got HiddenLayerMLP"):
+    with pytest.raises(InputError, match=r"gauge pairs are available for .*; got HiddenLayerMLP"):
         gauges(HiddenLayerMLP(X, randn(g, 3, 2), randn(g, 2, 2), Y))

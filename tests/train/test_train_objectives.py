@@ -147,7 +147,7 @@ def test_fine_tuning_refusals():
     with pytest.raises(InputError, match="32 positions"):
         started_from(model, Packages(seq_len=64))
     pairs = dataset("reverse", letters=256)
-    with pytest.raises(InputError, match="cannot go on"):
+    with pytest.raises(InputError, match="cannot be continued"):
         started_from(model, pairs)
 
 

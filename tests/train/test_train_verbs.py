@@ -182,7 +182,7 @@ def test_samples_follow_the_seed(run, capsys):
         (["abz"], "does not know 'z'"),
         ([""], "text 1 is empty"),
         (["abc", "--n-best", "2"], "beam=2"),
-        (["abc", "--top-k", "2"], "belong to sample"),
+        (["abc", "--top-k", "2"], "are for sampling"),
         (["abc", "--sample", "--beam", "2"], "draws one text"),
         (["abc", "--file", "x"], "not both"),
         (["--file", "missing"], "the file missing cannot be read"),

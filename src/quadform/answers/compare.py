@@ -40,7 +40,7 @@ COLUMNS = {
 _WHOLE = ("parameters", "steps")
 #: Training steps from which losses are ranked; fewer say how a design starts, not where it goes.
 LONG = 100
-#: A learning rate over the ceiling at initialisation.
+#: A learning rate over the ceiling at initialization.
 STABLE = Limits(1.0, 1.0)
 #: Sorting: the best first. Gradient is by its distance from 1.
 _BEST: dict[str, Callable[[float], float]] = {
@@ -106,7 +106,7 @@ class Compare(Answer):
         return {cell: e for cell, e in known.items() if e is not None and math.isfinite(e.value)}
 
     def layers(self, cell: Cell, measure: str) -> list[float]:
-        """`cosine`, `rank` or `gradient` after each block at initialisation; empty where it is not known."""
+        """`cosine`, `rank` or `gradient` after each block at initialization; empty where it is not known."""
         found = self.record.tensors.get(f"{cell[0]}/{cell[1]}/{measure}")
         return [] if found is None else found.tolist()
 

@@ -132,12 +132,10 @@ class Door(Generic[A]):
             raise InputError(f"{self.__name__}() takes its fields by name: {', '.join(options(self.question))}.")
         named = None if self.opening is None else self.opening.naming(model)
         if named is not None and loss is not None:
-            raise InputError(
-                "a model that is named by a text has its own loss; give loss= with a module or a function."
-            )
+            raise InputError("a model given by name has its own loss; pass loss= with a module or a function.")
         if named is not None and batches is not None:
             if not isinstance(batches, int):
-                raise InputError("a model that is named by a text draws its own batches; batches= says how many.")
+                raise InputError("a model given by name draws its own batches; batches= is their number.")
             fields = fields | {"batches": batches}
         parts = [self.question, *([self.opening] if named is not None and self.opening is not None else [])]
         known = [name for part in parts for name in options(part)]

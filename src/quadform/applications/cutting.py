@@ -17,10 +17,12 @@ def open_cut(opening: CutOpening) -> Subject:
     """The subject of an opening with its weights cut over the processes; each has every so many-th batch."""
     group, device = current(), device_of(opening.device)
     if group.world == 1:
-        raise InputError("fsdp: the weights are cut over several processes, and this is one. Start it with torchrun.")
+        raise InputError(
+            "fsdp shards the weights across several processes, and this is a single one. Start it with torchrun."
+        )
     found = open_subject(replace(opening, device="cpu"))  # on the host, until it is cut
     found.model = cut(found.model, device.type)
     mine = found.batches[group.rank :: group.world]
     found.batches = [mapped(batch, lambda t: t.to(device)) for batch in mine]
-    found.notes.append(f"weights cut over {group.world} processes")
+    found.notes.append(f"weights sharded across {group.world} processes")
     return found

@@ -74,7 +74,7 @@ def rows_of(encode: Encode, text: str, question: Opening, length: int) -> tuple[
     rows = len(ids) // length
     if rows < 1:
         raise InputError(
-            f"the text has {len(ids)} tokens, one sequence has {length}. Give more text or a smaller length."
+            f"the text has {len(ids)} tokens, but one sequence needs {length}. Give more text or a smaller length."
         )
     table = torch.tensor(ids[: rows * length]).reshape(rows, length)[:asked]
     short = [f"the text has {rows:,} sequences of {length} tokens; {asked:,} were asked for"] if rows < asked else []

@@ -218,7 +218,7 @@ def ours(question: Opening, model: Transformer, data: Dataset) -> Subject:
 def _trained(question: Opening, device: torch.device, dtype: torch.dtype) -> Subject:
     """`sceptr:tiny`, `smollm2`: a model of `quadform data fetch NAME` with its own probe."""
     if question.data != "auto":
-        raise InputError(f"`{question.model}` brings its own probe; leave out data={question.data}.")
+        raise InputError(f"`{question.model}` has its own batches; leave out data={question.data}.")
     from ..corpora.zoo import load
 
     name, _, variant = question.model.partition(":")

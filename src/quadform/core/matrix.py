@@ -22,7 +22,7 @@ def vec(B: Tensor) -> Tensor:
 def unvec(b: Tensor, m: int, n: int) -> Tensor:
     """The `(m, n)` matrix whose row-major vec is `b`."""
     if b.numel() != m * n:
-        raise InputError(f"a vector of {b.numel()} entries is no {m} x {n} matrix.")
+        raise InputError(f"a vector of {b.numel()} entries cannot be read as a {m} x {n} matrix.")
     return b.reshape(m, n)
 
 

@@ -72,7 +72,7 @@ class Operator(Invertible, ABC):
     def columns(self, start: int, stop: int) -> Tensor:
         """Columns `start .. stop` of the matrix, from products with unit vectors; a cheaper way is given here too."""
         if getattr(self.domain.group, "cut", False):
-            raise InputError("the weights are cut over processes (FSDP): no process holds a column of the matrix.")
+            raise InputError("the weights are sharded (FSDP): no process holds a column of the matrix.")
         units = torch.zeros((stop - start, self.domain.size), dtype=self.dtype, device=self.device)
         units.diagonal(start).fill_(1)
         return self.codomain.flatten(self.apply(self.domain.unflatten(units.T)))
@@ -199,7 +199,7 @@ def _agree(a: Operator, b: Operator) -> None:
 
 def _same_kind(a: Operator, b: Operator) -> None:
     if a.dtype != b.dtype or a.device.type != b.device.type:
-        raise InputError(f"operators differ in kind: {a.dtype} on {a.device} and {b.dtype} on {b.device}.")
+        raise InputError(f"operators differ in dtype or device: {a.dtype} on {a.device} and {b.dtype} on {b.device}.")
 
 
 @final

@@ -49,7 +49,7 @@ def corpus(name: str, **settings: Any) -> Dataset:
     """The data set of a fetched name or of a folder that `build` made."""
     kind = _opened(name).kind
     if kind == "model":
-        raise InputError(f"{name} is a trained model and no data set; `quadform.data.load({name!r})` opens it.")
+        raise InputError(f"{name} is a trained model, not a data set; `quadform.data.load({name!r})` opens it.")
     return ParallelText(name=name, **settings) if kind == "pairs" else Text(name=name, **settings)
 
 
@@ -57,7 +57,7 @@ def documents(name: str) -> list[tuple[str, str]]:
     """(name, text) of every document of a fetched text or Python source."""
     found = _opened(name)
     if found.kind != "text":
-        raise InputError(f"{name} is no running text ({found.kind}).")
+        raise InputError(f"{name} is not running text ({found.kind}).")
     return read_documents(found.path(DOCUMENTS))
 
 
@@ -77,8 +77,8 @@ def _opened(name: str, digest: str = "") -> Fetched:
         )
     if found is None and (digest or "/" in name):
         raise FileError(
-            f"there is no data set in the folder {name}, seen from {Path.cwd()}. Go to where it was named from, or put "
-            f"it back there."
+            f"there is no data set in the folder {name} (relative to {Path.cwd()}). Start from the folder it was named "
+            f"in, or move the data back."
         )
     if found is None:
         item(name)  # no such name: the error that lists what there is

@@ -200,7 +200,7 @@ def _receptor_embedding(state: Mapping[str, Tensor], d: int) -> ReceptorEmbeddin
     if "token_embedding.weight" in own:  # learned letters and regions, sinusoidal positions
         letters, regions = own["token_embedding.weight"], own["compartment_embedding.weight"]
         if letters[0].any() or regions[0].any():
-            raise InputError("this net embeds padding by something else than zero, which is not supported.")
+            raise InputError("this network embeds padding as a nonzero vector, which is not supported.")
         one_hot = [torch.eye(len(t), dtype=t.dtype)[:, 1:] for t in (letters, regions)]
         W_E, table = torch.cat((letters[1:], regions[1:])), own["position_embedding.position_embedding_matrix"]
         return ReceptorEmbedding(W_E, *one_hot, relative=False, table=table, scale=math.sqrt(d))
@@ -225,7 +225,7 @@ def receptor(regions: Mapping[str, str], names: Sequence[str]) -> list[int]:
         letters = regions.get(name, "")
         for place, letter in enumerate(letters, start=1):
             if letter not in AMINO_ACIDS:
-                raise InputError(f"{letter!r} is no amino acid; regions are written with {AMINO_ACIDS}.")
+                raise InputError(f"{letter!r} is not an amino acid; regions are written with {AMINO_ACIDS}.")
             row.append(pack(_FIRST + AMINO_ACIDS.index(letter), place, len(letters), number))
     return row
 

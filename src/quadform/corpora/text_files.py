@@ -58,7 +58,7 @@ def read_text_file(data: str) -> TextFile:
     rows = _rows(raw, path) if path.suffix.lower() in _TABLES else None
     if rows is None:
         if field is not None:
-            raise InputError(f"`{data}`: `{path}` is no table, so it has no field `{field}`. Leave it out.")
+            raise InputError(f"`{data}`: `{path}` is not a table, so it has no field `{field}`. Leave it out.")
         return TextFile((raw,), str(path))
     chosen = _field(rows, path, field)
     texts = tuple(t for row in rows if isinstance(t := row.get(chosen), str) and t.strip())

@@ -22,8 +22,8 @@ def bare(model: Any) -> Any:
         raise InputError(
             f"{type(model).__name__}: a pipeline has one stage of the model in each process, and this question needs"
             " the whole. `qf.Risk(pipeline, loss, batches)` takes it, for `qf.hessian`, `qf.gauss_newton`,"
-            " `qf.functional` and their eigenpairs; or give the whole model, its weights cut over the same processes by"
-            " `fully_shard`: see docs/distributed.md."
+            " `qf.functional` and their eigenpairs; or give the whole model, its weights sharded across the same"
+            " processes by `fully_shard`: see docs/distributed.md."
         )
     while (inner := _inside(model)) is not model:
         model = inner

@@ -86,7 +86,7 @@ class Fsdp:
         shards = shards_of(model)
         assert shards is not None
         if train_mode:
-            raise InputError("weights that are cut over processes are measured in evaluation mode (train_mode=False).")
+            raise InputError("sharded weights are measured in evaluation mode (train_mode=False).")
         self._set(model, shards, find(model, units), processes_of(shards))
         self._same_everywhere()
 
@@ -253,7 +253,7 @@ def cut(model: nn.Module, device: str) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     if current().world == 1:
-        raise InputError("weights are cut over several processes; start them with torchrun.")
+        raise InputError("the weights are sharded across several processes; start them with torchrun.")
     mesh = init_device_mesh(device, (current().world,))
     for block in find(model).values():
         fully_shard(block, mesh=mesh)
@@ -305,7 +305,7 @@ class ShardedRunner(ModuleRunner):
         moved = [n for n, t in params.items() if t.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(t)]
         if moved:
             raise InputError(
-                f"`{moved[0]}` is cut over processes (FSDP): hessian, gauss_newton and functional differentiate it,"
+                f"`{moved[0]}` is sharded (FSDP): hessian, gauss_newton and functional differentiate it,"
                 " this measurement does not. Gather the weights for it: see docs/distributed.md."
             )
         with self.fsdp.gathering():

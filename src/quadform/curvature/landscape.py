@@ -121,7 +121,9 @@ def random_axis(params: Vector, generator: torch.Generator | None = None) -> dic
         size = torch.linalg.vector_norm(d, dim=over, keepdim=True)
         out[name] = d * (torch.linalg.vector_norm(w, dim=over, keepdim=True) / size)
     if not any(bool(t.any()) for t in out.values()):
-        raise InputError("random directions are scaled to matrices; these parameters have none that is not zero.")
+        raise InputError(
+            "random directions are scaled to the weight matrices, and these parameters have no nonzero matrix."
+        )
     return out
 
 

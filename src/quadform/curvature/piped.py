@@ -46,7 +46,7 @@ class Pipe:
         self.model, self.group = stage_of(model)
         self.stages: Any = self.group.shards
         if train_mode or units is not None:
-            raise InputError("stages of a pipeline are measured in evaluation mode (train_mode=False), units=None.")
+            raise InputError("stages of a pipeline are measured with train_mode=False and units=None.")
         self.busy = False  # a product runs
         self.anchor = torch.zeros((), requires_grad=True)
         self.unanswered: dict[Any, Callable[[], Any]] = {}  # messages of a reverse pass that are still to come
@@ -125,7 +125,7 @@ class Pipe:
             out, F = F + shift, F
         value = loss(out, batch)
         if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim():
-            raise InputError("the loss must be one real number a batch. Take its mean.")
+            raise InputError("the loss must be one real number per batch. Take its mean.")
         primal, tangent = (0.0 if t is None else float(t.detach()) for t in forward_ad.unpack_dual(value))
         self.stages.from_last(torch.tensor([primal, tangent], dtype=torch.float64))
         return value, F

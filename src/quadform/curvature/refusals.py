@@ -22,7 +22,7 @@ def refuse_unusable(params: Mapping[str, Tensor], every: Mapping[str, Tensor]) -
     cut = [n for n, t in params.items() if hasattr(t, "_fsdp_flattened")]
     if cut:
         raise InputError(
-            f"`{cut[0]}` is cut over processes by the first FSDP (`FullyShardedDataParallel`), which has no second"
+            f"`{cut[0]}` is sharded by the first FSDP (`FullyShardedDataParallel`), which has no second"
             " derivative. Use `fully_shard` instead: see docs/distributed.md."
         )
     other = [n for n, t in params.items() if not t.is_floating_point()]
@@ -59,7 +59,7 @@ def refuse_quantised(model: nn.Module) -> None:
     if packed:
         name, module = packed[0]
         raise InputError(
-            f"`{name or type(module).__name__}` is quantised ({type(module).__name__}, packed integers) and has no"
+            f"`{name or type(module).__name__}` is quantized ({type(module).__name__}, packed integers) and has no"
             " derivatives. Nothing was measured. Load the model in float32 or bfloat16."
         )
 

@@ -183,7 +183,7 @@ class Risk:
         unknown = [n for n in params or {} if n not in self.params]
         if unknown:
             near = ", ".join(closest(unknown[0], self.params) or list(self.params)[:3])
-            raise UnknownName(f"`{unknown[0]}` is no parameter of this risk. Closest names: {near}.")
+            raise UnknownName(f"`{unknown[0]}` is not a parameter of this risk. Closest names: {near}.")
         return {**self.params, **(params or {})}
 
     def slopes(self, v: Vector) -> list[tuple[Tensor, Tensor]]:
@@ -248,7 +248,7 @@ class Risk:
         if F is None:
             where = "the model" if split is None else f"module {split!r}"
             raise InputError(
-                f"{where} does not give one tensor an evaluation; choose a module that does with split='name'."
+                f"{where} does not return one tensor per call; choose a module that does with split='name'."
             )
         return whole(F)
 
@@ -336,7 +336,9 @@ class Risk:
                 kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
                 raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
             if a.dim() != 0:
-                raise InputError(f"the loss must be one number a batch; it has shape {tuple(a.shape)}. Take its mean.")
+                raise InputError(
+                    f"the loss must be one number per batch; it has shape {tuple(a.shape)}. Take its mean."
+                )
             if not bool(torch.isfinite(a)):
                 of = f"{i + 1} of {len(self.batches)}"
                 raise InputError(f"Loss is {float(a)} on probe batch {of} ({self._where(i)}). Nothing was measured.")

@@ -78,7 +78,7 @@ class ModuleRunner(Runner):
             modules = dict(self.model.named_modules())
             if split not in modules:
                 near = ", ".join(closest(split, modules)) or ", ".join(list(modules)[1:4])
-                raise InputError(f"{split!r} is no module of this model. Closest names: {near}")
+                raise InputError(f"{split!r} is not a module of this model. Closest names: {near}")
             return AtModule(modules[split])
         if self._output is None:
             self._output = self._find(batch)

@@ -201,7 +201,7 @@ def measured_radius(risk: Risk, v: Vector, line: Line, share: float = SHARE, far
     a thousand times the prediction unless given.
     """
     if line.slope == 0 and line.curve == 0:
-        raise InputError("slope and curvature along this direction are zero: there is no quadratic model to leave.")
+        raise InputError("slope and curvature along this direction are zero: there is no quadratic model to test.")
     with torch.no_grad():
         rounding = torch.finfo(
             risk.value().dtype

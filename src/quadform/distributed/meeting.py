@@ -141,7 +141,7 @@ class Meeting:
     def _meet(self, step: str, numbers: Tensor | None = None, given: tuple[float, float] = (0.0, 0.0)) -> Tensor:
         """The numbers of all processes, a row each. `given`, a sum and a size, must be nearly the same everywhere."""
         if self._over:
-            raise PeerFailed("the processes of this group have parted; begin a new group.")
+            raise PeerFailed("an earlier error has stopped this group of processes; start a new group.")
         heard = self._tell(step, numbers=numbers, given=given)
         failed, tags, marks, sizes = heard[:, :_HEAD].T
         if bool(failed.any()):
@@ -150,7 +150,7 @@ class Meeting:
         if bool((tags != tags[0]).any()):
             self._over = True
             raise CheckFailed(
-                f"the processes have gone different ways: process {self.rank} is at `{step}`, another one is not. All"
+                f"the processes are out of step: process {self.rank} is at `{step}`, another one is not. All"
                 " must make the same calls, with the same model, data, seed and settings."
             )
         if not float(marks.max() - marks.min()) <= _SAME_VECTOR * float(sizes.max()):

@@ -194,7 +194,7 @@ def mapped(batch: Any, f: Callable[[Tensor], Tensor]) -> Any:
 def _refuse_cut(risk: Shardable) -> None:
     if group_of(risk.space).cut:
         raise InputError(
-            "the weights are cut over processes (FSDP), and every process gives its own data: multiply with this risk"
+            "the weights are sharded (FSDP), and every process gives its own data: multiply with this risk"
             " as it is (`hessian`, `gauss_newton`, `functional`), or ask `qf.spectrum` and `qf.lr`. Other questions"
             " need whole weights: see docs/distributed.md."
         )

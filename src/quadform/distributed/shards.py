@@ -241,11 +241,13 @@ def _cut(name: str, t: Any, mesh: Any, owners: Mapping[str, Any]) -> Cut:
             " docs/distributed.md."
         )
     if t.device_mesh != mesh:
-        raise InputError(f"`{name}` is cut over other processes than the first weight. Use one mesh for all.")
+        raise InputError(f"`{name}` is sharded across other processes than the first weight. Use one mesh for all.")
     shards, axis = mesh.size(mesh.ndim - 1), last.dim % max(t.dim(), 1)
     cut = Cut.of(tuple(t.shape), shards, axis)
     if tuple(t.to_local().shape) != cut.piece(mesh.get_local_rank(mesh.ndim - 1)):
-        raise InputError(f"`{name}` is cut into pieces of other lengths than `torch.chunk` gives; this is not known.")
+        raise InputError(
+            f"`{name}` is cut into pieces of other lengths than `torch.chunk` gives, which is not supported."
+        )
     return cut
 
 
@@ -254,7 +256,7 @@ def processes_of(shards: Shards) -> ShardGroup:
     base = current() if current().world > 1 else standing()
     if base.world != shards.mesh.size():
         raise InputError(
-            f"the weights are cut over {shards.mesh.size()} of {base.world} processes. Cut them over all, with copies"
+            f"the weights are sharded across {shards.mesh.size()} of {base.world} processes. Use all, with copies"
             " where you want some (a mesh of two dimensions)."
         )
     shards.group = base

@@ -118,7 +118,7 @@ def stage_of(model: Any) -> tuple[nn.Module, StageGroup]:
         stage = getattr(model, "_stage", None)
         if stage is None:
             raise InputError(
-                f"{type(model).__name__} has several stages in a process, whose products are not known. Give a schedule"
+                f"{type(model).__name__} has several stages in a process, which is not supported. Give a schedule"
                 " with one stage in each (ScheduleGPipe, Schedule1F1B), or the whole model cut by `fully_shard`: see"
                 " docs/distributed.md."
             )
@@ -127,12 +127,12 @@ def stage_of(model: Any) -> tuple[nn.Module, StageGroup]:
     if not stage.num_stages == world == base.world:
         raise InputError(
             f"a pipeline of {stage.num_stages} stages over {world} of {base.world} processes: each process needs one"
-            " stage, and no copies of the pipeline are known."
+            " stage, and copies of the pipeline are not supported."
         )
     if is_sharded(stage.submod):
         raise InputError(
-            f"the weights of stage {stage.stage_index} are cut over processes (`fully_shard`, `parallelize_module`)"
-            " inside a pipeline, whose products are not known. Give stages with whole weights."
+            f"the weights of stage {stage.stage_index} are sharded (`fully_shard`, `parallelize_module`)"
+            " inside a pipeline, which is not supported. Give stages with whole weights."
         )
     group: Any = dist.group.WORLD if stage.group is None else stage.group
     ranks = [dist.get_global_rank(group, stage.stage_index_to_group_rank[s]) for s in range(world)]

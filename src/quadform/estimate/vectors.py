@@ -79,8 +79,8 @@ def probes(A: Operator, seed: int, name: str, which: Sequence[int], kind: Probe)
 def refused_of_shards(what: str) -> InputError:
     """What does not add up its inner products over the processes that hold the shards of a vector."""
     return InputError(
-        f"{what}: the weights are cut over processes (FSDP), of which products, `eigenpairs`, `density`, `trace` and"
-        " `block_norms` are known. Gather the weights for it: see docs/distributed.md."
+        f"{what}: the weights are sharded (FSDP), for which products, `eigenpairs`, `density`, `trace` and"
+        " `block_norms` are supported. Gather the weights for this one: see docs/distributed.md."
     )
 
 

@@ -88,5 +88,5 @@ def _tensors(layer: Any) -> dict[str, Any]:
 
     Y, head = targets_of(layer, "the page shows"), layer.head
     if len(head.X) != 1 or not torch.equal(head.Z, head.X) or head.bias is not None:
-        raise InputError("the page shows one sequence without mask and context; got more. Give one sequence of them.")
+        raise InputError("the page shows one sequence without mask and context. Give a layer with one sequence.")
     return {"X": head.X[0].double(), **{n: w.double() for n, w in layer.weights.items()}, "Y": Y[0].double()}

@@ -48,7 +48,7 @@ def load(
     """
     path = Path(folder)
     if not (path / "config.json").is_file():
-        raise FileError(f"`{folder}` is no Hugging Face folder: it has no config.json. Give a local folder.")
+        raise FileError(f"`{folder}` is not a Hugging Face folder: it has no config.json. Give a local folder.")
     model = read_model(str(path), getattr(torch, dtype), device, trust_pickle=trust_pickle)
     return model, read_tokenizer(str(path))
 
@@ -79,7 +79,7 @@ def probe(
         text = _encode(tokenizer, texts)
         if len(text) < length:
             raise InputError(
-                f"the text has {len(text)} tokens, one row has {length}. Give more text or a smaller length."
+                f"the text has {len(text)} tokens, but one row needs {length}. Give more text or a smaller length."
             )
         rows = [text[i : i + length] for i in range(0, len(text) - length + 1, length)]
     else:
@@ -146,7 +146,7 @@ def second_order(model: nn.Module) -> Iterator[nn.Module]:
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     before = [(c, c._attn_implementation) for c in configs.values() if hasattr(c, "_attn_implementation")]
     if not before:
-        raise InputError(f"{type(model).__name__} has no attention that transformers could switch.")
+        raise InputError(f"{type(model).__name__} has no attention that transformers can switch.")
     try:
         for config, _ in before:
             config._attn_implementation = name

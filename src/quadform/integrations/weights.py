@@ -52,7 +52,7 @@ def from_hf(model: nn.Module, **settings: Any) -> Transformer:
     """
     name = type(model).__name__
     if name not in FAMILIES:
-        raise InputError(f"weights of {name} are not known here; those of {', '.join(FAMILIES)} are.")
+        raise InputError(f"weights of {name} are not supported; supported: {', '.join(FAMILIES)}.")
     theirs: Any = model.config
     family = FAMILIES[name]
     _refuse_unknown(theirs, family, name)
@@ -67,7 +67,7 @@ def from_hf(model: nn.Module, **settings: Any) -> Transformer:
     ours = Transformer(config, dtype=like.dtype, device=like.device)
     found = family.weights(state, config)
     if state:
-        raise InputError(f"{name} has weights that have no place here: {', '.join(sorted(state)[:6])}.")
+        raise InputError(f"{name} has weights without a counterpart in quadform: {', '.join(sorted(state)[:6])}.")
     ours.load_state_dict(found)
     return ours.eval()
 
@@ -76,12 +76,12 @@ def _refuse_unknown(theirs: Any, family: Family, name: str) -> None:
     usual = type(theirs)().to_dict()
     for key, value in theirs.to_dict().items():
         if key not in _HARMLESS | family.read and value != usual.get(key):
-            raise InputError(f"{name} has {key} = {value!r}, which is not known here (only {usual.get(key)!r} is).")
+            raise InputError(f"{name} has {key} = {value!r}, which is not supported (only {usual.get(key)!r} is).")
 
 
 def _activation(name: str, known: Mapping[str, str] = ACTIVATIONS) -> Any:
     if name not in known:
-        raise InputError(f"the activation {name!r} is not known here; {', '.join(known)} are.")
+        raise InputError(f"the activation {name!r} is not supported; supported: {', '.join(known)}.")
     return known[name]
 
 
@@ -119,7 +119,9 @@ def _gpt2_weights(state: dict[str, Tensor], config: ModelConfig) -> dict[str, Te
 def _llama(c: Any, _: Mapping[str, Tensor]) -> dict[str, Any]:
     rope = dict(c.rope_parameters)
     if rope.pop("rope_type", "default") != "default" or set(rope) != {"rope_theta"}:
-        raise InputError(f"LlamaForCausalLM has rope_parameters = {c.rope_parameters}; only plain rotations are known.")
+        raise InputError(
+            f"LlamaForCausalLM has rope_parameters = {c.rope_parameters}; only plain rotations are supported."
+        )
     if c.head_dim * c.num_attention_heads != c.hidden_size:
         raise InputError(f"LlamaForCausalLM has head_dim = {c.head_dim}; here a head has hidden_size / heads.")
     biases = (*(("q", "k", "v", "o") if c.attention_bias else ()), *(("mlp",) if c.mlp_bias else ()))

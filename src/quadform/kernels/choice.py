@@ -130,9 +130,9 @@ def choose(q: Tensor, v: Tensor, bias: Tensor | None) -> Choice:
     obstacle = _obstacle(q, v, bias, precision)
     if backend == "triton":
         if not has_triton():
-            raise MissingExtra("The Triton twin of attention", "triton")
+            raise MissingExtra("Triton attention", "triton")
         if obstacle is not None:
-            raise InputError(f"the Triton twin was asked for but cannot be used: {obstacle}. Leave the choice open.")
+            raise InputError(f"Triton attention was asked for but cannot be used: {obstacle}. Use backend='auto'.")
         choice = Choice("triton", precision, "asked for")
     elif backend == "reference":
         choice = Choice("reference", precision, "asked for")

@@ -99,7 +99,7 @@ class PieceTokenizer:
         try:
             self._pieces = Pieces.from_str(description)
         except Exception as error:  # the package raises bare Exception
-            raise InputError(f"this is no description of the `tokenizers` package: {error}.") from error
+            raise InputError(f"this is not a description of the `tokenizers` package: {error}.") from error
 
     def __repr__(self) -> str:
         return f"PieceTokenizer({self.size:,} tokens)"

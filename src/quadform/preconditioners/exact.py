@@ -28,7 +28,7 @@ def block_diagonal(A: Operator, blocks: Mapping[str, Sequence[str]] | None = Non
     """The diagonal blocks of a symmetric operator, exact: of every tensor by itself, or of the given groups of tensors
     (`curvature.groups.groups`) with each of the others by itself."""
     if not A.symmetric:
-        raise InputError(f"a preconditioner is made of a symmetric operator; {A!r} is none.")
+        raise InputError(f"a preconditioner needs a symmetric operator; got {A!r}.")
     groups = [tuple(names) for names in (blocks or {}).values()]
     taken = [n for names in groups for n in names]
     if len(set(taken)) < len(taken) or not set(taken) <= set(A.domain.names):

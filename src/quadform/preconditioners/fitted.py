@@ -38,7 +38,7 @@ def psgd(
     diagonal factor.
     """
     if not H.symmetric:
-        raise InputError(f"PSGD fits a symmetric operator; {H!r} is none.")
+        raise InputError(f"PSGD needs a symmetric operator; got {H!r}.")
     if kind not in ("kron", "full"):
         raise InputError(f"PSGD is 'kron' or 'full'; got {kind!r}.")
     n = H.domain.size

@@ -83,7 +83,7 @@ def soap_of(group: State, states: Mapping[str, State], space: Space, kind: Mappi
 
 def _own(states: Mapping[str, State], name: str, what: str) -> State:
     if not states.get(name):
-        raise InputError(f"the saved state of {what} has nothing for `{name}`; choose `params` that it trains.")
+        raise InputError(f"the saved state of {what} has no entry for `{name}`; choose `params` that it trains.")
     return states[name]
 
 

@@ -85,7 +85,7 @@ class Sweep:
         roles_now = {n: own[0].role for n, own in covered.items()}
         if self.roles is not None and self.roles != roles_now:
             changed = sorted(n for n in {*self.roles, *roles_now} if self.roles.get(n) != roles_now.get(n))
-            raise InputError(f"the batches use `{changed[0]}` in different ways; measure them apart.")
+            raise InputError(f"the batches use `{changed[0]}` in different ways; measure them separately.")
         self.roles = roles_now
         return covered
 

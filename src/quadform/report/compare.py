@@ -69,7 +69,7 @@ def loss_bars(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
 
 
 def rank_lines(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
-    """Participation ratio of the tokens after each block at initialisation, a line a design, a panel a depth."""
+    """Participation ratio of the tokens after each block at initialization, a line a design, a panel a depth."""
     from .packages import alt
 
     over, answer = Rows(), Compare(record)

@@ -123,7 +123,7 @@ def flattest(layer: SoftmaxLayer) -> tuple[Tensor, Tensor]:
     """
     if not isinstance(layer, SoftmaxLayer):
         raise InputError(
-            f"the flattest point is known for AttentionLayer and MultiHeadAttentionLayer; got {type(layer).__name__}."
+            f"the flattest point exists for AttentionLayer and MultiHeadAttentionLayer; got {type(layer).__name__}."
         )
     if not layer.output.token_wise:
         raise InputError("the flattest point is known in closed form for token-wise losses; this one couples tokens.")

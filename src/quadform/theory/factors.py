@@ -61,7 +61,7 @@ class FactorLayer(TokenLayer):
             seen.append(self.loss)
         if not all(bool(t.isfinite().all()) for t in seen):
             raise InputError(
-                f"the loss or its Hessian leaves {self.dtype} here; make inputs, weights or targets smaller."
+                f"the loss or its Hessian exceeds the range of {self.dtype}; make inputs, weights or targets smaller."
             )
 
     def terms(self, part: Part, a: str, b: str) -> list[Term]:
@@ -72,7 +72,8 @@ class FactorLayer(TokenLayer):
             vectors = float(t.r.detach().abs().max()) * float(t.c.detach().abs().max()) * len(t.r)
             if not (vectors <= torch.finfo(t.r.dtype).max and bool(t.E.isfinite().all())):
                 raise InputError(
-                    f"the factors of block ({a}, {b}) leave {self.dtype}; inputs and weights differ too much in size."
+                    f"the factors of block ({a}, {b}) exceed the range of {self.dtype}; bring inputs"
+                    " and weights nearer in size."
                 )
         return out
 

@@ -182,7 +182,7 @@ def gauges(
     if isinstance(layer, DeepLinearTransformer):
         return _deep_gauges(layer)
     raise InputError(
-        "gauge pairs are known for AttentionLayer, MultiHeadAttentionLayer, LinearAttentionLayer, MergedLayer,"
+        "gauge pairs are available for AttentionLayer, MultiHeadAttentionLayer, LinearAttentionLayer, MergedLayer,"
         f" LinearMLP and DeepLinearTransformer; got {type(layer).__name__}. Any other pair: `Gauge.qk` or `Gauge.vo`"
         " with its gradients."
     )

@@ -113,7 +113,7 @@ class Growth:
             powers = dict(m.powers)
             X, dl = powers.pop(Symbol("X"), 0), powers.pop(Symbol("dl"), 0)
             if (X - dl) % 2 or dl not in (0, 1) or any(s.order >= 0 for s in powers):
-                raise InputError(f"{m} is no product of X^T X and X^T dl; this form is for linear models.")
+                raise InputError(f"{m} is not a product of X^T X and X^T dl; this form is for linear models.")
             out.append(Monomial.of(powers | {Symbol("Sigma"): (X - dl) // 2, Symbol("Omega"): dl}))
         return Growth(frozenset(out))
 
@@ -224,7 +224,7 @@ def _known_stages(stages: Iterable[Any]) -> None:
     for stage in stages:
         if isinstance(stage, type) or not callable(stage):
             raise InputError(
-                f"{stage!r} is no stage; give SoftmaxAttention(), LinearAttention(), Dense(), LayerNorm(), Relu() or"
+                f"{stage!r} is not a stage; give SoftmaxAttention(), LinearAttention(), Dense(), LayerNorm(), Relu() or"
                 " Residual(stage, ...): objects, one argument each."
             )
         if isinstance(stage, Residual):

@@ -49,5 +49,5 @@ def score_scale(temperature: float, d_K: int, dtype: torch.dtype) -> float:
         raise InputError(f"temperature must be above 0; got {temperature}.")
     sc = 1.0 / (temperature * math.sqrt(d_K)) if temperature > 1 / sys.float_info.max else math.inf
     if not sc * sc <= torch.finfo(dtype).max:
-        raise InputError(f"temperature {temperature} is too small: 1 / temperature^2 leaves {dtype}.")
+        raise InputError(f"temperature {temperature} is too small: 1 / temperature^2 exceeds the range of {dtype}.")
     return sc

@@ -36,7 +36,7 @@ KINDS = ("K-FAC expand", "K-FAC reduce", "Shampoo", "Shampoo, one power step", "
 def kronecker_errors(layer: AttentionLayer) -> dict[str, dict[str, float]]:
     """|K - H_o(W, W)|_F / |H_o(W, W)|_F of every kind of Kronecker product K, for each weight of a head."""
     if not isinstance(layer, AttentionLayer):
-        raise InputError(f"errors of Kronecker products are known for AttentionLayer; got {type(layer).__name__}.")
+        raise InputError(f"errors of Kronecker products are available for AttentionLayer; got {type(layer).__name__}.")
     if not layer.output.token_wise or not layer.output.convex:
         raise InputError("factors of K-FAC and Shampoo need a token-wise convex loss behind the layer.")
     if set(layer.weights) != {"W_Q", "W_K", "W_V"}:
@@ -77,7 +77,7 @@ def _errors(layer: AttentionLayer, name: str) -> dict[str, float]:
     H = replace(H, E=H.E / unit)
     size = block_norm([[H]]).value if unit > torch.finfo(unit.dtype).tiny else 0.0
     if size == 0:
-        raise InputError(f"H_o({name}, {name}) is 0 at this point; there is nothing to be near to.")
+        raise InputError(f"H_o({name}, {name}) is 0 at this point; so relative errors are undefined.")
     traces = H.E.diagonal(dim1=1, dim2=2).sum(1)
     L = torch.einsum("n,np,nq->pq", traces, H.r, H.r)
     R = torch.einsum("n,nef->ef", H.r.square().sum(1), H.E)

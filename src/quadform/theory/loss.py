@@ -184,7 +184,7 @@ def output_loss(
     N, d_V = F.shape
     weight = None if token_weights is None else _token_weights(token_weights, F)
     if not bool(F.isfinite().all()):
-        raise InputError(f"the output of the layer leaves {F.dtype}; make its inputs or weights smaller.")
+        raise InputError(f"the output of the layer exceeds the range of {F.dtype}; make its inputs or weights smaller.")
     if isinstance(loss, tuple):
         if Y is not None:
             raise InputError("a loss given by (g, Hl) has its targets inside it; leave Y out.")

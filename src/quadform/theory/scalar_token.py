@@ -94,9 +94,11 @@ class ScalarTokenModel:
             )
         self._score_bias()
         if not bool(self.scores.isfinite().all()):  # `scale` refuses the temperature
-            raise InputError(f"the scores s x x^T leave {self.x.dtype}; make x, w_Q or w_K smaller.")
+            raise InputError(f"the scores s x x^T exceed the range of {self.x.dtype}; make x, w_Q or w_K smaller.")
         if not bool(self._small("hessian")[1].isfinite().all() and self.loss_value().isfinite()):
-            raise InputError(f"the loss or its Hessian leaves {self.x.dtype}; make tokens, targets or weights smaller.")
+            raise InputError(
+                f"the loss or its Hessian exceeds the range of {self.x.dtype}; make x, y or the weights smaller."
+            )
 
     # --- forward ----------------------------------------------------------------------------------------------------
     @property

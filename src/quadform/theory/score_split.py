@@ -43,7 +43,7 @@ class ScoreSplit:
     def __init__(self, layer: SoftmaxLayer) -> None:
         if not isinstance(layer, SoftmaxLayer):
             raise InputError(
-                f"the T-split is known for AttentionLayer and MultiHeadAttentionLayer; got {type(layer).__name__}."
+                f"the T-split is available for AttentionLayer and MultiHeadAttentionLayer; got {type(layer).__name__}."
             )
         self.layer = layer
 

@@ -37,7 +37,7 @@ def load_checkpoint(folder: str | Path) -> tuple[dict[str, Any], dict[str, Tenso
         return None
     record = Record.load(folder)
     if record.kind != KIND:
-        raise FileError(f"{folder} holds a record of kind {record.kind!r}, no checkpoint. Choose another folder.")
+        raise FileError(f"{folder} holds a record of kind {record.kind!r}, not a checkpoint. Choose another folder.")
     tensors = {
         n.replace("optimiser/", "optimizer/", 1): t for n, t in record.tensors.items()
     }  # as version 0.1 wrote it

@@ -93,7 +93,7 @@ class TrainConfig:
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing is a share below 1; got {self.smoothing}.")
         if self.optimizer == "gauss-newton" and (self.smoothing or self.weight_decay or self.precision == "bf16"):
-            raise InputError("gauss-newton goes down on the plain loss: leave out smoothing, weight decay and bf16.")
+            raise InputError("gauss-newton minimizes the plain loss: leave out smoothing, weight decay and bf16.")
         if not 0 <= self.goal <= 1:
             raise InputError(f"goal is a share of exact answers, from 0 to 1; got {self.goal}.")
         if self.goal and not self.questions:

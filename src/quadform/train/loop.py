@@ -164,7 +164,7 @@ class _Run(Loop[Meal]):
             changed = differences(state["identity"], plain(self.identity()))
             if changed:
                 raise InputError(
-                    f"{out.path} holds a run with other settings ({', '.join(changed)}). Give the same ones to go on, "
+                    f"{out.path} holds a run with other settings ({', '.join(changed)}). Give the same ones to resume, "
                     f"or another folder to start again (from Python also resume=False)."
                 )
             self.step, self.state = int(state["state"].pop("step")), _State(**state["state"])

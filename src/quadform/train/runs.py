@@ -146,7 +146,7 @@ class Run:
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                raise InputError(f"text {i + 1} is no text in UTF-8: {text!r}.") from error
+                raise InputError(f"text {i + 1} is not valid UTF-8: {text!r}.") from error
             ids = coder.encode(text)
             if UNK in ids and not isinstance(coder, Symbols):
                 unknown = sorted({c for c in text if UNK in coder.encode(c)})

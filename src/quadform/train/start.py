@@ -20,7 +20,7 @@ def started_from(model: Transformer, data: Dataset, *, seed: int = 0) -> tuple[T
     if wanted["vocab"] != old.vocab:
         raise InputError(f"the model knows {old.vocab} tokens and this data {wanted['vocab']}; use the same tokens.")
     if (wanted["kind"] == "encoder-decoder") != (old.kind == "encoder-decoder"):
-        raise InputError(f"a {old.kind} cannot go on as a {wanted['kind']}. Choose other data, or start again.")
+        raise InputError(f"a {old.kind} cannot be continued as a {wanted['kind']}. Choose other data, or start again.")
     if old.positions == "learned" and wanted["seq_len"] > old.seq_len:
         raise InputError(
             f"the model has learned {old.seq_len} positions, this data has {wanted['seq_len']}. Lower seq_len."

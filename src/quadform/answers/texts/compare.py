@@ -21,7 +21,7 @@ SENTENCES = {
         " 줄이십시오.",
     ),
     "compare_collapse": (
-        "Tokens collapse at initialisation (cosine above {limit}): {names}. Deep stacks of these lose their signal.",
+        "Tokens collapse at initialization (cosine above {limit}): {names}. Deep stacks of these lose their signal.",
         "초기화에서 토큰이 무너지는 모델 (코사인 {limit} 초과): {names}. 깊게 쌓으면 신호를 잃습니다.",
     ),
     "compare_collapse_not": (
@@ -37,20 +37,20 @@ SENTENCES = {
         "이 깊이에서 기울기를 잃는 설계는 없습니다. 가장 큰 변화: {value} ({name}).",
     ),
     "compare_first": (
-        "The learning rate of the first step is above the ceiling at initialisation: {names}. Lower it, or warm up"
+        "The learning rate of the first step is above the ceiling at initialization: {names}. Lower it, or warm up"
         " longer.",
         "첫 단계의 학습률이 초기화에서의 상한보다 큰 모델: {names}. 학습률을 낮추거나 워밍업을 늘리십시오.",
     ),
     "compare_peak": (
-        "The peak rate {peak}, which warm-up reaches later, is above the ceiling at initialisation: {names}.",
+        "The peak rate {peak}, which warm-up reaches later, is above the ceiling at initialization: {names}.",
         "워밍업 뒤의 최대 학습률 {peak}: 다음 모델의 초기화에서의 상한보다 큽니다: {names}.",
     ),
     "compare_rates_fit": (
-        "The peak rate {peak} is below the ceiling at initialisation of every model.",
+        "The peak rate {peak} is below the ceiling at initialization of every model.",
         "최대 학습률 {peak}: 모든 모델의 초기화에서의 상한보다 작습니다.",
     ),
     "compare_rates_near": (
-        "The peak rate {peak} is close to the ceiling at initialisation of a model.",
+        "The peak rate {peak} is close to the ceiling at initialization of a model.",
         "최대 학습률 {peak}: 초기화에서의 상한에 가까운 모델이 있습니다.",
     ),
     "card_compare_title": ("Lowest loss in equal time", "같은 시간에 가장 낮은 손실"),
@@ -60,7 +60,7 @@ SENTENCES = {
         "Green: every model was trained for {limit0} steps, and all others lie two standard errors above the best.",
         "초록: 모든 모델이 {limit0}단계 이상 학습했고 나머지가 모두 표준 오차의 두 배 넘게 높음.",
     ),
-    "card_collapse_title": ("Worst token cosine at initialisation", "초기화에서 가장 나쁜 토큰 코사인"),
+    "card_collapse_title": ("Worst token cosine at initialization", "초기화에서 가장 나쁜 토큰 코사인"),
     "card_collapse_green": ("healthy", "건강함"),
     "card_collapse_yellow": ("fading", "흐려짐"),
     "card_collapse_red": ("collapsed", "무너짐"),
@@ -81,7 +81,7 @@ SENTENCES = {
     "card_rates_yellow": ("warm up", "워밍업 필요"),
     "card_rates_red": ("too high", "너무 큼"),
     "card_rates_rule": (
-        "At initialisation. Red: the rate of the first step is above it in some model. Yellow: the peak is.",
+        "At initialization. Red: the rate of the first step is above it in some model. Yellow: the peak is.",
         "초기화에서의 값. 빨강: 첫 단계의 학습률이 더 큰 모델이 있음. 노랑: 최대 학습률이 더 큼.",
     ),
 }

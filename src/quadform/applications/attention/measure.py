@@ -130,7 +130,9 @@ class AttentionMeasurement:
         with contextlib.suppress(OverflowError, torch.linalg.LinAlgError, InputError):  # the scale alone is new here
             norms = block_norms(at.layer(), at.blocks)
         if not norms or not all(map(math.isfinite, norms.values())):
-            raise InputError(f"at scale {scale:.3g} the curvature is beyond {A.dtype}. End the sweep below it.")
+            raise InputError(
+                f"at scale {scale:.3g} the curvature exceeds the range of {A.dtype}. End the sweep below it."
+            )
         if at.attention != "softmax":
             return {"norms": norms}
         undecided = A.sort(-1).values[:, :-1].sum(-1).max()
@@ -150,8 +152,8 @@ def _finite(problem: Problem) -> tuple[Any, Tensor, Tensor]:
     except OverflowError:
         pass
     raise InputError(
-        f"the curvature is beyond {problem.X.dtype} with scale {problem.scale:g}, temperature {problem.temperature:g}"
-        f" and sink {problem.sink:g}. Choose values nearer to 1."
+        f"the curvature exceeds the range of {problem.X.dtype} at scale {problem.scale:g}, temperature"
+        f" {problem.temperature:g} and sink {problem.sink:g}. Choose values nearer to 1."
     )
 
 

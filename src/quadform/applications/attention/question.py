@@ -106,13 +106,15 @@ class AttentionQuestion(Numerics, Question):
 
     def check(self) -> None:
         if self.precond != "none" and (self.attention == "linear" or self.factor == "single"):
-            raise InputError(f"precond={self.precond!r}: errors are known for softmax attention with W_Q and W_K.")
+            raise InputError(
+                f"precond={self.precond!r}: errors exist for softmax attention with W_Q and W_K. Leave precond out."
+            )
         if self.attention == "linear" and self.mask != "none":
             raise InputError("linear attention has no masked closed form. Use mask='none' or attention='softmax'.")
         if self.attention == "linear" and self.factor == "single":
             raise InputError("linear attention with one matrix W_QK has no closed form here. Use factor='qk'.")
         if self.sink and self.attention == "linear":
-            raise InputError(f"sink={self.sink:g}: a sink is drawn by the softmax; linear attention has none.")
+            raise InputError(f"sink={self.sink:g}: linear attention has no softmax and so no sink. Leave sink at 0.")
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

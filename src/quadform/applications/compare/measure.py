@@ -1,6 +1,6 @@
 """Measuring designs and depths side by side under a budget.
 
-Health at initialisation (signal, curvature, ceiling), size (parameters, FLOPs, memory), and a short training of equal
+Health at initialization (signal, curvature, ceiling), size (parameters, FLOPs, memory), and a short training of equal
 time each. The number of training steps follows from one timed step and is written down with the first piece, so that a
 resumed run trains as long as an undisturbed one.
 """
@@ -229,7 +229,7 @@ class CompareMeasurement:
         return both
 
     def health(self, design: str, depth: int, plan: dict[str, Any], work: Work) -> dict[str, Any]:
-        """Size, signal and curvature at initialisation."""
+        """Size, signal and curvature at initialization."""
         model = self.model(design, depth)
         size = KEPT * sum(p.numel() * p.element_size() for p in model.parameters())
         state = work.state(f"{design}-{depth}-health", size)

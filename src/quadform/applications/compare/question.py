@@ -19,7 +19,7 @@ SORTS = ("design", "loss", "lr_ceiling", "rank", "cosine", "gradient", "paramete
 class CompareQuestion(Question):
     """Block designs and depths side by side, under a time budget.
 
-    At initialisation: token cosine, rank and gradient ratio through depth, lambda_max, the AdamW ceiling; parameters,
+    At initialization: token cosine, rank and gradient ratio through depth, lambda_max, the AdamW ceiling; parameters,
     FLOPs, memory. Then a short training run of the same time for each: loss on held-out data, tokens per second.
     """
 

@@ -42,7 +42,7 @@ class CompressMeasurement(ABC, Generic[A]):
         self.asked, self.subject = asked, subject
         doing = self.doing[0]
         if current().world > 1:
-            raise InputError(f"{doing} is measured in one process; start it in one.")
+            raise InputError(f"{doing} runs in one process; start it without torchrun.")
         if not isinstance(subject.batches, list) or not subject.batches:
             raise InputError(f"{doing} needs data: one batch, or a list of batches.")
         count = len(subject.batches)

@@ -70,7 +70,7 @@ class DecodeTask(Numerics, Task):
         if self.sample and (self.beam > 1 or self.n_best > 1):
             raise InputError("sample draws one text; leave out beam and n_best.")
         if not self.sample and (self.temperature != 1 or self.top_k or self.top_p != 1):
-            raise InputError("temperature, top_k and top_p belong to sample; ask for it.")
+            raise InputError("temperature, top_k and top_p are for sampling; ask for sample too.")
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p={self.top_p:g}: give a share above 0, at most 1.")
         if self.texts and self.file:

@@ -59,7 +59,7 @@ class Measuring:
         with in_float32(self.model):
             self.whole = self._risk(widened(held))
             if self.whole.shards is not None:
-                raise InputError("the weights are cut over processes (FSDP); a monitor needs them whole in each.")
+                raise InputError("the weights are sharded (FSDP); a monitor needs them whole in each process.")
             self.risk = self.whole if share == 1 else self._risk(part_of(self.whole.batches, share))
             self.watched = self.risk.batches[0]
             with measured(self.model, device=self.risk.device):
@@ -116,7 +116,7 @@ class Measuring:
         with measured(self.model, device=risk.device):
             first, logits, entropy = observed(self.model, self.stacks, self._forward)
         if not math.isfinite(first):
-            raise InputError(f"the loss on the held batches is {first}")
+            raise InputError(f"the loss on the held batches is {first}; nothing was measured.")
         H = hessian(risk)
         found = self._curved(H, stepper, full)
         if self.whole is not risk and (full or not self.scales):

@@ -48,7 +48,9 @@ def part_of(batches: list[Any], share: float) -> list[Any]:
         return batches[: max(1, round(share * len(batches)))]
     rows = _rows(batches[0])
     if not rows:
-        raise InputError("part= cuts a batch by the first axis of its tensors, and those differ. Give several batches.")
+        raise InputError(
+            "part= cuts a batch along the first axis, whose length differs between its tensors. Give several batches."
+        )
     return [_cut(batches[0], max(1, round(share * rows)))]
 
 

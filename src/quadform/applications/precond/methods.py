@@ -52,7 +52,7 @@ class Methods:
         """Refuse what would not end, or would not fit."""
         if name == "blocks" and self.risk.space.size > MOST:
             raise TooLarge(
-                f"exact blocks take one product a parameter, {self.risk.space.size:,} here; at most {MOST:,} are made."
+                f"exact blocks take one product per parameter, {self.risk.space.size:,} here; the limit is {MOST:,}."
                 " Choose fewer parameters."
             )
         need, free = self.bytes(name), free_bytes(self.risk.device)

@@ -223,7 +223,7 @@ class _Passing:
     def before(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         found = _input(args, kwargs)
         if found is None:
-            raise InputError(f"{self.stack.calls[self.done]} of `{self.stack.name}` got no tokens this time.")
+            raise InputError(f"{self.stack.calls[self.done]} of `{self.stack.name}` received no tokens in this batch.")
         X, changed = self._standard(found), None
         if self.done == 0 and self.start is not None:
             X = self.start(self.index, X)

@@ -65,7 +65,7 @@ def choose(asked: StepSizeQuestion, subject: Subject, model: Any, params: Mappin
         raise InputError("an optimizer object has its own state; give the object or state=, not both.")
     if not isinstance(model, nn.Module):
         if subject.optimizer is not None or asked.state is not None:
-            raise InputError("the state of an optimizer belongs to a module; for a function model give its name only.")
+            raise InputError("an optimizer state belongs to a module; for a function model name the optimizer instead.")
         return named(asked, params), ""
     if subject.optimizer is not None:
         return read_optimizer(subject.optimizer, model), ""

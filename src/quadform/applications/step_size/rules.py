@@ -257,7 +257,9 @@ def read_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> Steppe
     first = groups[0][0]
     for key in keys:
         if any(g.get(key) != first.get(key) for g, _ in groups):
-            raise InputError(f"the optimizer's groups differ in {key}; one ceiling needs one rule. Measure them apart.")
+            raise InputError(
+                f"the optimizer's groups differ in {key}, so no single ceiling holds. Measure each group with params=."
+            )
     if first.get("maximize") or first.get("amsgrad"):
         raise InputError(f"no ceiling is known for {kind} with maximize or amsgrad.")
     rates = {n: _number(g["lr"]) for g, found in groups for n in found}

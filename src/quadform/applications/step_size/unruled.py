@@ -151,11 +151,13 @@ class UnruledMeasurement:
     def __init__(self, asked: StepSizeQuestion, subject: Subject, parts: Parts) -> None:
         model = subject.model
         if not isinstance(model, nn.Module):
-            raise InputError("an optimizer object belongs to a module; for a function model give its name only.")
+            raise InputError(
+                "an optimizer object belongs to a module; for a function model name the optimizer instead."
+            )
         if is_sharded(model):
             raise InputError(
-                f"no ceiling is known for {name_of(parts)}, and copies to try it on are not made of weights that are"
-                " cut over processes. Give torch's Adam, AdamW or SGD, or the name of one."
+                f"no ceiling is known for {name_of(parts)}, and sharded weights have no copies to try it"
+                " on. Give torch's Adam, AdamW or SGD, or the name of one."
             )
         if "muon" in name_of(parts).lower() and any(p.device.type == "cpu" for p in model.parameters()):
             raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; measure it on a GPU.")

@@ -69,7 +69,7 @@ class ReportMeasurement:
                 folders.append(name)
                 studies += ask(inner, work.part(name), replace(self.of, each=(target,))).studies
         if not any(study.records for study in studies):
-            raise CheckFailed("the time was over before anything could be drawn; resume the run.")
+            raise CheckFailed("the time was up before anything could be drawn; resume the run.")
         return self._drawn(work, studies, folders)
 
     def _study(self, work: Work) -> list[Study]:

@@ -120,7 +120,7 @@ def _target(word: str, asked: ReportOpening) -> Target:
     if not path.exists() and ":" not in word and word not in TRAINED:
         raise _missing(path)
     if path.exists() and not is_run(path) and not _holds_model(path):
-        raise FileError(f"`{word}` holds neither a record nor a model. `--out DIR` of any verb makes a record there.")
+        raise FileError(f"`{word}` holds neither a record nor a model. Give a run, a saved answer or a model.")
     return Target(word, (), Once(asked.of_model(word)), path if is_run(path) else None, stale)
 
 

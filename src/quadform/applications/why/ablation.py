@@ -21,7 +21,7 @@ def config_without(config: ModelConfig, what: str) -> ModelConfig:
     `qk`: one matrix W_QK a head in place of W_Q W_K^T.
     """
     if what not in REMOVABLE:
-        raise InputError(f"{what!r} cannot be taken out; what can: {', '.join(REMOVABLE)}.")
+        raise InputError(f"cannot remove {what!r}; choose from {', '.join(REMOVABLE)}.")
     changed = {
         "softmax": _linear,
         "norm": lambda b: replace(b, norm="none"),
@@ -32,7 +32,7 @@ def config_without(config: ModelConfig, what: str) -> ModelConfig:
     norms = {"final_norm": "none", "embed_norm": "none"} if what == "norm" else {}
     made = replace(config, blocks=blocks, encoder_blocks=encoder, **norms)  # type: ignore[arg-type]  # fields by name
     if made == config:
-        raise InputError(f"this model has no {what} to take out.")
+        raise InputError(f"this model has no {what} to remove.")
     return made
 
 

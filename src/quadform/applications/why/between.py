@@ -47,7 +47,7 @@ class BetweenMeasurement:
         self.step, self.subject = step, subject
         self.before, self.after = _around(_found(asked, subject, step), step)
         if self.before.optimizer is None:
-            raise InputError(f"step={step}: `{self.before.path}` has no optimizer state, which its ceiling needs.")
+            raise InputError(f"step={step}: `{self.before.path}` has no optimizer state, which the ceiling needs.")
 
     def _risk(self, at: Checkpoint) -> Risk:
         assert isinstance(self.subject.model, nn.Module)
@@ -106,8 +106,8 @@ def _found(asked: WhyQuestion, subject: Subject, step: int) -> list[Checkpoint]:
     found = next((c for f in folders if (c := checkpoints_along(f))), [])
     if not found:
         raise InputError(
-            f"step={step}: one step is explained for training runs of quadform, whose batches are known from their"
-            " seed, and for folders of other trainers with checkpoints before and after it. Here there are none."
+            f"step={step}: one step can be explained for a training run of quadform, whose batches follow from its"
+            " seed, and for a folder of another trainer with a checkpoint before and after the step. This is neither."
         )
     return found
 
@@ -116,7 +116,7 @@ def _around(found: list[Checkpoint], step: int) -> tuple[Checkpoint, Checkpoint]
     before, after = [c for c in found if c.step < step], [c for c in found if c.step >= step]
     if not before or not after:
         steps = ", ".join(f"{c.step:,}" for c in found)
-        raise InputError(f"step={step}: there is no checkpoint on both sides of it; those there are: {steps}.")
+        raise InputError(f"step={step}: it needs a checkpoint before and after it; there are {steps}.")
     return before[-1], after[0]
 
 

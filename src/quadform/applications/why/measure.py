@@ -61,7 +61,7 @@ class WhyMeasurement:
     def __init__(self, asked: WhyQuestion, subject: Subject) -> None:
         guard_kept(asked.steps[-1], f"the course of {asked.steps[-1]:,} training steps")
         if subject.loss is not None:
-            raise InputError(f"{subject.name} has no loss of its own, and parts are taken out of models that have one.")
+            raise InputError(f"{subject.name} returns no loss of its own, which removing a part needs.")
         self.asked, self.subject, self.model = asked, subject, subject.model
         self.data, self.probe = _data(asked, subject)
         self.kept, self.left = removable(self.model, asked.remove, self.probe[0])

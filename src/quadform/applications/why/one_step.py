@@ -52,7 +52,9 @@ class StepMeasurement:
         if not 1 <= step <= run.config.steps:
             raise InputError(f"step={step}: the run has the steps 1 to {run.config.steps:,}.")
         if run.config.accumulate != 1:
-            raise InputError(f"step={step}: the run accumulates {run.config.accumulate} batches a step; one is needed.")
+            raise InputError(
+                f"step={step}: the run accumulates {run.config.accumulate} batches per step; one can be explained."
+            )
         self.step, self.subject, self.run = step, subject, run
         self.begin = _before(run, step)
 
@@ -121,7 +123,7 @@ def _before(run: Run, step: int) -> Run:
         return max(earlier, key=lambda at: at.step)
     fresh, why = first_model(run)
     if fresh is None:
-        raise InputError(f"step={step}: no checkpoint before it is kept, and the start is not known: {why}.")
+        raise InputError(f"step={step}: there is no checkpoint before it, and the initial weights are unknown: {why}.")
     return dataclasses.replace(run, model=fresh, step=0)
 
 

@@ -29,7 +29,7 @@ def module_without(model: nn.Module, what: str) -> nn.Module:
     if what != "nothing" and what not in TAKEN:
         raise InputError(
             f"{type(model).__name__} is not a quadform model: of {', '.join(REMOVABLE)} only {' and '.join(TAKEN)}"
-            " can be taken out of it."
+            " can be removed from it."
         )
     twin = copy.deepcopy(model)
     if what == "norm":
@@ -47,7 +47,7 @@ def _drop_norms(model: nn.Module) -> None:
         if re.search(r"(?<!Batch)Norm\d*$", type(child).__name__)
     ]
     if not found:
-        raise InputError("this model has no norm to take out.")
+        raise InputError("this model has no norm to remove.")
     for parent, name in found:
         setattr(parent, name, nn.Identity())
 
@@ -56,7 +56,9 @@ def _linear(model: nn.Module) -> None:
     held: list[Any] = [getattr(m, "config", None) for m in model.modules()]
     configs = {id(c): c for c in held if hasattr(c, "_attn_implementation")}
     if not configs:
-        raise InputError("its attention does not go through the registry of transformers, so its softmax stays.")
+        raise InputError(
+            "its attention does not use the attention registry of transformers, so its softmax cannot be removed."
+        )
     with needing("Taking the softmax out of Hugging Face models"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -80,7 +82,7 @@ def linear_attention(
     (batch, tokens, heads, width) out."""
     for name in ("softcap", "s_aux", "sinks", "position_bias"):
         if options.get(name) is not None:
-            raise InputError(f"{type(module).__name__} adds {name} to its scores, so its softmax stays.")
+            raise InputError(f"{type(module).__name__} adds {name} to its scores, so its softmax cannot be removed.")
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     A = query @ key.mT * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -103,7 +105,7 @@ def refuse_unchanged(model: nn.Module, what: str, batch: Any) -> None:
         pass_on_memory(error)
         raise InputError(f"without {what} this model cannot be run ({type(error).__name__}: {error}).") from error
     if not losses[0].is_meta and float(losses[0]) == float(losses[1]):  # without numbers nothing can be told
-        raise InputError(f"without {what} the loss of this model is the same, so nothing was taken out.")
+        raise InputError(f"without {what} the loss of this model is the same, so nothing was removed.")
 
 
 def _loss(model: nn.Module, batch: Any) -> Tensor:
@@ -139,6 +141,6 @@ def removable(model: nn.Module, remove: Sequence[str], batch: Any) -> tuple[tupl
             left[name] = str(error)
     if not kept and left and not isinstance(model, Transformer):
         raise InputError(
-            f"nothing can be taken out of {type(model).__name__}: {' '.join(dict.fromkeys(left.values()))}"
+            f"nothing can be removed from {type(model).__name__}: {' '.join(dict.fromkeys(left.values()))}"
         )
     return tuple(kept), {"left_out": left} if left else {}

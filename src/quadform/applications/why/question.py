@@ -54,8 +54,7 @@ class WhyQuestion(Question):
         for name in self.remove:
             if name not in REMOVABLE:
                 raise UnknownName(
-                    f"remove={name!r} is not something a block can lose ({', '.join(REMOVABLE)})."
-                    f"{did_you_mean(name, REMOVABLE)}"
+                    f"remove={name!r} is unknown; choose from {', '.join(REMOVABLE)}.{did_you_mean(name, REMOVABLE)}"
                 )
         if not self.steps or self.steps[0] < 0:
             raise InputError(f"steps={list(self.steps)}: give whole numbers of at least 0.")

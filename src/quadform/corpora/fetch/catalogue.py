@@ -227,6 +227,6 @@ def item(name: str) -> Item:
     if match := _PYPI.fullmatch(name):
         return _python_source(match[1], match[2])
     raise UnknownName(
-        f"{name!r} is nothing that can be fetched.{did_you_mean(name, CATALOGUE)} `quadform data list` shows all; other"
+        f"{name!r} cannot be fetched.{did_you_mean(name, CATALOGUE)} `quadform data list` shows all; other"
         " Debian languages are `ddtp-LANGUAGE`, other Python source `pypi-PACKAGE==VERSION`."
     )

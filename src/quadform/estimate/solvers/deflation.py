@@ -26,7 +26,9 @@ class Deflated(Operator):
         V = A.domain.flatten(pairs.vectors).to(A.dtype)
         values = torch.tensor([e.value for e in pairs.values], dtype=torch.float64) + damping
         if V.shape[1] != len(values):
-            raise InputError(f"{len(values)} eigenvalues and {V.shape[1]} eigenvectors are no pairs.")
+            raise InputError(
+                f"{len(values)} eigenvalues and {V.shape[1]} eigenvectors: give one vector for each value."
+            )
         if not bool((values != 0).all()):
             raise InputError("an eigenvalue that is deflated is zero; leave it out or give a damping.")
         self.V, self.scale = torch.linalg.qr(V)[0] if V.dtype.itemsize > 2 else V, values.abs().to(V)[:, None]

@@ -139,5 +139,5 @@ def _checked(A: Operator, M: Operator | None) -> Operator | None:
             f" {M!r}."
         )
     if M.dtype != A.dtype or M.device.type != A.device.type:
-        raise InputError(f"operator and preconditioner differ in kind: {A!r} and {M!r}.")
+        raise InputError(f"operator and preconditioner differ in dtype or device: {A!r} and {M!r}.")
     return M
