@@ -44,11 +44,11 @@ docs: $(VENV)/.dev ## the documentation site; the last line is the path of its f
 tutorials: $(VENV)/.dev ## run every tutorial, write its page and notebook anew
 	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python benchmarks/tutorials.py
 
-support: ## one cell of docs/support.md: make support PYTHON=python3.12 BUILD=2.12.1+cpu
-	@$(PYTHON) benchmarks/support.py $(PYTHON) $(BUILD) $(if $(INDEX),--index $(INDEX))
+support: ## one cell of docs/support.md: make support PYTHON=python3.12 BUILD=2.12.1+cpu [SMOKE=1]
+	@$(PYTHON) benchmarks/support.py $(PYTHON) $(BUILD) $(if $(SMOKE),--smoke) $(if $(INDEX),--index $(INDEX))
 
 matrix: ## every cell of docs/support.md that can be installed here: make matrix [INDEX=URL]
-	@$(PYTHON) benchmarks/support.py all $(if $(INDEX),--index $(INDEX))
+	@$(PYTHON) benchmarks/support.py all $(if $(SMOKE),--smoke) $(if $(INDEX),--index $(INDEX))
 
 clean: ## remove caches and the default run; the environment (.venv) stays
 	rm -rf build .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache runs/default

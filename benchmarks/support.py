@@ -1,13 +1,13 @@
 """Does quadform work with this Python and this torch? The table in docs/support.md, cell by cell.
 
-    python benchmarks/support.py python3.12 2.12.1+cpu [--index URL]    one cell
-    python benchmarks/support.py all [--build +cpu] [--index URL]       every cell that can be installed here
-    python benchmarks/support.py table                                  write the table of docs/support.md anew
+    python benchmarks/support.py python3.12 2.12.1+cpu [--smoke] [--index URL]    one cell
+    python benchmarks/support.py all [--build +cpu] [--smoke] [--index URL]       every cell that can be installed
+    python benchmarks/support.py table                                            write the table anew
 
 A cell makes a virtual environment, installs that torch and this checkout, and runs `quadform verify` and a sample of
-the tests. The result goes to benchmarks/records/support.json and to the table. Of torch the exact build is asked for,
-such as `2.12.1+cpu`, because a plain version may bring a build with gigabytes of packages (`--build ""` takes it);
-`--index` names a package index that has it.
+the tests (`--smoke`: a few of them). The result goes to benchmarks/records/support.json and to the table. Of torch the
+exact build is asked for, such as `2.12.1+cpu`, because a plain version may bring a build with gigabytes of packages
+(`--build ""` takes it); `--index` names a package index that has it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,15 @@ SAMPLE = [
     "tests/test_trap_hessian.py",
     "tests/test_imports.py",
 ]
+#: The few that run in a minute.
+SMOKE = [
+    "tests/core/test_operator.py",
+    "tests/core/test_record.py",
+    "tests/curvature/test_torch_losses.py",
+    "tests/test_trap_hessian.py",
+]
+#: What the table says of a cell whose tests passed.
+WORDS = {"sample": "checked", "smoke": "smoke test"}
 NEEDED = ["pytest", "pytest-xdist", "hypothesis", "jaxtyping", "mpmath"]
 
 
@@ -45,13 +55,13 @@ def pins() -> str:
     return "\n".join(line for line in lines if not re.match(r"(torch|triton)==", line)) + "\n"
 
 
-def check(python: str, torch: str, index: str | None) -> dict[str, object]:
+def check(python: str, torch: str, index: str | None, tests: str) -> dict[str, object]:
     """The row of the record; ends with a sentence where the environment cannot be made."""
     folder = ROOT / "build" / "support" / f"{Path(python).name}-torch{torch}"
     run([python, "-m", "venv", "--clear", str(folder)])
     there = str(folder / "bin" / "python")
     (folder / "pins.txt").write_text(pins())
-    pip = [there, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [there, "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
     more = ["--extra-index-url", index] if index else []
     if subprocess.run([*pip, *more, f"torch=={torch}"]).returncode:
         sys.exit(f"no torch {torch} for {python} in this package index; name one that has it with --index URL")
@@ -59,14 +69,20 @@ def check(python: str, torch: str, index: str | None) -> dict[str, object]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     verified = subprocess.run([there, "-m", "quadform", "verify"], cwd=ROOT, env=env).returncode == 0
     tested = subprocess.run(
-        [there, "-m", "pytest", "-n", "0", *SAMPLE], cwd=ROOT, env=env, capture_output=True, text=True
+        [there, "-m", "pytest", "-n", "0", *(SMOKE if tests == "smoke" else SAMPLE)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
     )
     print(tested.stdout)
     counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|error)", tested.stdout)}
     versions = "import platform, torch; print(platform.python_version(), torch.__version__)"
     found = subprocess.run([there, "-c", versions], capture_output=True, text=True, check=True).stdout.split()
     ok = verified and tested.returncode == 0
-    return {"python": found[0], "torch": found[1], "ok": ok, "verified": verified, "tests": counts}
+    day = datetime.now(UTC).date().isoformat()
+    versions_of = {"python": found[0], "torch": found[1]}
+    return {**versions_of, "day": day, "ran": tests, "ok": ok, "verified": verified, "tests": counts}
 
 
 def run(words: list[str]) -> None:
@@ -90,12 +106,12 @@ def minor(version: str) -> str:
 
 
 def table() -> str:
-    """The table of the record: `checked`, `fails`, or `not checked`."""
-    found = {(minor(r["python"]), minor(r["torch"])): r["ok"] for r in json.loads(RECORD.read_text())}
-    words = {True: "checked", False: "fails", None: "not checked"}
+    """The table of the record: `checked`, `smoke test`, `fails`, or `not checked`."""
+    rows = json.loads(RECORD.read_text())
+    found = {(minor(r["python"]), minor(r["torch"])): WORDS[r["ran"]] if r["ok"] else "fails" for r in rows}
     heads = [minor(t) for t in TORCHES]
     lines = ["| | " + " | ".join(f"torch {t}" for t in heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    lines += [f"| Python {p} | " + " | ".join(words[found.get((p, t))] for t in heads) + " |" for p in PYTHONS]
+    lines += [f"| Python {p} | " + " | ".join(found.get((p, t), "not checked") for t in heads) + " |" for p in PYTHONS]
     return "\n".join(lines)
 
 
@@ -103,7 +119,7 @@ def write_table() -> None:
     PAGE.write_text(re.sub(r"^\| \| torch .*?(?=\n\n)", table(), PAGE.read_text(), count=1, flags=re.M | re.S))
 
 
-def everything(build: str, index: str | None) -> bool:
+def everything(build: str, more: list[str]) -> bool:
     """Every cell whose Python and torch are to be had; each in a process of its own."""
     fine = True
     for version in PYTHONS:
@@ -112,8 +128,7 @@ def everything(build: str, index: str | None) -> bool:
             print(f"Python {version}: not here")
             continue
         for torch in TORCHES:
-            words = [sys.executable, __file__, python, torch + build, *(["--index", index] if index else [])]
-            code = subprocess.run(words).returncode
+            code = subprocess.run([sys.executable, __file__, python, torch + build, *more]).returncode
             fine &= code != 3
     return fine
 
@@ -123,15 +138,17 @@ def main() -> None:
     parser.add_argument("python", help="an interpreter (python3.12), `all`, or `table`")
     parser.add_argument("torch", nargs="?", help="the exact build: 2.12.1+cpu")
     parser.add_argument("--index", help="a further package index")
+    parser.add_argument("--smoke", action="store_true", help="a few tests alone, about a minute")
     parser.add_argument("--build", default="+cpu", help="all: the ending of the builds of torch")
     asked = parser.parse_args()
     if asked.python == "table":
         return write_table()
     if asked.python == "all":
-        sys.exit(0 if everything(asked.build, asked.index) else 3)
+        more = [*(["--smoke"] if asked.smoke else []), *(["--index", asked.index] if asked.index else [])]
+        sys.exit(0 if everything(asked.build, more) else 3)
     if asked.torch is None:
         parser.error("name the build of torch, such as 2.12.1+cpu")
-    row = check(asked.python, asked.torch, asked.index)
+    row = check(asked.python, asked.torch, asked.index, "smoke" if asked.smoke else "sample")
     keep(row)
     sys.exit(0 if row["ok"] else 3)
 

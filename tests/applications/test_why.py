@@ -274,7 +274,7 @@ def test_refusals(words, message, capsys):
 def test_other_peoples_models_are_refused(data):
     with pytest.raises(InputError, match="give batches it takes"):
         why(torch.nn.Linear(2, 2), data)
-    with pytest.raises(InputError, match="nothing can be taken out of Linear"):
+    with pytest.raises(InputError, match="nothing can be removed from Linear"):
         why(torch.nn.Linear(2, 2), [{"input": torch.ones(1, 2)}])
     with pytest.raises(InputError, match="needs a model of quadform and a data set"):
         why(make(data), [next(data.batches("valid", 4))], steps=(0, 5))

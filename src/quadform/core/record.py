@@ -42,6 +42,7 @@ SCHEMA = 2
 JSON_NAME = "record.json"
 _FORMAT = "quadform-record"
 _SUM = "sha256"
+_DEEPEST = 64  # lists and mappings inside each other; records have fewer than ten
 _ENTRIES = ("format", "schema", "kind", "inputs", "scalars", "tensors", "made")
 #: Tensor files, and the temporary files of a writer that was killed.
 _LITTER = re.compile(
@@ -68,8 +69,8 @@ class Provenance:
         cls, *, seed: int | None = None, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
     ) -> Provenance:
         """The state of this process now."""
-        versions = {"python": platform.python_version(), "quadform": __version__}
-        for package in ("torch", "numpy", "scipy", "safetensors", "altair", "triton", "transformers"):
+        versions = {"python": platform.python_version(), "quadform": __version__, "torch": str(torch.__version__)}
+        for package in ("numpy", "scipy", "safetensors", "altair", "triton", "transformers"):
             with contextlib.suppress(metadata.PackageNotFoundError):
                 versions[package] = metadata.version(package)
         device = torch.device(device)
@@ -203,6 +204,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise FileError(f"{path} cannot be read as a record: {error}.") from error
     try:
         body = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+        _shallow(body)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path} is truncated or not JSON ({error}). Make the record again.") from error
     if not isinstance(body, dict) or body.get("format") != _FORMAT:
@@ -231,6 +233,17 @@ def _check(path: Path, body: dict[str, Any]) -> None:
         raise FileError(
             f"{path} is damaged (it has an entry {unknown[0]!r} that no record has). Make the record again."
         )
+
+
+def _shallow(body: object) -> None:
+    """Refuse lists in lists without end: how deep `json` goes depends on the Python."""
+    level = [body]
+    for _ in range(_DEEPEST):
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [v for values in inner for v in values]
+        if not level:
+            return
+    raise ValueError(f"lists and mappings more than {_DEEPEST} deep")
 
 
 def _no_constant(text: str) -> Any:
