@@ -132,7 +132,21 @@ def test_training_refusals(words, text, tmp_path, capsys):
 def test_decoding_texts(run, capsys):
     """Each TEXT gives one line; so do the lines of stdin and of a file."""
     assert main(["decode", str(run), "abc", "dd"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["cba", "dd"]
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["cba", "dd"]
+    assert "texts decoded: 2, with " in err
+    assert err.endswith("greedy search\n")
+
+
+def test_decoding_is_told_in_korean(run, capsys):
+    """The sentence beside the texts, on stderr; none with `--quiet`."""
+    main(["decode", str(run), "abc", "--beam", "2", "--lang", "ko"])
+    out, err = capsys.readouterr()
+    assert out == "cba\n"
+    assert "디코딩한 텍스트: 1개" in err
+    assert err.endswith("폭이 2인 빔 탐색\n")
+    main(["decode", str(run), "abc", "--sample", "--top-k", "1", "--lang", "ko", "--quiet"])
+    assert capsys.readouterr() == ("cba\n", "")
 
 
 def test_decoding_lines(run, capsys, tmp_path, monkeypatch):

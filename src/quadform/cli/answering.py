@@ -68,6 +68,8 @@ def _do(task: Task, limits: LongWork, output: Output) -> int:
     else:
         with speaking(output.lang):
             print_listing(found) if isinstance(found, Listing) else print(found)
+            if (told := found.beside()) and not output.quiet:
+                say(told)
     if not found.ok and "resume" in task.takes:
         say(f"the time was up; resume with `{resume_command()}`")
     found.stay()

@@ -80,7 +80,6 @@ def call_of(verb: str, parts: Sequence[type]) -> type:
     """One dataclass of all fields, as tyro reads it; a field of several parts is one flag."""
     found: dict[str, Any] = {}
     left_out = Question.takes - getattr(parts[0], "takes", Question.takes)
-    left_out |= frozenset() if getattr(parts[0], "speaks", True) else {"lang"}
     for part in parts:
         hints = typing.get_type_hints(part)
         defaults = {f.name: f.default for f in dataclasses.fields(part)}

@@ -154,8 +154,6 @@ class Task(Fields, ABC):
     takes: ClassVar[frozenset[str]] = Question.takes
     #: The field that the first argument of its function is.
     first: ClassVar[str] = ""
-    #: Whether what it prints has sentences, which have a language.
-    speaks: ClassVar[bool] = True
 
     @abstractmethod
     def run(self, work: Work) -> Done:
@@ -178,6 +176,10 @@ class Done(ABC):
     @abstractmethod
     def plain(self) -> dict[str, Any]:
         """The same in plain values, for JSON."""
+
+    def beside(self) -> str:
+        """A sentence beside the answer, for stderr; empty where the answer says everything."""
+        return ""
 
     def stay(self) -> None:
         """What goes on once its verb has told the answer."""

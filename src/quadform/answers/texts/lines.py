@@ -14,6 +14,17 @@ SENTENCES = {
     "line_report": ("report: {path}", "보고서: {path}"),
     "line_figures": ("figures: {count} files in {folder}", "그림: {folder} 폴더에 파일 {count}개"),
     "line_missing": ("PARTIAL: not measured to the end: {names}", "일부만 측정: 끝까지 재지 못한 항목은 {names}"),
+    # decode
+    "line_decoded": (
+        "texts decoded: {count}, with {run} at step {step}, {how}",
+        "디코딩한 텍스트: {count}개, 모델 {run} ({step}단계), {how}",
+    ),
+    "line_greedy": ("greedy search", "탐욕 탐색"),
+    "line_beam": ("beam search of width {beam}", "폭이 {beam}인 빔 탐색"),
+    "line_sampled": (
+        "sampled at temperature {temperature}, seed {seed}",
+        "표본 추출 (온도 {temperature}, 시드 {seed})",
+    ),
     # spectrum
     "line_cost": ("{products} products, {time}, {memory}", "곱 {products}번, {time}, {memory}"),
     "line_negative": (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...answers.texts import line
 from ...core.errors import FileError, InputError
 from ...core.question import Done
 from ...core.record import strict_json, write_atomically
@@ -33,6 +34,13 @@ class Decodings(Done):
             for text, best in zip(self.texts, self.found, strict=True)
         ]
         return {"run": self.asked.model, "step": self.step, "outputs": outputs}
+
+    def beside(self) -> str:
+        asked = self.asked
+        how = line("line_greedy") if asked.beam == 1 else line("line_beam", beam=asked.beam)
+        if asked.sample:
+            how = line("line_sampled", temperature=f"{asked.temperature:g}", seed=asked.seed)
+        return line("line_decoded", count=len(self.texts), run=asked.model, step=f"{self.step:,}", how=how)
 
     def __str__(self) -> str:
         scored = self.asked.n_best > 1

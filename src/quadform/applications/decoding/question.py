@@ -22,7 +22,6 @@ class DecodeTask(Numerics, Task):
     verb = "decode"
     takes = frozenset({"out"})
     first = "model"
-    speaks = False
 
     model: str = required("The folder of a run written by `quadform train --out RUN`.", metavar="RUN")
     texts: tuple[str, ...] = option((), "What to translate, answer or continue.", positional=True, metavar="[TEXT ...]")
