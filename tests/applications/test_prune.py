@@ -15,6 +15,7 @@ import quadform as qf
 from quadform.applications.opening import Opening
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.curvature.operators import hessian
 from quadform.nn.transformer import Transformer
 
 MODEL = "new:pre-ln,depth=1,d_model=8,heads=2"
@@ -176,6 +177,60 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
     norm = nn.LayerNorm(6).double()
     with pytest.raises(InputError, match="nothing to prune"):
         qf.prune(norm, [(b[0], b[0]) for b in batches], squared, progress=False)
+
+
+class Several(nn.Module):
+    """Gives two tensors under names; a loss reads one of them."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        super().__init__()
+        self.names, self.first, self.second = names, nn.Linear(6, 8).double(), nn.Linear(8, 2).double()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        h = self.first(x).tanh()
+        return dict(zip(self.names, (self.second(h), h.mean(-1)), strict=True))
+
+
+def reading(name: str) -> Any:
+    return lambda out, batch: (out[name] - batch[1].reshape(-1)[0]).square().mean()
+
+
+def test_a_model_that_returns_several_tensors(trained: tuple[nn.Module, list[Any]]) -> None:
+    """H_o is split at `last_hidden_state` where the loss reads it; else methods that need none of it are named."""
+    batches = trained[1]
+    asked: dict[str, Any] = {"progress": False, "products": 8, "rounds": 1}
+    model = Several(("last_hidden_state", "pooler_output"))
+    found = qf.prune(model, batches, reading("last_hidden_state"), method=("hessian",), **asked)
+    assert found.best.size == pytest.approx(0.5, abs=0.01)
+    for other, name in ((model, "pooler_output"), (Several(("one", "two")), "one")):
+        for ask in (qf.prune.plan, qf.prune):
+            with pytest.raises(InputError, match=r"obd, hessian: this needs H_o.*Choose method='magnitude,wanda"):
+                ask(other, batches, reading(name))
+        assert qf.prune(other, batches, reading(name), method=("magnitude", "wanda", "sparsegpt"), progress=False).best
+        with pytest.raises(InputError, match=r"a budget: this needs H_o.*'rtn,gptq'"):
+            qf.quantize(other, batches, reading(name), budget=4.5, method=("rtn",), group=4, progress=False)
+
+
+def test_one_product_keeps_no_graph_of_a_batch(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Memory of one batch, however many there are; with several products to come they are kept."""
+    model, batches = trained
+    risk = qf.Risk(model, squared, batches, quiet=True)
+    v = risk.gradient()
+    kept = {}
+    for products in (1, 2):
+        H = hessian(risk, products=products)
+        kept[products] = (H @ v, len(H.run.kept))
+    assert (kept[1][1], kept[2][1]) == (0, len(batches))
+    torch.testing.assert_close(kept[1][0], kept[2][0])
+
+
+def test_plans_count_matrices_that_are_no_tables() -> None:
+    """A table of 5,000 words would take 200 MB for inputs it has not."""
+    model = nn.Sequential(nn.Embedding(5000, 8), nn.Linear(8, 4)).double()
+    ids = torch.arange(12).view(3, 4)
+    plan = qf.prune.plan(model, [(ids, torch.zeros(3, 4, 4).double())] * 2, squared, method=("sparsegpt",))
+    assert "32 weights" in plan.text
+    assert plan.bytes < 1e5
 
 
 def test_each_matrix_and_head_alone() -> None:

@@ -18,10 +18,11 @@ MAY_KEEP = 0.6
 
 
 class Kept:
-    """Values by batch. `free()` is the free memory in bytes; it is told once when a batch does not fit."""
+    """Values by batch. `free()` is the free memory in bytes; it is told once when a batch does not fit. `again`: there
+    is more than one product to come, else nothing is kept that had to be made."""
 
-    def __init__(self, what: str, batches: int, free: Callable[[], float]) -> None:
-        self.what, self.batches, self.free = what, batches, free
+    def __init__(self, what: str, batches: int, free: Callable[[], float], again: bool = True) -> None:
+        self.what, self.batches, self.free, self.again = what, batches, free, again
         self._held: dict[int, tuple[Any, Any, int]] = {}  # batch -> (versions, value, bytes)
         self._told = False
 
@@ -35,6 +36,8 @@ class Kept:
             return self._held[i][1]
         self._held.pop(i, None)
         value: Any = make() if size is None else None
+        if value is not None and not self.again and self.batches > 1:
+            return value
         size = value.bytes if size is None else size
         held = sum(bytes for _, _, bytes in self._held.values())
         have = self.room() + (0 if value is None else size)

@@ -49,9 +49,9 @@ def hessian(
 
     A block differentiates once with respect to its rows and once along its columns; nothing else is computed. For all
     three operators: `route` is how products are run (`routes`), `products` how many are expected in all, from which
-    `route="auto"` chooses, and `chunk` how many vectors share one pass step by step. Without `products`, `"auto"`
-    begins eagerly and takes a faster route once the products so far would have paid for preparing it; when depends on
-    time, so that results are the same up to rounding only.
+    `route="auto"` chooses (of 1 no batch keeps its graph), and `chunk` how many vectors share one pass step by step.
+    Without `products`, `"auto"` begins eagerly and takes a faster route once the products so far would have paid for
+    preparing it; when depends on time, so that results are the same up to rounding only.
     """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:

@@ -31,19 +31,19 @@ class Place(Protocol):
 
 
 class AtModule:
-    """What a module returns: a tensor, the first of several, or the `logits` of a mapping."""
+    """What a module returns: a tensor, the first of several, or the `logits` of a mapping (what it has as `key`)."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, key: str = "logits") -> None:
+        self.module, self.key = module, key
 
     @contextlib.contextmanager
     def watched(self, seen: list[Tensor], shift: Tensor | None) -> Iterator[None]:
         def look(module: nn.Module, args: Any, out: Any) -> Any:
-            F = output_of(out)
+            F = output_of(out, self.key)
             if F is None:
                 return None
             seen.append(passed(F))
-            return None if shift is None else _with_output(out, F + shift)
+            return None if shift is None else _with_output(out, F + shift, self.key)
 
         handle = self.module.register_forward_hook(look)
         try:
@@ -123,15 +123,15 @@ def head_of(model: nn.Module) -> nn.Module | None:
     return head
 
 
-def output_of(out: Any) -> Tensor | None:
+def output_of(out: Any, key: str = "logits") -> Tensor | None:
     """The one tensor that what a module returned stands for."""
-    F = out.get("logits") if isinstance(out, Mapping) else out[0] if isinstance(out, tuple) and out else out
+    F = out.get(key) if isinstance(out, Mapping) else out[0] if isinstance(out, tuple) and out else out
     return F if isinstance(F, Tensor) else None
 
 
-def _with_output(out: Any, F: Tensor) -> Any:
+def _with_output(out: Any, F: Tensor, key: str) -> Any:
     if isinstance(out, Mapping):
-        return type(out)(**{**out, "logits": F})
+        return type(out)(**{**out, key: F})
     return (F, *out[1:]) if isinstance(out, tuple) else F
 
 

@@ -144,7 +144,7 @@ class Products:
         risk = kind.risk
         self.group = group_of(risk.space)
         group = self.group
-        self.kept = Kept(kind.what, len(risk.batches), lambda: group.free_here(risk.device))
+        self.kept = Kept(kind.what, len(risk.batches), lambda: group.free_here(risk.device), again=expected != 1)
         self.choice: Choice | None = None
         self.rent = Rent() if route == "auto" and expected is None else None
 

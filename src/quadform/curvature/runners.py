@@ -16,7 +16,7 @@ from ..core.space import Vector
 from .calling import Loss, loss_on, own_loss
 from .output import AtModule, Place, find, head_of
 from .units import find as blocks_of
-from .wide import Cut, NotCut
+from .wide import Cut, NotCut, whole
 
 T = TypeVar("T")
 
@@ -95,11 +95,22 @@ class ModuleRunner(Runner):
         params = {n: p.detach() for n, p in self.model.named_parameters() if p.is_floating_point()}
         if self.call.loss is None:
             return self.cutting(lambda: find(self.model, run, params))
+        places = AtModule(self.model), AtModule(self.model, "last_hidden_state")
+        read = (place for place in places if self._read_by_the_loss(place, lambda: self.cutting(lambda: run(params))))
+        return next(read, AtModule(head_of(self.model) or self.model))
+
+    @staticmethod
+    def _read_by_the_loss(place: AtModule, run: Callable[[], Tensor]) -> bool:
+        """Whether one tensor passes; of a mapping's other tensors also whether the loss moves with it."""
         seen: list[Tensor] = []
-        place: Place = AtModule(self.model)
         with place.watched(seen, None):
-            self.cutting(lambda: run(params))
-        return place if seen else AtModule(head_of(self.model) or self.model)
+            value = run()
+        if not seen or place.key == "logits":
+            return bool(seen)
+        F = whole(seen[0])
+        shift = torch.linspace(-1, 1, F.numel(), dtype=F.dtype, device=F.device).view_as(F)
+        with place.watched([], shift):
+            return not torch.equal(run(), value)
 
     def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if torch.is_grad_enabled():

@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...answers.compressed import CompressDraft, Compressed, best_of
+from ...compress.layerwise import BLOCK, compensate
 from ...compress.maps import linear_maps
 from ...core.errors import InputError
 from ...core.record import Provenance
 from ...core.work import Work
 from ...curvature.operators import gauss_newton, hessian
+from ...curvature.outline import Outline
 from ...distributed import current
 from ...estimate.diagonals import diagonal
+from ..machine import least_seconds
 from ..probes import probe_of
+from ..room import PEAK, Room
 from ..subject import Subject
 from ..threads import fitting_threads
 from .writing import Kept, scored
@@ -37,6 +41,8 @@ class CompressMeasurement(ABC, Generic[A]):
     #: What is done, in words: `pruning`, `pruned`.
     doing: ClassVar[tuple[str, str]]
     answer: ClassVar[type[Compressed]]
+    #: The methods that do without H_o.
+    flat: ClassVar[str]
 
     def __init__(self, asked: Any, subject: Subject) -> None:
         self.asked, self.subject = asked, subject
@@ -94,9 +100,46 @@ class CompressMeasurement(ABC, Generic[A]):
     def _diagonal(self) -> bool:
         """Whether a method needs the diagonal of H_o."""
 
+    @property
+    def curved(self) -> list[str]:
+        """What needs H_o."""
+        return [m for m, way in self.ways.items() if m in ("obd", "hessian") or way == "hessian"]
+
+    # --- planning ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def matrices(self) -> dict[str, Tensor]:
+        """The parameters that may be linear maps, as far as can be told before a batch has run."""
+        model = self.whole.model
+        named = model.named_modules() if isinstance(model, nn.Module) else ()
+        tables = {f"{name}.weight" for name, m in named if isinstance(m, nn.Embedding)}
+        return {n: t for n, t in self.whole.params.items() if t.dim() == 2 and n not in tables}
+
+    @property
+    def moments(self) -> int:
+        """Bytes of the second moments of inputs; which axis of a matrix they belong to is not known yet."""
+        return sum(max(t.shape) ** 2 for t in self.matrices.values()) * self.whole.dtype.itemsize
+
+    def room(self, vectors: float) -> Room:
+        """Memory for so many bytes of vectors and a product. What does not fit is refused; on a GPU, where a product
+        that does not fit takes another way, it is only said."""
+        whole, room = self.whole, Room.of(self.whole, vectors)
+        if whole.device.type != "cuda":
+            return room.require(whole)
+        with whole.context():
+            return dataclasses.replace(room, product=PEAK * whole.foreseen[1])
+
+    def seconds_of_walk(self) -> float:
+        """Time of one walk through the columns of all matrices: that of a small one by the column."""
+        if isinstance(self.whole, Outline):
+            return 0.0
+        W = torch.eye(BLOCK, dtype=self.whole.dtype, device=self.whole.device)
+        once = least_seconds(lambda: compensate(W, W, W.bool()), self.whole.device)
+        return once / BLOCK * sum(sum(t.shape) / 2 for t in self.matrices.values())
+
     # --- measuring --------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> A:
         """All methods, or as many as the time allows, marked partial."""
+        self.require_output()
         draft = self.answer.draft()
         self.work, self.kept = work, Kept(work)
         products = self.before + sum(map(self.expected, self.ways))
@@ -167,6 +210,19 @@ class CompressMeasurement(ABC, Generic[A]):
         """Parameters as matrices (out, in), or back."""
         return {n: self.maps[n].matrix(t) for n, t in tensors.items()}
 
+    def require_output(self) -> None:
+        """Refuse, before the work, what needs H_o where the model has no single output to split H at."""
+        if not (need := self.curved) or isinstance(self.whole, Outline):
+            return
+        with self.whole.context(), torch.no_grad():
+            F = self.whole.run(self.whole.params, self.whole.batches[0])[1]
+        if F is None:
+            raise InputError(
+                f"{', '.join(need)}: this needs H_o, the curvature of the loss in the output of the model, and this"
+                " model returns no single tensor that the loss is computed from. Nothing was measured. Choose"
+                f" method={self.flat!r}, or give a module that returns one tensor."
+            )
+
     def _diagonal_of(self) -> dict[str, Tensor]:
         """The diagonal of H_o."""
         size = 3 * self.risk.space.size * self.risk.dtype.itemsize
@@ -182,7 +238,7 @@ class CompressMeasurement(ABC, Generic[A]):
     # --- predicted and measured -------------------------------------------------------------------------------------
     def parts(self, d: Mapping[str, Tensor]) -> dict[str, float]:
         """g.d + d.Hd / 2 with the exact Hessian, the share of each matrix."""
-        Hd = hessian(self.risk) @ d
+        Hd = hessian(self.risk, products=1) @ d
         self.work.spend(1)
         return {n: float((d[n] * (self.gradient[n] + Hd[n] / 2)).sum()) for n in d}
 

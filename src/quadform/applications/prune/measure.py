@@ -26,7 +26,7 @@ from ...core.question import Plan
 from ...curvature.operators import gauss_newton, hessian
 from ..compressing.measuring import PRODUCT, CompressMeasurement
 from ..compressing.writing import write
-from ..room import Room, note_of, seconds_of_value
+from ..room import note_of, seconds_of_value
 
 #: Wanted relative residual of the compensation.
 TOL = 1e-3
@@ -41,19 +41,20 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
 
     doing = "pruning", "pruned"
     answer = Pruned
+    flat = "magnitude,wanda,sparsegpt,woodfisher"
 
     def plan(self) -> Plan:
         """Time and memory; one evaluation of the loss is timed for it."""
-        whole, asked = self.whole, self.asked
-        matrices = [t for t in whole.params.values() if t.dim() == 2]
-        n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
-        moments = sum(max(t.shape) ** 2 for t in matrices) * size  # (in, in); which axis is which is not known yet
+        self.require_output()
+        whole, asked, moments = self.whole, self.asked, self.moments
+        n, size = sum(t.numel() for t in self.matrices.values()), whole.dtype.itemsize
         fisher = n * size * sum(len(singles(b)) for b in self.seen.batches) if self._fisher else 0
         square = 3 * min(n, WHOLE) ** 2 * size if "obs" in (*self.ways, *self.ways.values()) else 0
-        room = Room.of(whole, moments + fisher + square + (6 + len(self.ways)) * n * size).require(whole)
+        room = self.room(moments + fisher + square + (6 + len(self.ways)) * n * size)
         each = seconds_of_value(whole) * self.subject.scale
         products = self.before + sum(map(self.expected, self.ways))
         seconds = each * (PRODUCT * products + 4 + 2 * len(self.ways) + self._each)
+        seconds += self.seconds_of_walk() * [*self.ways.values()].count("sweep")
         how = ", ".join(self.ways) or "one matrix at a time"
         text = (
             f"{note_of(whole)}plan: {how} at {asked.sparsity:g}, at most {products} products,"
@@ -82,11 +83,10 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     @property
     def _each(self) -> int:
         """Matrices and heads that go one at a time."""
-        matrices = sum(t.dim() == 2 for t in self.whole.params.values())
-        return self.asked.each * (matrices + len(head_names(self.whole.space.views)))
+        return self.asked.each * (len(self.matrices) + len(head_names(self.whole.space.views)))
 
     def expected(self, method: str) -> int:
-        n = sum(t.numel() for t in self.whole.params.values() if t.dim() == 2)
+        n = sum(t.numel() for t in self.matrices.values())
         whole = n * (self.ways[method] == "obs" or method == "obs")
         return 1 + self.asked.rounds * self.asked.products * (self.ways[method] == "hessian") + whole
 

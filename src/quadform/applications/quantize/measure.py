@@ -26,7 +26,7 @@ from ...core.work import Work
 from ...curvature.operators import gauss_newton
 from ..compressing.measuring import PRODUCT, CompressMeasurement
 from ..compressing.writing import write_packed
-from ..room import Room, note_of, seconds_of_value
+from ..room import note_of, seconds_of_value
 from ..subject import Subject
 from .question import USUAL, QuantizeQuestion
 
@@ -43,6 +43,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
 
     doing = "quantization", "quantized"
     answer = QuantizedModel
+    flat = "rtn,gptq"
 
     def __init__(self, asked: QuantizeQuestion, subject: Subject) -> None:
         require_plain(subject)
@@ -50,15 +51,16 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
 
     def plan(self) -> Plan:
         """Time and memory; one evaluation of the loss is timed for it."""
-        whole, asked = self.whole, self.asked
-        matrices = [t for t in whole.params.values() if t.dim() == 2]
+        self.require_output()
+        whole, asked, moments, matrices = self.whole, self.asked, self.moments, self.matrices.values()
         n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
-        moments = sum(max(t.shape) ** 2 for t in matrices) * size  # (in, in); which axis is which is not known yet
         choices = 3 * len(BITS) * n * size if asked.budget is not None else 0
-        room = Room.of(whole, moments + choices + (6 + len(self.ways)) * n * size).require(whole)
+        room = self.room(moments + choices + (6 + len(self.ways)) * n * size)
         products = sum(map(self.expected, self.ways)) + self._diagonal * asked.products
         products += len(matrices) * (asked.each + len(BITS) * (asked.budget is not None))
         seconds = seconds_of_value(whole) * self.subject.scale * (PRODUCT * products + 4 + 2 * len(self.ways))
+        walks = sum({"gptq": 1, "hessian": 2}.get(m, 0) for m in self.ways) + len(BITS) * (asked.budget is not None)
+        seconds += self.seconds_of_walk() * walks
         if "obq" in self.ways:
             seconds += sum(3 * t.numel() * max(t.shape) ** 2 for t in matrices) / OBQ_SPEED
         wanted = f"{asked.bits or USUAL} bits" if asked.budget is None else f"{asked.budget:g} bits a weight"
@@ -77,6 +79,10 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
     @property
     def _diagonal(self) -> bool:
         return "hessian" in self.ways
+
+    @property
+    def curved(self) -> list[str]:
+        return [*super().curved, *["a budget"] * (self.asked.budget is not None)]
 
     @property
     def before(self) -> int:
