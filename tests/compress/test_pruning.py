@@ -14,7 +14,7 @@ from quadform.compress.heads import choose_heads, heads_of
 from quadform.compress.maps import linear_maps, zeros_of
 from quadform.compress.pruning import curvature_of_rows, one_by_one, partly, select
 from quadform.compress.surgeon import Surgeon
-from quadform.compress.together import Masked, step
+from quadform.compress.together import Masked, damped_step, step
 from quadform.core.errors import InputError
 from quadform.core.operator import Dense
 from quadform.core.space import Space
@@ -100,6 +100,21 @@ def test_the_step_is_that_of_the_surgeon(preconditioned: bool) -> None:
     assert solved.converged
     assert torch.allclose(A.domain.flatten(d), exact)
     assert torch.equal(A.domain.flatten(d)[~keep], -w[~keep])
+
+
+def test_negative_curvature_raises_the_damping_until_there_is_a_minimum() -> None:
+    """The step is then that of the surgeon with the damping it took, which is that asked for where it is enough."""
+    A, _, w, keep = quadratic()
+    named = [A.domain.unflatten(t) for t in (w, keep)]
+    for low, want in ((0.0, 0.3), (2.0, 3.0)):
+        B = Dense(A.dense() - low * torch.eye(12).double(), A.domain, symmetric=True)
+        d, solved, damping = damped_step(B, *named, damping=0.3, method="cg", tol=1e-12)
+        exact = Surgeon.of(w, B.dense(), damping=damping).step(torch.nonzero(~keep)[:, 0])
+        assert solved.converged
+        assert damping == pytest.approx(want)
+        assert torch.allclose(A.domain.flatten(d), exact)
+    never = Dense(A.dense() - 1e6 * torch.eye(12).double(), A.domain, symmetric=True)
+    assert damped_step(never, *named, damping=0.3, method="cg")[2] == pytest.approx(300.0)
 
 
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "obd", "sparsegpt", "hessian"])

@@ -4,7 +4,8 @@ Minimise g.d + d.B d / 2 under d_S = -w_S, with B = H_o + damping I and F the we
 
     (B_FF) d_F = -(g_F + B_FS d_S),   by conjugate gradients.
 
-Terms between different matrices are part of it.
+Terms between different matrices are part of it. H_o is positive semi-definite where the loss is convex in the output;
+where it is not (a loss of cosines), the damping is raised until conjugate gradients meet no negative curvature.
 """
 
 from __future__ import annotations
@@ -33,6 +34,24 @@ class Masked(Operator):
     def apply(self, V: Vector) -> dict[str, Tensor]:
         image = self.base.apply({n: t * self.keep[n] for n, t in V.items()})
         return {n: t * self.keep[n] for n, t in image.items()}
+
+
+#: By how much the damping rises where negative curvature is met, and how often at most.
+RAISED, RAISES = 10.0, 3
+
+
+def damped_step(
+    B: Operator, w: Vector, keep: Mapping[str, Tensor], *, damping: float, resume: Any = None, **options: Any
+) -> tuple[dict[str, Tensor], Solution, float]:
+    """(d, how it was solved, the damping it took) of `step` without a slope."""
+    g = {n: torch.zeros_like(t) for n, t in w.items()}
+    d, solved = step(B, g, w, keep, damping=damping, resume=resume, **options)
+    for _ in range(RAISES):
+        if not solved.note.startswith("negative curvature"):
+            break
+        damping *= RAISED
+        d, solved = step(B, g, w, keep, damping=damping, **options)
+    return d, solved, damping
 
 
 def step(

@@ -18,7 +18,7 @@ from ...compress.maps import zeros_of
 from ...compress.masks import choose
 from ...compress.pruning import Chosen, curvature_of_rows, one_by_one, partly, select
 from ...compress.surgeon import Surgeon
-from ...compress.together import step
+from ...compress.together import damped_step
 from ...core.errors import InputError
 from ...core.memory import in_words
 from ...core.progress import clock
@@ -194,15 +194,15 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         asked, risk, weights = self.asked, self.risk, dict(self.risk.params)
         mean = sum(float(t.sum()) for t in self.diagonal.values()) / risk.space.size
         rows = {n: curvature_of_rows(self.maps[n].matrix(t), self.maps[n].S) for n, t in self.diagonal.items()}
+        least = damping = asked.damping * max(mean, torch.finfo(risk.dtype).tiny)
         for k in range(1, asked.rounds + 1):
             W = self.turned(weights)
             keep = partly(self._select(method, W).keep, W, k / asked.rounds)
-            d, solved = step(
+            d, solved, damping = damped_step(
                 gauss_newton(risk.moved(weights)),
-                {n: torch.zeros_like(t) for n, t in weights.items()},
                 weights,
                 self.turned(keep),
-                damping=asked.damping * max(mean, torch.finfo(risk.dtype).tiny),
+                damping=damping,
                 diagonal=self.turned(rows),
                 method="cg",
                 tol=TOL,
@@ -211,4 +211,5 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
                 progress=self.work.report(),
             )
             weights = {n: weights[n] + t for n, t in d.items()}
-        return weights, f"H_o + {asked.damping:g} of its mean diagonal; last round {solved}"
+        share = asked.damping * damping / least
+        return weights, f"H_o + {share:g} of its mean diagonal; last round {solved}"
