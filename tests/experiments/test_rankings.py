@@ -129,7 +129,7 @@ def test_the_step_of_kfac() -> None:
             torch.testing.assert_close(p, start[n] - 0.1 * scale * d[n])
 
 
-@pytest.mark.parametrize("name", [n for n in optimizers.MIDDLE if n != "Muon"])
+@pytest.mark.parametrize("name", optimizers.MIDDLE)
 def test_every_optimizer_goes_down(name: str) -> None:
     """Its update after four gradients lowers the linear model; of SGD it is the rate times the gradient."""
     if name in ("Shampoo", "SOAP", "PSGD"):

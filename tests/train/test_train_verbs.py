@@ -105,7 +105,6 @@ def test_out_of_time_goes_on(tmp_path, capsys):
         (["--data", "reverse", "--objective", "masked"], "running text"),
         (["--data", "reverse", "--objective", "causal"], "the objective of Letters is seq2seq"),
         (["--heads", "3"], "does not divide into 3 heads"),
-        (["--optimizer", "muon"], "Muon"),
         (["--precision", "bf16"], "bf16"),
         (["--steps", "0"], "steps is at least 1"),
         (["--steps", "99999999999"], "steps is at most 1,000,000,000; got 99,999,999,999."),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quadform.core.errors import FileError, InputError
+from quadform.core.precision import NoHalvesOnCPU
 from quadform.optim.newton import GaussNewtonCG, SecondOrder
 
 from .config import TrainConfig
@@ -36,8 +37,6 @@ class Optimizer:
         self.fused = all(p.device.type in ("cpu", "cuda") for p in everything) if fused is None else fused
         adam["fused"] = self.fused
         if config.optimizer == "muon":
-            if any(p.device.type == "cpu" for p in everything):
-                raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; use adamw, or a GPU.")
             inner = [p for p, name in self.names.items() if "layers." in name and p.ndim == 2]
             ids = {id(p) for p in inner}
             rest = [p for p in everything if id(p) not in ids]
@@ -87,6 +86,9 @@ class Optimizer:
             part.found_inf = skip  # type: ignore[attr-defined]  # how torch's fused optimizers are told
             if isinstance(part, SecondOrder):
                 part.step(list(batches))
+            elif isinstance(part, torch.optim.Muon):
+                with NoHalvesOnCPU():
+                    part.step()
             else:
                 part.step()
             part.zero_grad(set_to_none=True)

@@ -71,7 +71,7 @@ class TrainTask(Numerics, Task):
     accumulate: int | None = option(None, "Batches per step.", metavar="NUMBER", shown="(default: what fits the data)")
     optimizer: str | None = option(
         None,
-        "The optimizer. muon needs CUDA; gauss-newton is for small models (up to 100 products per step).",
+        "The optimizer. gauss-newton is for small models (up to 100 products per step).",
         shown="(default: the recipe's, or adamw)",
         choices=("adamw", "adam", "sgd", "muon", "gauss-newton"),
     )

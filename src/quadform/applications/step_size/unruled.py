@@ -21,6 +21,7 @@ from torch import nn
 from ...answers.step_size import StepSize, StepSizeDraft
 from ...core.errors import CheckFailed, InputError
 from ...core.number import Estimate
+from ...core.precision import NoHalvesOnCPU
 from ...core.question import Plan
 from ...core.record import Provenance
 from ...core.work import Work
@@ -69,7 +70,7 @@ def name_of(parts: Parts) -> str:
 def identity_of_parts(parts: Parts) -> dict[str, Any]:
     """The optimizers in plain values, with a hash of their states."""
     tensors = {
-        f"{i}/{j}/{key}": value
+        f"{i}/{j}/{key}": value.dequantize() if hasattr(value, "codes") else value
         for i, part in enumerate(parts)
         for j, state in enumerate(part.state.values())
         for key, value in state.items()
@@ -84,7 +85,8 @@ def copies(model: nn.Module, parts: Parts) -> tuple[nn.Module, list[torch.optim.
     `copy.deepcopy` of a torch optimizer keeps groups and state alone; many have attributes of their own. Hooks stay
     behind, and so does the `step` that a scheduler puts on an optimizer, which would move the original.
     """
-    memo: dict[int, Any] = {}
+    few = (v for part in parts for state in part.state.values() for v in state.values() if hasattr(v, "codes"))
+    memo: dict[int, Any] = {id(v): _copy_of_few_bits(v) for v in few}
     own, made = copy.deepcopy(model, memo), []
     for part in parts:
         kept = {key: value for key, value in vars(part).items() if not callable(value) and "hooks" not in key}
@@ -94,6 +96,13 @@ def copies(model: nn.Module, parts: Parts) -> tuple[nn.Module, list[torch.optim.
     return own, made
 
 
+def _copy_of_few_bits(value: Any) -> torch.Tensor:
+    """A tensor of torchao's 8-bit optimizers, which has no `clone`: its parts are copied."""
+    names, context = value.__tensor_flatten__()
+    parts = {name: getattr(value, name).clone() for name in names}
+    return type(value).__tensor_unflatten__(parts, context, value.shape, value.stride())  # type: ignore[no-any-return]  # of a package
+
+
 def stable(model: nn.Module, parts: Parts, risk: Risk, rate: float, steps: int) -> bool:
     """Whether the loss stays where it was, or falls, for that many steps of copies at this rate."""
     own, optimizers = copies(model, parts)
@@ -101,14 +110,16 @@ def stable(model: nn.Module, parts: Parts, risk: Risk, rate: float, steps: int) 
     groups = [group for part in optimizers for group in part.param_groups]
     most = max(float(group["lr"]) for group in groups) or 1.0
     for group in groups:
-        group["lr"] = rate * (float(group["lr"]) / most or 1.0)
+        own_rate = rate * (float(group["lr"]) / most or 1.0)
+        group["lr"] = group["lr"].fill_(own_rate) if isinstance(group["lr"], torch.Tensor) else own_rate
     named, start = dict(own.named_parameters()), float(copied.value().detach())
     bends = any("hessian" in inspect.signature(part.step).parameters for part in optimizers)
     for _ in range(steps):
         for n, g in (gradient_with_graph(copied, named) if bends else copied.gradient()).items():
             named[n].grad = g if bends else g.detach()
-        for part in optimizers:
-            part.step()
+        with NoHalvesOnCPU():
+            for part in optimizers:
+                part.step()
         with torch.no_grad():
             loss = float(copied.value())
         if not loss <= start + RISE * abs(start):
@@ -159,8 +170,6 @@ class UnruledMeasurement:
                 f"no ceiling is known for {name_of(parts)}, and sharded weights have no copies to try it"
                 " on. Give torch's Adam, AdamW or SGD, or the name of one."
             )
-        if "muon" in name_of(parts).lower() and any(p.device.type == "cpu" for p in model.parameters()):
-            raise InputError("torch's Muon multiplies in bfloat16, which many CPUs cannot; measure it on a GPU.")
         owned = {id(p) for part in parts for group in part.param_groups for p in group["params"]}
         names = [n for n, p in model.named_parameters() if id(p) in owned]
         if not names:
