@@ -58,6 +58,15 @@ def test_the_rate_of_a_run_is_the_one_of_its_step(data, folder):
     assert found["peak"] > 10 * found["lr"]
 
 
+def test_a_run_without_a_rule_has_the_rate_of_its_step_too(data, tmp_path):
+    """Muon is measured on copies; what is held against it is the rate of the last step, not the peak."""
+    config = TrainConfig(steps=6, batch_size=4, lr=1e-2, optimizer="muon")
+    train(make(data), data, config, out=tmp_path, progress=False)
+    found = lr(str(tmp_path), verify=1, batches=1, progress=False)
+    assert found.optimizer == "AdamW and Muon"
+    assert found.lr == rates_of_run(open_run(tmp_path))["lr"] < 1e-2
+
+
 def test_a_run_under_way_has_the_rate_of_its_next_step(data, tmp_path):
     """A checkpoint in the middle: what the next step from these weights takes."""
     config = TrainConfig(steps=20, batch_size=4, lr=0.5, schedule=Schedule(decay="cosine", warmup=4))

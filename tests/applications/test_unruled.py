@@ -12,8 +12,10 @@ from torch import nn
 
 from quadform.applications.step_size import lr
 from quadform.applications.step_size.unruled import largest_stable
+from quadform.core.errors import InputError
 from quadform.core.precision import NoHalvesOnCPU
 from quadform.curvature import Risk
+from quadform.optim import GaussNewtonCG
 
 
 class Bowl(nn.Module):
@@ -83,6 +85,14 @@ def test_adafactor_keeps_its_state_on_the_copies():
     assert (found.ceiling.kind, found.ceiling.side) == ("bound", "lower")
     after = optimizer.state_dict()["state"][0]
     assert all(torch.equal(torch.as_tensor(after[k]), torch.as_tensor(v)) for k, v in before["state"][0].items())
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "GaussNewtonCG"])
+def test_optimizers_that_choose_the_length_of_a_step_are_refused(name):
+    bowl = Bowl([1.0])
+    optimizer = torch.optim.LBFGS(bowl.parameters()) if name == "LBFGS" else GaussNewtonCG(bowl, value)
+    with pytest.raises(InputError, match=f"{name} chooses the length of a step itself"):
+        lr(bowl, torch.zeros(1), value, optimizer=optimizer, progress=False)
 
 
 def of_package(name: str, model: Bowl, rate: float) -> torch.optim.Optimizer:

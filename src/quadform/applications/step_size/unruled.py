@@ -36,6 +36,7 @@ from ..threads import fitting_threads
 from .ceiling import ceiling_of
 from .question import StepSizeQuestion
 from .rules import sgd, unwrapped
+from .state import rates_of_run
 
 #: A stable rate does not raise the loss by more than this share of it.
 RISE = 0.01
@@ -58,7 +59,9 @@ def parts_of(asked: StepSizeQuestion, subject: Subject) -> Parts:
     if subject.optimizer is not None:
         found = (unwrapped(subject.optimizer),)
     elif subject.run is not None and asked.state is None and asked.optimizer in ("auto", subject.run.config.optimizer):
-        found = tuple(subject.run.optimizer().parts) if subject.run.config.optimizer == "muon" else ()
+        found = tuple(subject.run.optimizer().parts)
+        for group in (group for part in found for group in part.param_groups):
+            group["lr"] = rates_of_run(subject.run)["lr"]
     return () if all(isinstance(part, ruled) for part in found) else found
 
 
@@ -170,6 +173,13 @@ class UnruledMeasurement:
                 f"no ceiling is known for {name_of(parts)}, and sharded weights have no copies to try it"
                 " on. Give torch's Adam, AdamW or SGD, or the name of one."
             )
+        for part in parts:
+            asks = [n for n, p in inspect.signature(part.step).parameters.items() if p.default is p.empty]
+            if asks:
+                raise InputError(
+                    f"{type(part).__name__} chooses the length of a step itself (it asks for a {asks[0]}), so no ceiling"
+                    " is measured. Give the name of another optimizer, adamw or sgd, for its ceiling at this point."
+                )
         owned = {id(p) for part in parts for group in part.param_groups for p in group["params"]}
         names = [n for n, p in model.named_parameters() if id(p) in owned]
         if not names:
