@@ -177,8 +177,8 @@ class UnruledMeasurement:
             asks = [n for n, p in inspect.signature(part.step).parameters.items() if p.default is p.empty]
             if asks:
                 raise InputError(
-                    f"{type(part).__name__} chooses the length of a step itself (it asks for a {asks[0]}), so no ceiling"
-                    " is measured. Give the name of another optimizer, adamw or sgd, for its ceiling at this point."
+                    f"{type(part).__name__} chooses the length of a step itself (it asks for a {asks[0]}), so no"
+                    " ceiling is measured. Give the name of another, adamw or sgd, for its ceiling at this point."
                 )
         owned = {id(p) for part in parts for group in part.param_groups for p in group["params"]}
         names = [n for n, p in model.named_parameters() if id(p) in owned]
