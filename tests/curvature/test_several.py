@@ -10,10 +10,9 @@ import torch
 from test_units import double_backward, gap, mse, net
 from test_units_memory import allocated
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from quadform.curvature import Risk, functional, gauss_newton, hessian
+from quadform.curvature.outline import Counted
 from quadform.curvature.several import NotTogether, Several, together
 
 F64 = torch.float64
@@ -43,23 +42,9 @@ def chain() -> Risk:
     return Risk(Chain().to(F64), mse, (torch.randn(N, D, dtype=F64), torch.randn(N, D, dtype=F64)), quiet=True)
 
 
-class Work(TorchDispatchMode):
-    """Counts matrix work as torch's counter does, that on each of several tensors."""
-
-    flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if Several in types:
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        if func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=out)
-        return out
-
-
 def passes(work: Callable[[], Any]) -> float:
     """Matrix work in forward passes."""
-    with Work() as counted:
+    with Counted() as counted:
         work()
     return counted.flops / (BLOCKS * 2 * N * D * D)
 

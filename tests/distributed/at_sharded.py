@@ -356,10 +356,27 @@ def peaks(g: qd.Group) -> dict[str, Any]:
             peaks.append(alive.peak)
         found[kind.__name__] = (min(peaks) - n / g.world) / unit
     H = qf.hessian(risk)
+    found |= together(risk, H, n // 8)
     with Whole(n / 8 / g.world, risk.space.size) as whole:
         density(H, 2, 2, known=eigenpairs(H, 1, max_products=3))
         trace(H, 3)
     return found | {"whole": sorted(whole.found)}
+
+
+def together(risk: qf.Risk, H: Any, n: int) -> dict[str, Any]:
+    """Of each of 1 and 4 vectors in one call: matrix work in forward passes, numbers gathered and added up over n,
+    messages a unit and one outside of all; the largest gap to the images of single vectors."""
+    V, shards, tokens = risk.space.random(4, dtype=torch.float64), risk.shards.shards, 2  # type: ignore[union-attr]
+    found: dict[str, Any] = {}
+    H.apply(V)  # the first looks whether they may go together
+    for k in (1, 4):
+        shards.gathered = shards.reduced = shards.calls = 0
+        with Counted() as counted:
+            images = H.apply({name: t[:k] for name, t in V.items()})
+        passes = counted.taken().flops / (2 * tokens * 12 * 2 * 24**2)
+        found[f"{k} together"] = [passes / k, shards.gathered / n / k, shards.reduced / n / k, shards.calls / 13]
+    each = [H.apply({name: t[j : j + 1] for name, t in V.items()}) for j in range(4)]
+    return found | {"apart": apart(images, {name: torch.cat([e[name] for e in each]) for name in images})}
 
 
 def refused(g: qd.Group) -> dict[str, Any]:

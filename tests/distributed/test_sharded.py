@@ -102,6 +102,19 @@ def test_memory(found: Found) -> None:
         assert result["whole"] == []
 
 
+def test_vectors_together(found: Found) -> None:
+    """4 + 8 k forward passes for k vectors: what no vector touches runs once. A unit gathers W once for all
+    V in each of two passes; a message has two numbers a weight at most, so that no tensor is larger than for one."""
+    for result in results(found, "peaks"):
+        for k in (1, 4):
+            passes, gathered, reduced, calls = result[f"{k} together"]
+            assert 4 / k + 7.5 < passes <= 4 / k + 8  # of the first matrix the input has no tangent
+            assert gathered == pytest.approx(2 / k + 2)
+            assert reduced == 1
+            assert calls <= {1: 3, 4: 8}[k]
+        assert result["apart"] <= ROUNDING
+
+
 def test_questions(found: Found) -> None:
     """`qf.spectrum` and `qf.lr` give the numbers of one process, and one folder, gone on with where the time was up."""
     for result in results(found, "asked"):

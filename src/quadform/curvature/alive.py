@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .several import Several
+
 
 class Alive(TorchDispatchMode):
     """A scope in which the storages that operators make are counted until they are freed: `bytes` now, `peak` at most
@@ -22,6 +24,8 @@ class Alive(TorchDispatchMode):
         self._held: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if Several in types:  # each of them is counted
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         before = {s._cdata for s in _storages((args, kwargs))}
         for storage in _storages(out):

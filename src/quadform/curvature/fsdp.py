@@ -26,6 +26,7 @@ from ..distributed.stages import is_piped
 from .batches import batches_of
 from .calling import Loss, bare
 from .runners import ModuleRunner, Runner
+from .several import as_one, parts_of
 from .units import Inside, find
 from .wide import restore
 
@@ -51,6 +52,7 @@ class Apartness(Protocol):
     """How a model lies in several processes."""
 
     counts: list[int]  # batches of each process
+    several: bool  # vectors may be multiplied in one pass
 
     @property
     def group(self) -> Group:
@@ -81,6 +83,8 @@ class Apartness(Protocol):
 
 class Fsdp:
     """The weights of a model by where they are gathered: in a unit, or outside of all."""
+
+    several = True
 
     def __init__(self, model: nn.Module, units: str | None, *, train_mode: bool) -> None:
         shards = shards_of(model)
@@ -174,16 +178,28 @@ class Fsdp:
         """Whole weights with their tangents, in one message; what is whole already stays as it is."""
         own = [(i, self.known.get(n, n)) for i, n in enumerate(names)]
         cut = [(i, n) for i, n in own if n in self.shards.cuts and n not in self.outside]
-        pairs = [(i, n, d) for i, n in cut if (d := tangent[i]) is not None]
-        wanted = [*(n for _, n in cut), *(n for _, n, _ in pairs)]
-        self.order = zlib.crc32(" ".join(wanted).encode(), self.order)
-        found = self.shards.gather(wanted, [*(primal[i] for i, _ in cut), *(d for _, _, d in pairs)])
+        self.order = zlib.crc32(" ".join(n for _, n in cut).encode(), self.order)
+        found = self.pairs([n for _, n in cut], [primal[i] for i, _ in cut], [tangent[i] for i, _ in cut])
         whole, along = list(primal), list(tangent)
-        for (i, _), t in zip(cut, found, strict=False):
-            whole[i] = t
-        for (i, _, _), t in zip(pairs, found[len(cut) :], strict=True):
-            along[i] = t
+        for (i, _), t, d in zip(cut, *found, strict=True):
+            whole[i], along[i] = t, d
         return [t if d is None else forward_ad.make_dual(t, d) for t, d in zip(whole, along, strict=True)]
+
+    def pairs(
+        self, names: Sequence[str], primal: Sequence[Tensor], tangent: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Weights, and the tangents of those that have some (one, or several as one), whole. Each weight comes
+        twice in a message at most."""
+        moved = [(n, parts_of(d)) for n, d in zip(names, tangent, strict=True) if d is not None]
+        along = [[(n, parts[j]) for n, parts in moved] for j in range(len(moved[0][1]) if moved else 0)]
+        rows = [list(zip(names, primal, strict=True)), *along]
+        found = []
+        for two in (rows[j : j + 2] for j in range(0, len(rows), 2)):
+            every = [pair for row in two for pair in row]
+            whole = iter(self.shards.gather([n for n, _ in every], [t for _, t in every]))
+            found += [[next(whole) for _ in row] for row in two]
+        tangents = iter([as_one(parts) for parts in zip(*found[1:], strict=True)])
+        return found[0], [None if d is None else next(tangents) for d in tangent]
 
     def run(self, name: str, unit: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """A unit with its weights gathered, nothing of them differentiated."""

@@ -25,6 +25,7 @@ from .choosing import of_module
 from .retained import Retained
 from .risk import Risk
 from .runners import ModuleRunner
+from .several import Several
 
 #: Sides of the square matrices, and entries of the vectors, that rates are timed on.
 _SIDE, _ENTRIES = 768, 1 << 22
@@ -124,7 +125,7 @@ class Outline(Risk):
 
 
 class Counted(TorchDispatchMode):
-    """A scope in which operators are counted with their work."""
+    """A scope in which operators are counted with their work, those on several tensors as one for each of them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
@@ -137,6 +138,8 @@ class Counted(TorchDispatchMode):
         return found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if Several in types:
+            return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         self.operators += 1

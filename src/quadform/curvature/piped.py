@@ -42,6 +42,8 @@ from .units import Recomputed
 class Pipe:
     """One stage of a model, and its neighbours."""
 
+    several = False  # a message has one tangent
+
     def __init__(self, model: Any, units: str | None, *, train_mode: bool) -> None:
         self.model, self.group = stage_of(model)
         self.stages: Any = self.group.shards

@@ -107,7 +107,7 @@ def _nothing_left(kind: Kind, error: Unsuitable) -> str:
 def choose(kind: Kind, wanted: Route, chunk: int) -> Choice:
     """The ways that the derivatives of the risk allow, those of the wanted route first."""
     if kind.risk.shards is not None:
-        return Choice((BySharded(kind, 1),))
+        return Choice((BySharded(kind, min(chunk, TOGETHER)),))
     risk, by_units = kind.risk, wanted in ("units", "compiled-units")
     why: list[str] = []
     programs = [ByProgram(kind, compile=compile) for compile in _COMPILE.get(wanted, ())]

@@ -81,6 +81,16 @@ def together(product: Callable[[Vector], Vector], V: Vector) -> dict[str, Tensor
     return {n: stacked(t, k) for n, t in product({n: Several(t.unbind(0)) for n, t in V.items()}).items()}
 
 
+def parts_of(t: Any) -> list[Any]:
+    """The tensors that one stands for; itself where it is one."""
+    return t.parts if isinstance(t, Several) else [t]
+
+
+def as_one(parts: Sequence[Tensor]) -> Tensor:
+    """What stands for some tensors."""
+    return parts[0] if len(parts) == 1 else Several(parts)
+
+
 def stacked(t: Tensor, k: int) -> Tensor:
     """The k tensors (k, *shape) that one stands for; the same k times where they do not differ."""
     return torch.stack(t.parts) if isinstance(t, Several) else t.expand(k, *t.shape)

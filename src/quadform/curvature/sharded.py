@@ -8,7 +8,7 @@ batches runs its last one again with weight 0, one without data that of another 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,19 @@ from torch.autograd import forward_ad
 
 from ..core.errors import InputError
 from ..core.forward import alone
+from ..core.memory import in_words
+from ..core.progress import say
 from ..core.space import Vector
+from ..distributed.processes import Group
 from ..distributed.shards import local
-from .by_units import ByUnits, Evaluation, Scalar, add, gradients, moving
+from .alive import Alive
+from .by_units import ByUnits, Evaluation, Product, Scalar, add, gradients, moving
 from .fsdp import Apartness, Fsdp
-from .kept import Kept
+from .kept import MAY_KEEP, Kept
 from .risk import Risk
 from .settings import without_cache
-from .soundness import differ, direction, inner
+from .several import NotTogether, Several, as_one, parts_of, together
+from .soundness import differ, direction, inner, rounding
 from .strategies import Prepared
 from .strategies import Scalar as BatchScalar
 from .units import Call, NoUnit, Recomputed
@@ -34,7 +39,9 @@ from .wide import Wide
 
 @dataclass(frozen=True)
 class BySharded(ByUnits):
-    """Units whose weights are gathered when they run."""
+    """Units whose weights are gathered when they run, once for several vectors."""
+
+    at_once: list[int] = field(default_factory=list)  # one, once looked at: how many vectors go together
 
     def weight(self, i: int) -> float:
         return 1.0  # counted inside, as images are added up there
@@ -50,6 +57,39 @@ class BySharded(ByUnits):
             return super()._each(one, V)
         image = one({n: t[0] for n, t in V.items()})  # added up in storage of its own: not copied
         return {n: image[n].detach()[None] for n in self.kind.rows}
+
+    def _some(self, one: Product, V: Vector) -> dict[str, Tensor]:
+        """The products with several vectors, as many in one pass as fit the memory of every process."""
+        k, shards = next(iter(V.values())).shape[0], self.kind.risk.shards
+        assert shards is not None
+        if k > 1 and shards.several and not self.at_once:
+            self.at_once.append(self._look(one, V, shards.group))
+        size = self.at_once[0] if self.at_once else 1
+        if k == 1 or size == 1:
+            return self._each(one, V)
+        parts = [together(one, {n: t[j : j + size] for n, t in V.items()}) for j in range(0, k, size)]
+        return {n: torch.cat([p[n] for p in parts]) for n in self.kind.rows} if len(parts) > 1 else parts[0]
+
+    def _look(self, one: Product, V: Vector, group: Group) -> int:
+        """How many vectors go together. k of them take at most k times what one does, which is counted; two together
+        are compared with that one. A process that is short of memory inside a product would end all."""
+        with Alive() as alive:
+            alone = one({n: t[0] for n, t in V.items()})
+        size = min(self.together, int(MAY_KEEP * group.free_bytes(self.kind.risk.device) / max(1, alive.peak)))
+        if size < 2:
+            say(f"{self.kind.what}: one vector after another (a product takes {in_words(alive.peak)} in a process)")
+            return 1
+        try:
+            found = together(one, {n: t[:2] for n, t in V.items()})
+        except NotTogether as error:
+            say(f"{self.kind.what}: one vector after another ({error})")
+            return 1
+        gaps = {n: found[n][0] - t for n, t in alone.items()}
+        gap, most = group.sum(torch.tensor([inner(v, v) for v in (gaps, alone)], dtype=torch.float64)).sqrt().tolist()
+        if gap > rounding(self.kind.risk) * most:
+            say(f"{self.kind.what}: one vector after another (the image is not that of the vector alone)")
+            return 1
+        return size
 
     def prepare(self, i: int, V: Vector, kept: Kept) -> Prepared:
         risk, split, scalar = self.kind.risk, self.kind.split, self.kind.scalar
@@ -68,7 +108,7 @@ class BySharded(ByUnits):
                 return run.functional(batch, v, split, scalar)
             return run.hessian(lambda p: scalar(p, batch), risk.params, v)
 
-        return Prepared(lambda V: self._each(product, V))
+        return Prepared(lambda V: self._some(product, V))
 
 
 class Apart(Evaluation):
@@ -115,6 +155,7 @@ class Sharded(Apart):
         super().__init__(risk, fsdp, fsdp.units, rows, weight)
         self.fsdp = fsdp
         self.frozen = {n: local(t) for n, t in self.frozen.items()}
+        self.k = 1  # vectors in one pass
         self.outside: dict[str, Tensor] = {}  # weights outside the units, whole while a product runs
 
     def gauss_newton(self, batch: Any, v: Vector, split: str | None) -> dict[str, Tensor]:
@@ -145,15 +186,13 @@ class Sharded(Apart):
             return self._whole(sums)
 
     def _moving(self, at: Vector, v: Vector) -> dict[str, Tensor]:
+        self.k = max((len(parts_of(t)) for t in v.values()), default=1)
         names, shards = self.fsdp.outside, {**self.frozen, **at}
-        along = [n for n in names if n in v]
-        found = self.fsdp.shards.gather((*names, *along), [*(shards[n] for n in names), *(v[n] for n in along)])
-        self.outside = dict(zip(names, found, strict=False))
+        whole, along = self.fsdp.pairs(names, [shards[n] for n in names], [v.get(n) for n in names])
+        self.outside = dict(zip(names, whole, strict=True))
         theta = moving({n: t for n, t in at.items() if n not in self.outside}, v)
-        wide = moving(
-            {n: t for n, t in self.outside.items() if n in at}, dict(zip(along, found[len(names) :], strict=True))
-        )
-        return {**self.outside, **theta, **wide}
+        tangents = {n: t for n, t in zip(names, along, strict=True) if t is not None}
+        return {**self.outside, **theta, **moving({n: t for n, t in self.outside.items() if n in at}, tangents)}
 
     def _here(self) -> Vector:
         return {**self.risk.params, **self.outside}
@@ -171,8 +210,15 @@ class Sharded(Apart):
     def _reduced(self, whole: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Local shards of the sum over the processes of `weight` times what each found, None for zero. Losses that a
         model computes in float32 do not meet the weight before."""
-        like, own = next(iter(self.risk.params.values())), [None if g is None else g.detach() for g in whole.values()]
-        return dict(zip(whole, self.fsdp.shards.reduce(list(whole), own, self.weight, like), strict=True))
+        like = next(iter(self.risk.params.values()))
+        own = {n: parts_of(g) * (1 if isinstance(g, Several) else self.k) for n, g in whole.items()}
+        found: dict[str, list[Tensor]] = {n: [] for n in whole}
+        for j in range(0, self.k, 2):
+            parts = [(n, g) for n in whole for g in own[n][j : j + 2]]
+            names, every = [n for n, _ in parts], [None if g is None else g.detach() for _, g in parts]
+            for n, t in zip(names, self.fsdp.shards.reduce(names, every, self.weight, like), strict=True):
+                found[n].append(t)
+        return {n: as_one(parts) for n, parts in found.items()}
 
 
 class _Gathered(Recomputed):

@@ -65,7 +65,7 @@ class Embedding(nn.Module):
                     f"{frame.start + frame.tokens} tokens, but this model has learned {self.seq_len} positions "
                     f"(seq_len). Shorten the input, or use sinusoidal or rotary positions."
                 )
-            X = X + self.W_pos[frame.positions]
+            X = X + F.embedding(frame.positions, self.W_pos)
         elif self.positions in ("sinusoidal", "scaled-sinusoidal"):
             wave = sinusoid(frame.positions, X.shape[-1]).to(X.dtype)
             X = X + (self.pos_scale * wave if self.positions == "scaled-sinusoidal" else wave)
