@@ -18,7 +18,7 @@ PYTEST_FLAGS ?=
 export PIP_ROOT_USER_ACTION := ignore
 export DEBIAN_FRONTEND := noninteractive
 
-.PHONY: help report test check docs tutorials support matrix clean tools
+.PHONY: help report test check lint types docs tutorials support matrix clean tools
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -27,13 +27,20 @@ report: $(VENV)/.run ## train a small Transformer, study it, write one HTML file
 	@echo "== quadform report"
 	@$(BIN)/quadform report
 
-test: tools check ## everything: set-up, make check, every test
-	@echo "== tests"
-	@OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS)
+# Types are checked beside the first tests, and told when they are.
+test: tools lint ## everything: set-up, make check, every test
+	@{ said=$$($(MAKE) --no-print-directory types 2>&1) && code=0 || code=$$?; echo; echo "$$said"; exit $$code; } & types=$$!; \
+	echo "== tests"; code=0; \
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) || code=$$?; \
+	wait $$types || { echo "make types: failed, see above"; exit 1; }; exit $$code
 
-check: $(VENV)/.dev ## format, lint, types, layering
+check: lint types ## format, lint, types, layering
+
+lint: $(VENV)/.dev
 	@echo "== ruff format"; $(BIN)/ruff format --check .
 	@echo "== ruff check"; $(BIN)/ruff check .
+
+types: $(VENV)/.dev
 	@echo "== mypy"; $(BIN)/mypy
 	@echo "== layering"; $(BIN)/lint-imports --no-cache
 

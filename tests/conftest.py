@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -28,8 +29,53 @@ settings.register_profile("thorough", parent=settings.get_profile("quadform"), m
 settings.load_profile("quadform")
 
 
+#: The files that take longest, longest first. They begin first, so that no worker is left alone with one at the end.
+LONGEST = (
+    "test_killed.py",
+    "test_sharded.py",
+    "test_units.py",
+    "test_scores.py",
+    "test_study.py",
+    "test_questions.py",
+    "test_distributed.py",
+    "test_browser.py",
+    "test_smoke.py",
+    "test_every_verb.py",
+    "test_fetched.py",
+    "test_verbs.py",
+    "test_curvature.py",
+    "test_prune.py",
+    "test_softmax_layers.py",
+    "test_step_size.py",
+    "test_bad_input.py",
+    "test_tutorials.py",
+    "test_html.py",
+    "test_why.py",
+    "test_doc_blocks.py",
+    "test_fuzz.py",
+    "test_wide.py",
+    "test_teach_browser.py",
+    "test_explorer_browser.py",
+    "test_wheel.py",
+    "test_site.py",
+    "test_cached.py",
+    "test_piped.py",
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-cells", action="store_true", help="every cell of the table of architectures")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    turn = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.path.name, len(turn)))
+
+
+def pytest_collection_finish() -> None:
+    """What the imports made stays to the end: the collector need not walk through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
