@@ -21,6 +21,7 @@ names a folder for the record where `--out` is not given.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import os
 import statistics
@@ -64,8 +65,9 @@ def gap(a: Any, b: Any) -> float:
     return (off / size) ** 0.5
 
 
-def correct(device: str, routes: list[str]) -> dict[str, float]:
-    """Errors of a small model in float64, whose loss is outside (transformers take theirs in float32)."""
+def correct(device: str, routes: list[str], halves: bool = True) -> dict[str, float]:
+    """Errors of a small model in float64, whose loss is outside (transformers take theirs in float32); `halves`: of
+    H_o and H_f too."""
     model, batch = gpt2(device, torch.float64, (2, 48), n_layer=2, n_head=2, n_embd=64, vocab_size=211)
 
     def loss(out: Any, batch: Any) -> Tensor:
@@ -81,7 +83,7 @@ def correct(device: str, routes: list[str]) -> dict[str, float]:
         inner = sum((a * v[n]).sum() for n, a in zip(params, g, strict=True))
         want = dict(zip(params, torch.autograd.grad(inner, list(params.values())), strict=True))
     found = {"hessian, units": gap(hessian(risk, route="units") @ v, want)}
-    for make in (gauss_newton, functional):
+    for make in (gauss_newton, functional) if halves else ():
         found[f"{make.__name__}, units"] = gap(make(risk, route="units") @ v, make(risk) @ v)  # type: ignore[operator]
     if "compiled-units" in routes:
         found["hessian, compiled-units"] = gap(hessian(risk, route="compiled-units") @ v, want)
@@ -140,32 +142,49 @@ def peak(device: str) -> float:
 
 
 def measured(
-    model: Any, batch: Any, make: Any, route: str, device: str, times: int, four: bool = False, top: int = 0
+    model: Any,
+    batch: Any,
+    make: Any,
+    route: str,
+    device: str,
+    times: int,
+    four: bool = False,
+    top: int = 0,
+    note: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> tuple[dict[str, Any], Any]:
+    """A row, of which `note` learns after each step; with `four`, also the image of a vector."""
     before = cleared(device)
-    found, image = products(model, batch, make, route, device, times, four, top)
+    found, image = products(model, batch, make, route, device, times, four, top, note)
     torch._dynamo.reset()
     return found | {"left_gib": cleared(device) - before}, image
 
 
 def products(
-    model: Any, batch: Any, make: Any, route: str, device: str, times: int, four: bool, top: int
+    model: Any,
+    batch: Any,
+    make: Any,
+    route: str,
+    device: str,
+    times: int,
+    four: bool,
+    top: int,
+    note: Callable[[dict[str, Any]], None],
 ) -> tuple[dict[str, Any], Any]:
     made: list[Any] = []
-    risk_s = once(lambda: made.append(Risk(model, None, batch, quiet=True)), device)
+    found: dict[str, Any] = {"kind": make.__name__, "asked": route}
+    found["risk_s"] = once(lambda: made.append(Risk(model, None, batch, quiet=True)), device)
+    note(found)
     risk = made.pop()
     H: Any = make(risk) if route == "default" else make(risk, route=route)
     v = risk.space.random(1, dtype=torch.float32, device=device, generator=torch.Generator(device).manual_seed(1))
-    first = once(lambda: H.apply(v), device)
-    most_first = peak(device)
+    found["first_s"] = once(lambda: H.apply(v), device)
+    found |= {"route": str(H.route), "peak_first_gib": peak(device), "why": list(H.why)}
+    note(found)
     cleared(device)
     took = statistics.median([once(lambda: H.apply(v), device) for _ in range(times)] or [float("nan")])
-    most = peak(device)
-    image = {n: t.cpu() for n, t in H.apply(v).items()} if times and not top else {}
-    found = {
-        "kind": make.__name__, "asked": route, "route": str(H.route), "risk_s": risk_s, "first_s": first,
-        "product_ms": 1e3 * took, "peak_gib": most, "peak_first_gib": most_first, "why": list(H.why),
-    }  # fmt: skip
+    found |= {"route": str(H.route), "product_ms": 1e3 * took, "peak_gib": peak(device), "why": list(H.why)}
+    note(found)
+    image = {n: t.cpu() for n, t in H.apply(v).items()} if four else {}
     if four:
         V = {n: t.expand(4, *t.shape[1:]).contiguous() for n, t in v.items()}
         H.apply(V)
@@ -259,23 +278,32 @@ def main() -> None:
     progress.quiet = True
     torch.set_float32_matmul_precision("high")
     record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=device)), "rows": []}
-    record["errors in float64"] = correct(device, [] if small else options.routes or list(ROUTES))
+    gradients = options.what == "routes"
+    checked = [] if small else options.routes or list(ROUTES if gradients else ())
+    record["errors in float64"] = correct(device, checked, gradients)
     print(record["errors in float64"], flush=True)
     if any(error > 1e-9 for error in record["errors in float64"].values()):
         sys.exit("products are wrong; nothing was timed")
     model, batch, wants = asked(options, device, small)
     times, rows = 9 if small else 1 if options.what == "long" else 3, record["rows"]
-    gradients = options.what == "routes"
     if gradients:
         rows += [gradient(model, batch, device, compile, times) for compile in (False, *([True] * (not small)))]
     truth: Any = None
+
+    def note(found: dict[str, Any]) -> None:
+        """What is known of a row that is not done, kept: a run may be ended from outside."""
+        print(f"{time.monotonic() - began:.0f} s: {found}", flush=True)
+        if out:
+            out.write_text(strict_json(record | {"begun": found}))
+
+    faulthandler.dump_traceback_later(options.limit)  # where it is then
     for make, route in sorted(wants, key=lambda w: w[1] != "eager") if gradients else wants:
         if time.monotonic() - began > options.limit:
             print("time is up", file=sys.stderr)
             break
         try:
             four, top = gradients, options.top if options.what == "large" else 0
-            row, image = measured(model, batch, make, route, device, times, four, top)
+            row, image = measured(model, batch, make, route, device, times, four, top, note)
         except torch.OutOfMemoryError as error:
             print(f"{make.__name__}, {route}: {str(error)[:120]}", file=sys.stderr)
             continue

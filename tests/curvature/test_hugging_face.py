@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from quadform.core.errors import InputError
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 
 transformers = pytest.importorskip("transformers")
@@ -271,3 +272,22 @@ class _Around(nn.Module):
 
     def forward(self, **batch: Any) -> Any:
         return self.model(**batch)
+
+
+def test_a_risk_evaluates_a_language_model_three_times() -> None:
+    """Where the logits pass, and twice the loss; the names of attention take its first layer alone."""
+    model: Any = made("GPT2")
+    calls = [0, 0]
+    blocks = model.transformer.h
+    for i, block in enumerate((blocks[0], blocks[-1])):
+        block.mlp.register_forward_hook(lambda *args, i=i: calls.__setitem__(i, calls[i] + 1))
+    assert Risk(model, None, batch_of("right"), quiet=True).shifted
+    assert calls == [3, 3]
+
+
+def test_a_loss_of_the_next_token_that_is_random_is_refused() -> None:
+    model: Any = made("GPT2")
+    head = model.lm_head.forward
+    model.lm_head.forward = lambda x: head(x) * (1 + 0.1 * torch.rand(()))
+    with pytest.raises(InputError, match="not deterministic"):
+        Risk(model, None, batch_of("right"), quiet=True)

@@ -306,3 +306,37 @@ def test_nothing_of_a_product_waits_for_the_collector(problem: Any) -> None:
         gc.enable()
     assert seen.kineto_results is not None
     assert sum(e.nbytes() for e in seen.kineto_results.events() if e.name() == "[memory]") == 0
+
+
+def test_a_first_product_evaluates_no_more_than_its_checks_need(problem: Any, monkeypatch: Any) -> None:
+    """Calls of a block: long sequences make each of them dear. Default and `route="units"` differ by one look at one
+    block, which tells that the graph does not fit."""
+    model, batch = problem
+    last = model.blocks[-1]
+
+    def calls(work: Callable[[], Any]) -> int:
+        before = last.evaluations
+        work()
+        return int(before - last.evaluations)
+
+    def units(route: Any) -> tuple[int, ...]:
+        risk = Risk(model, cross_entropy, batch, quiet=True)
+        A, v = hessian(risk, route=route), risk.space.random(dtype=F64)
+        found = calls(lambda: A @ v), calls(lambda: A @ v)
+        assert A.route == "units"
+        return found
+
+    monkeypatch.setattr(Group, "free_here", lambda group, device: 1e6)
+    rules, slope, symmetry, product = 1, 2, 3 * 2, 2
+    assert units("eager") == units("units") == (rules + slope + symmetry + product, product)
+
+
+def test_gauss_newton_is_not_checked_by_units_twice(problem: Any, monkeypatch: Any) -> None:
+    model, batch = problem
+    monkeypatch.setattr(Group, "free_here", lambda group, device: 1e6)
+    risk = Risk(model, cross_entropy, batch, quiet=True)
+    assert risk.soundness.by_units
+    monkeypatch.setattr(Evaluation, "symmetry", lambda *args: pytest.fail("looked at again"))
+    A = gauss_newton(risk)
+    A @ risk.space.random(dtype=F64)
+    assert A.route == "units"

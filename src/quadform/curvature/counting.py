@@ -30,16 +30,18 @@ def terms(risk: Risk, batch: Any) -> float:
     return targets(batch, shifted=risk.shifted)
 
 
-def shifts(risk: Risk) -> bool:
-    """Whether the loss leaves out the first label of every row, as that of the next token does."""
-    for batch in risk.batches:
+def shifts(risk: Risk) -> tuple[int, list[Tensor], bool] | None:
+    """Whether the loss leaves out the first label of every row, as that of the next token does: then the number of a
+    batch, two equal losses of it, and whether attention was replaced."""
+    for i, batch in enumerate(risk.batches):
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
-            return False
+            return None
         if bool((labels[..., 0] != IGNORED).any()) and bool((labels[..., 1:] != IGNORED).any()):
             without = labels.clone()
             without[..., 0] = IGNORED
-            with torch.no_grad(), risk.context():
-                a, b = (risk.run(risk.params, {**batch, "labels": t})[0] for t in (labels, without))
-            return isinstance(a, Tensor) and torch.equal(a, b)
-    return False
+            with torch.no_grad(), risk.context() as attention:
+                pair = [risk.run(risk.params, {**batch, "labels": t})[0] for t in (labels, without)]
+            equal = isinstance(pair[0], Tensor) and torch.equal(*pair)
+            return (i, pair, attention.calls > 0) if equal else None
+    return None

@@ -135,3 +135,23 @@ def refuse_empty(counts: Sequence[float]) -> None:
     for i, c in enumerate(counts):
         if not 0 < c < math.inf:
             raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")
+
+
+def refuse_losses(pairs: Sequence[Sequence[Any]], where: Callable[[int], str]) -> None:
+    """Refuse a loss that is no finite real number, or not the same twice; `where(i)` tells where that of batch i stops
+    to be finite."""
+    for i, (a, b) in enumerate(pairs):
+        if not isinstance(a, Tensor) or not a.is_floating_point():
+            kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
+            raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
+        if a.dim() != 0:
+            raise InputError(f"the loss must be one number per batch; it has shape {tuple(a.shape)}. Take its mean.")
+        if not bool(torch.isfinite(a)):
+            of = f"{i + 1} of {len(pairs)}"
+            raise InputError(f"Loss is {float(a)} on probe batch {of} ({where(i)}). Nothing was measured.")
+        if not torch.equal(a, b):
+            gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
+            raise InputError(
+                f"The loss is not deterministic (two evaluations differ by {100 * gap:.2g} %), so it has no"
+                " single Hessian. Use eval mode (train_mode=False) or fix the randomness."
+            )

@@ -30,7 +30,7 @@ from .choosing import of_function, of_module
 from .counting import shifts, terms
 from .foresight import graph_bytes
 from .fsdp import Apartness, apart
-from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_unusable
+from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_losses, refuse_unusable
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
 from .settings import measured
@@ -133,13 +133,13 @@ class Risk:
             coverage=chosen.coverage, space=self._space(at, chosen.views, shards), dtype=dtype, device=device,
             fused=fused, units=self._units_of(model, units, train_mode), shards=shards, runner=runner, _whole=None,
         )  # fmt: skip
-        shifted = count is None and shifts(self)
-        self._set(shifted=shifted)
+        shift = shifts(self) if count is None else None
+        self._set(shifted=shift is not None)
         counts = [self.terms(b) for b in batches]
         group_of(self.space).agreed("loss terms", partial(refuse_empty, counts))
         self._set(weights=self._shares(counts[:own], len(counts)))
         of_shards = () if shards is None else shards.notes
-        self._set(notes=(*chosen.notes, *of_shards, *precision_notes(dtype, device), *self._evaluated()))
+        self._set(notes=(*chosen.notes, *of_shards, *precision_notes(dtype, device), *self._evaluated(shift)))
         if not quiet and group_of(self.space).first:
             say(str(self))
 
@@ -318,36 +318,22 @@ class Risk:
 
         return scaled_dot_product_attention
 
-    def _evaluated(self) -> list[str]:
-        """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product. A remark."""
+    def _evaluated(self, shift: tuple[int, list[Tensor], bool] | None) -> list[str]:
+        """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product. Those of one
+        batch may be there already (`shifts`). A remark."""
         replaced, pairs = False, []
         with torch.no_grad():
             for i, batch in enumerate(self.batches):
+                if shift is not None and i == shift[0]:
+                    pairs.append(shift[1])
+                    replaced |= not i and shift[2]
+                    continue
                 with self.context() as attention:
                     pairs.append([self.run(self.params, batch)[0] for _ in range(2)])
                 replaced |= not i and attention.calls > 0
-            group_of(self.space).agreed("evaluated", lambda: self._refuse_losses(pairs))
+            group_of(self.space).agreed("evaluated", partial(refuse_losses, pairs, self._where))
         path = "quadform kernel" if self.fused else "math path"
         return [f"fused attention has no second derivative: the {path} is used while measuring"] * replaced
-
-    def _refuse_losses(self, pairs: list[list[Any]]) -> None:
-        for i, (a, b) in enumerate(pairs):
-            if not isinstance(a, Tensor) or not a.is_floating_point():
-                kind = str(a.dtype) if isinstance(a, Tensor) else type(a).__name__
-                raise InputError(f"the loss must be a real tensor that can be differentiated; it is {kind}.")
-            if a.dim() != 0:
-                raise InputError(
-                    f"the loss must be one number per batch; it has shape {tuple(a.shape)}. Take its mean."
-                )
-            if not bool(torch.isfinite(a)):
-                of = f"{i + 1} of {len(self.batches)}"
-                raise InputError(f"Loss is {float(a)} on probe batch {of} ({self._where(i)}). Nothing was measured.")
-            if not torch.equal(a, b):
-                gap = abs(float(a - b)) / max(abs(float(a)), 1e-300)
-                raise InputError(
-                    f"The loss is not deterministic (two evaluations differ by {100 * gap:.2g} %), so it has no"
-                    " single Hessian. Use eval mode (train_mode=False) or fix the randomness."
-                )
 
     def _where(self, i: int) -> str:
         """Where the loss of a batch stops to be finite."""
@@ -374,13 +360,23 @@ class Risk:
 
     def trusted(self, route: str) -> Soundness:
         """`soundness` for a route: by units, that of derivatives by units, at the memory of one such product."""
-        own = self._by_units if "units" in route and self.units and self.shards is None else None
-        return self.soundness if own is None else own
+        if "units" not in route or not self.units or self.shards is not None or self._seen_by_units("soundness"):
+            return self.soundness
+        return self._by_units or self.soundness
+
+    @property
+    def seen_by_units(self) -> bool:
+        """Whether derivatives by all units were looked at, for whatever route."""
+        return self._seen_by_units("soundness") or self._seen_by_units("_by_units")
+
+    def _seen_by_units(self, name: str) -> bool:
+        known = self.__dict__.get(name)
+        return known is not None and known.by_units
 
     def through(self, route: str) -> bool:
         """Whether the loss sees the parameters through the network's output alone."""
         found = self.trusted(route)
-        return self._through_by_units if found is self.__dict__.get("_by_units") else found.through
+        return self._through_by_units if found.by_units else found.through
 
     @cached_property
     def _by_units(self) -> Soundness | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,31 +44,40 @@ def seen_by_scaling(model: nn.Module, claimed: Mapping[str, Sequence[View]], run
     for path, views in claimed.items():
         shapes = tuple((v.name.removeprefix(path), v.seen_as, v.cut) for v in views)
         kinds.setdefault((type(model.get_submodule(path)), shapes), []).append(path)
-    calls: dict[str, tuple[Any, Any]] = {}
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        for paths in kinds.values():
-            for path in paths:
-                stack.callback(_first_call(model.get_submodule(path), path, calls).remove)
-        try:
-            run()
-        except Exception as error:  # told where the loss is evaluated
-            pass_on_memory(error)
     found: set[str] = set()
-    for paths in kinds.values():
-        called = next((p for p in paths if p in calls), None)
-        if called is None:
-            continue
-        whole, heads = _Attention(model, called, claimed[called], *calls[called]).holds()
+    for kind, call in _first_calls(model, kinds, run).items():
+        called, paths = call[0], kinds[kind]
+        whole, heads = _Attention(model, called, claimed[called], *call[1:]).holds()
         found.update(v.name for p in paths for v in claimed[p] if whole and (heads or not v.name.endswith("]")))
     return found
 
 
-def _first_call(module: nn.Module, path: str, calls: dict[str, tuple[Any, Any]]) -> Any:
-    def note(module: nn.Module, args: Any, options: dict[str, Any]) -> None:
-        without = {n: None if "past" in n else False if n == "use_cache" else t for n, t in options.items()}
-        calls.setdefault(path, (args, without))
+class _Seen(Exception):
+    """One module of each kind was called."""
 
-    return module.register_forward_pre_hook(note, with_kwargs=True)
+
+def _first_calls(
+    model: nn.Module, kinds: Mapping[Any, list[str]], run: Callable[[], Any]
+) -> dict[Any, tuple[str, Any, Any]]:
+    """The path and the arguments of the first call of each kind; the run ends with the last of them."""
+    calls: dict[Any, tuple[str, Any, Any]] = {}
+
+    def note(kind: Any, path: str, module: nn.Module, args: Any, options: dict[str, Any]) -> None:
+        without = {n: None if "past" in n else False if n == "use_cache" else t for n, t in options.items()}
+        calls.setdefault(kind, (path, args, without))
+        if len(calls) == len(kinds):
+            raise _Seen
+
+    with contextlib.ExitStack() as stack, torch.no_grad():
+        for kind, paths in kinds.items():
+            for path in paths:
+                hook = partial(note, kind, path)
+                stack.callback(model.get_submodule(path).register_forward_pre_hook(hook, with_kwargs=True).remove)
+        try:
+            run()
+        except Exception as error:  # told where the loss is evaluated
+            pass_on_memory(error)
+    return calls
 
 
 @contextlib.contextmanager

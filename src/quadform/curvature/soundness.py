@@ -43,11 +43,13 @@ _PLACES = ((1.0, 0.1), (1.0, 1.0), (0.1, 0.1), (0.01, 0.01))
 class Soundness:
     """`twice`: every operator behind the gradient was seen to be differentiated again, and rightly (False: the memory
     did not allow to look). `forward`: forward derivatives agree with reverse ones. `through`: the loss sees the
-    parameters through the network's output alone, so that H = H_o + H_f."""
+    parameters through the network's output alone, so that H = H_o + H_f. `by_units`: so are those by units, which were
+    looked at; `through` was not."""
 
     twice: bool = True
     forward: bool = True
     through: bool = True
+    by_units: bool = False
 
 
 def check(risk: Risk) -> Soundness:
@@ -99,7 +101,7 @@ def _by_units(risk: Risk, batch: Any) -> tuple[Soundness, float]:
     forward = not differ(risk, slopes)
     if forward and differ(risk, partial(run.symmetry, batch)):
         raise _not_symmetric(*run.symmetry(batch, risk.params))
-    return Soundness(forward, forward), max(sizes)
+    return Soundness(forward, forward, by_units=True), max(sizes)
 
 
 def through_by_units(risk: Risk) -> bool:
