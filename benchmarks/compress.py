@@ -141,10 +141,10 @@ class Bench:
         return data[starts[:, None] + torch.arange(tokens, device=self.device)].long()
 
     def task(self, seen: int, dtype: torch.dtype) -> Task:
-        """Batches of 8 x 256 bytes of files that were not trained on; 8 of them held out."""
+        """Batches of 32 x 256 bytes of files that were not trained on; 8 of them held out."""
         model, data = self.trained
         torch.manual_seed(1)
-        batches = [{"ids": self.drawn(data, 8)} for _ in range(8 + seen)]
+        batches = [{"ids": self.drawn(data, 4 if self.given.small else 32)} for _ in range(8 + seen)]
 
         def score(net: Any, held: Any) -> Tensor:
             return torch.stack([(net(**b)[:, :-1].argmax(-1) == b["ids"][:, 1:]).double().mean() for b in held]).mean()
@@ -152,8 +152,8 @@ class Bench:
         return Task(model.to(dtype), batches[8:], batches[:8], after, lambda net, b: after(net(**b), b), score)
 
     def own(self) -> None:
-        config = Config(products=30, rounds=2)
-        t = self.task(4 if self.given.small else 16, torch.float32)
+        config = Config(products=20, rounds=2)
+        t = self.task(4, torch.float32)
         base = t.judged(t.model)
         self.keep("before", {"held": float(base["held"].mean()), "score": float(base["score"])})
         held: dict[str, Tensor] = {}
@@ -168,9 +168,19 @@ class Bench:
         theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
         value, spread = rise_ratio(held["hessian"].cpu(), held[theirs].cpu(), base["held"].cpu())
         self.keep("hessian over SparseGPT", {"beside": theirs, "ratio": value, "stderr": spread, "bar": 0.8})
-        self._bits(config, t, base)
+        self._bits(config)
 
-    def _bits(self, config: Config, t: Task, base: dict[str, Tensor]) -> None:
+    def _bits(self, config: Config) -> None:
+        """Few bits, calibrated on one batch: what is predicted of each matrix, then bits under a budget."""
+        exact = self.task(1, torch.float64)
+        for bits in PREDICTED:
+            found = self.timed(f"each {bits}", lambda bits=bits: each_alone(exact, config, bits))
+            if found is not None:
+                predicted, measured = found["each"].unbind(1)
+                near = ((predicted - measured).abs() <= 0.1 * measured.abs()).double().mean()
+                self.keep(f"each {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
+        t = self.task(1, torch.float32)
+        base = t.judged(t.model)
         same = self.timed("4 bits", lambda: rounded(t, config, None))
         size = None if same is None else float(same["seen"][2])
         chosen = None if same is None else self.timed("budget", lambda: rounded(t, config, size))
@@ -179,13 +189,6 @@ class Bench:
             row = {"seen": float(chosen["seen"][1] / same["seen"][1]), "held": value, "stderr": spread, "bar": 0.7}
             rises = {"rise_same": float(same["seen"][1]), "bits": chosen["bits"].tolist()}
             self.keep("budget over 4 bits", self.cost | row | rises)
-        exact = self.task(1, torch.float64)
-        for bits in PREDICTED:
-            found = self.timed(f"each {bits}", lambda bits=bits: each_alone(exact, config, bits))
-            if found is not None:
-                predicted, measured = found["each"].unbind(1)
-                near = ((predicted - measured).abs() <= 0.1 * measured.abs()).double().mean()
-                self.keep(f"each {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
 
 
 def main() -> None:

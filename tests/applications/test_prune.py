@@ -179,6 +179,20 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
         qf.prune(norm, [(b[0], b[0]) for b in batches], squared, progress=False)
 
 
+def test_where_small_weights_matter_it_begins_at_sparsegpt() -> None:
+    """Inputs a hundred times as large, weights a hundred times as small: by size alone the first matrix goes whole."""
+    model, batches = taught(200)
+    with torch.no_grad():
+        model[0].weight /= 100
+    batches = [(100 * x, y) for x, y in batches]
+    asked: dict[str, Any] = {"held_out": 0, "progress": False, "rounds": 1, "products": 8}
+    methods = qf.prune(model, batches, squared, method=("magnitude", "sparsegpt", "hessian"), **asked).methods
+    rise = {m.name: m.measured for m in methods}
+    assert rise["sparsegpt"] < 0.8 * rise["magnitude"]
+    assert rise["hessian"] < 0.8 * rise["sparsegpt"]
+    assert methods[-1].size == pytest.approx(0.5, abs=0.02)
+
+
 class Several(nn.Module):
     """Gives two tensors under names; a loss reads one of them."""
 

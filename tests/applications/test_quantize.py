@@ -14,6 +14,7 @@ from torch import nn
 
 import quadform as qf
 from quadform.applications.opening import Opening
+from quadform.applications.quantize.measure import QuantizeMeasurement
 from quadform.cli import main
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.packed import PACKED, dequantized
@@ -127,6 +128,21 @@ def test_a_budget_is_kept_and_used(trained: tuple[nn.Module, list[Any]]) -> None
     assert found.best.measured < same.best.measured
     with pytest.raises(InputError, match=r"budget=2: 2 bits everywhere take .* a weight with groups of 64"):
         qf.quantize(model, batches, squared, budget=2, **asked)
+
+
+def test_a_budget_never_loses_more_than_the_same_bits_for_all(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Where the curvature misleads (here its sign is turned), what is measured decides."""
+    model, batches = trained
+    asked: dict[str, Any] = {"group": 64, "method": ("gptq",), "held_out": 0, "progress": False}
+    same = qf.quantize(model, batches, squared, bits=4, **asked)
+    own = QuantizeMeasurement._curves
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QuantizeMeasurement, "_curves", lambda self, name, changes: -own(self, name, changes))
+        found = qf.quantize(model, batches, squared, budget=same.best.size, **asked)
+    assert set(found.bits.values()) == {4}
+    assert found.best.measured == pytest.approx(same.best.measured)
+    (note,) = [n for n in found.record.inputs["notes"] if n.startswith("bits of the budget")]
+    assert note.startswith("bits of the budget: the same for all, which loses least of ")
 
 
 def test_what_cannot_be_quantized_is_refused(trained: tuple[nn.Module, list[Any]], tmp_path: Path) -> None:

@@ -95,11 +95,12 @@ def test_the_step_is_that_of_the_surgeon(preconditioned: bool) -> None:
     A, g, w, keep = quadratic()
     named = [A.domain.unflatten(t) for t in (g, w, keep)]
     diagonal = A.domain.unflatten(A.dense().diagonal()) if preconditioned else None
-    d, solved = step(A, *named, damping=0.3, diagonal=diagonal, method="cg", tol=1e-12)
     exact = Surgeon.of(w, A.dense(), g, damping=0.3).step(torch.nonzero(~keep)[:, 0])
-    assert solved.converged
-    assert torch.allclose(A.domain.flatten(d), exact)
-    assert torch.equal(A.domain.flatten(d)[~keep], -w[~keep])
+    for start in (None, A.domain.unflatten(gaussian(12, seed=3))):
+        d, solved = step(A, *named, damping=0.3, diagonal=diagonal, start=start, method="cg", tol=1e-12)
+        assert solved.converged
+        assert torch.allclose(A.domain.flatten(d), exact)
+        assert torch.equal(A.domain.flatten(d)[~keep], -w[~keep])
 
 
 def test_negative_curvature_raises_the_damping_until_there_is_a_minimum() -> None:

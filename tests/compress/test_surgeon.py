@@ -101,7 +101,7 @@ def test_bits_under_a_budget(seed):
     steps = r.normal(size=(count, 30)) * np.repeat([[4.0], [2.0], [1.0], [0.1]], 5, axis=1).T.reshape(-1, 1)
     A = r.normal(size=(30, 30))
     curve = torch.tensor(steps @ (A @ A.T) @ steps.T)
-    choices = choices_of(sizes, torch.tensor(r.normal(size=count)) * 0.1, curve)
+    choices = choices_of(sizes, curve)
     budget = 4.0 * sum(s[4] for s in sizes.values()) / 4
 
     def fits(chosen):
@@ -113,5 +113,6 @@ def test_bits_under_a_budget(seed):
     chosen = torch.tensor([4 * i + [2, 3, 4, 8].index(b) for i, b in enumerate(found.values())])
     assert fits(chosen)
     assert choices.predicted(chosen) <= best + 0.05 * abs(best)
+    assert min(allocate(choices.at_least(3), budget).values()) >= 3
     with pytest.raises(InputError, match="fewest bits"):
         allocate(choices, 10.0)

@@ -1,10 +1,11 @@
 """Allocation: how many bits each matrix gets under a budget, from the quadratic model of the loss.
 
-Rounding matrix i to b bits is the step d_i(b). With all matrices rounded the loss is predicted to rise by
+Rounding matrix i to b bits is the step d_i(b). With all matrices rounded, the curvature raises the loss by
 
-    sum_i g.d_i + 1/2 sum_ij d_i.H d_j:
+    1/2 sum_ij d_i.H d_j:
 
-the terms i != j are those that a rule for each matrix by itself leaves out.
+the terms i != j are those that a rule for each matrix by itself leaves out. The slope g.d_i is not in it: of a trained
+model it is mostly noise of the batches it was calibrated on, and choosing by it fits them (docs/decisions/0831).
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from ..core.errors import InputError
 class Choices:
     """What may be chosen. Choice c is matrix `names[owner[c]]` with `bits[c]`; it takes `size[c]` bits in all.
 
-    `slope[c]` is g.d_c, `curve[c, e]` is d_c.H d_e; only entries of different matrices, or of one choice, are read.
+    `curve[c, e]` is d_c.H d_e; only entries of different matrices, or of one choice, are read.
     """
 
     names: Sequence[str]
     owner: Tensor
     bits: Tensor
     size: Tensor
-    slope: Tensor
     curve: Tensor
 
     def predicted(self, chosen: Tensor) -> float:
         """What the loss is predicted to rise by, for one choice a matrix."""
-        return float(self.slope[chosen].sum() + self.curve[chosen][:, chosen].sum() / 2)
+        return float(self.curve[chosen][:, chosen].sum() / 2)
+
+    def at_least(self, bits: int) -> Choices:
+        """Without those of fewer bits."""
+        left = self.bits >= bits
+        return Choices(self.names, self.owner[left], self.bits[left], self.size[left], self.curve[left][:, left])
 
 
 def allocate(choices: Choices, budget: float) -> dict[str, int]:
@@ -59,7 +64,7 @@ def allocate(choices: Choices, budget: float) -> dict[str, int]:
 
 def _alone(choices: Choices, by_matrix: Sequence[Tensor], budget: float, cells: int = 4096) -> Tensor:
     """The best choice without cross terms: a knapsack over `cells` equal parts of the budget, sizes rounded up."""
-    cost = choices.slope + choices.curve.diagonal() / 2
+    cost = choices.curve.diagonal() / 2
     weight = torch.ceil(choices.size.double() * cells / budget).long()
     best = torch.zeros(cells + 1, dtype=torch.double)
     taken = []
@@ -86,7 +91,7 @@ def _improve(choices: Choices, chosen: Tensor, budget: float) -> Tensor:
     Q, size, owner = choices.curve, choices.size.double(), choices.owner
     while True:
         old = chosen[owner]  # of each choice: what its matrix has now
-        pull = choices.slope + Q[:, chosen].sum(1)
+        pull = Q[:, chosen].sum(1)
         own = Q.diagonal()
         rise = pull - pull[old] - Q.gather(1, old[:, None])[:, 0] + own / 2 + own[old] / 2
         bits = size - size[old]
@@ -106,9 +111,9 @@ def _improve(choices: Choices, chosen: Tensor, budget: float) -> Tensor:
         chosen[owner[i]], chosen[owner[j]] = i, j
 
 
-def choices_of(sizes: Mapping[str, Mapping[int, float]], slope: Tensor, curve: Tensor) -> Choices:
-    """Choices in the order of `sizes` ({matrix: {bits: bits in all}}), the order of `slope` and `curve` too."""
+def choices_of(sizes: Mapping[str, Mapping[int, float]], curve: Tensor) -> Choices:
+    """Choices in the order of `sizes` ({matrix: {bits: bits in all}}), the order of `curve` too."""
     names = list(sizes)
     flat = [(i, b, s) for i, name in enumerate(names) for b, s in sizes[name].items()]
     owner, bits, size = (torch.tensor(column) for column in zip(*flat, strict=True))
-    return Choices(names, owner, bits, size, slope, curve)
+    return Choices(names, owner, bits, size, curve)

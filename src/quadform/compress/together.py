@@ -43,7 +43,7 @@ RAISED, RAISES = 10.0, 3
 def damped_step(
     B: Operator, w: Vector, keep: Mapping[str, Tensor], *, damping: float, resume: Any = None, **options: Any
 ) -> tuple[dict[str, Tensor], Solution, float]:
-    """(d, how it was solved, the damping it took) of `step` without a slope."""
+    """(d, how it was solved, the damping it took) of `step` without a slope, with more damping where it is needed."""
     g = {n: torch.zeros_like(t) for n, t in w.items()}
     d, solved = step(B, g, w, keep, damping=damping, resume=resume, **options)
     for _ in range(RAISES):
@@ -62,16 +62,19 @@ def step(
     *,
     damping: float,
     diagonal: Vector | None = None,
+    start: Vector | None = None,
     **options: Any,
 ) -> tuple[dict[str, Tensor], Solution]:
     """(d, how it was solved): the best change of all weights that sets those outside `keep` to zero.
 
-    `diagonal` approximates that of B, positive, and preconditions; `options` are those of `estimate.solve`.
+    `diagonal` approximates that of B, positive, and preconditions; d of what is kept begins at `start`, by default at
+    0; `options` are those of `estimate.solve`.
     """
-    d = {n: torch.where(keep[n], 0.0, -t) for n, t in w.items()}
+    begin: Mapping[str, Any] = dict.fromkeys(w, 0.0) if start is None else start
+    d = {n: torch.where(keep[n], begin[n], -t) for n, t in w.items()}
     pull = B @ d
-    b = {n: -(g[n] + t) * keep[n] for n, t in pull.items()}
+    b = {n: -(g[n] + t + damping * d[n]) * keep[n] for n, t in pull.items()}
     M = None if diagonal is None else Diagonal({n: 1 / (t + damping) for n, t in diagonal.items()}, B.domain)
     found = solve(Masked(B, keep), b, damping=damping, preconditioner=M, **options)
     assert not isinstance(found.x, Tensor)
-    return {n: torch.where(keep[n], found.x[n].to(t), t) for n, t in d.items()}, found
+    return {n: t + torch.where(keep[n], found.x[n].to(t), 0.0) for n, t in d.items()}, found

@@ -24,6 +24,7 @@ from ...core.memory import in_words
 from ...core.progress import clock
 from ...core.question import Plan
 from ...curvature.operators import gauss_newton, hessian
+from ...estimate.solvers.solution import Solution
 from ..compressing.measuring import PRODUCT, CompressMeasurement
 from ..compressing.writing import write
 from ..room import note_of, seconds_of_value
@@ -88,7 +89,8 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def expected(self, method: str) -> int:
         n = sum(t.numel() for t in self.matrices.values())
         whole = n * (self.ways[method] == "obs" or method == "obs")
-        return 1 + self.asked.rounds * self.asked.products * (self.ways[method] == "hessian") + whole
+        steps = self.asked.rounds + (method == "hessian" and self._layers)
+        return 1 + steps * self.asked.products * (self.ways[method] == "hessian") + whole
 
     def inputs(self) -> dict[str, Any]:
         return {"sparsity": self.asked.sparsity, "structure": self.asked.structure}
@@ -191,25 +193,67 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
 
         The slope is left out: following it would train on the calibration.
         """
-        asked, risk, weights = self.asked, self.risk, dict(self.risk.params)
-        mean = sum(float(t.sum()) for t in self.diagonal.values()) / risk.space.size
-        rows = {n: curvature_of_rows(self.maps[n].matrix(t), self.maps[n].S) for n, t in self.diagonal.items()}
-        least = damping = asked.damping * max(mean, torch.finfo(risk.dtype).tiny)
-        for k in range(1, asked.rounds + 1):
+        rounds, weights, damping = self.asked.rounds, dict(self.risk.params), self._damping
+        for k in range(1, rounds + 1):
             W = self.turned(weights)
-            keep = partly(self._select(method, W).keep, W, k / asked.rounds)
-            d, solved, damping = damped_step(
-                gauss_newton(risk.moved(weights)),
-                weights,
-                self.turned(keep),
-                damping=damping,
-                diagonal=self.turned(rows),
-                method="cg",
-                tol=TOL,
-                max_products=asked.products,
-                resume=self.work.state(f"solve-{method}-{k}", 5 * risk.space.size * risk.dtype.itemsize),
-                progress=self.work.report(),
-            )
+            keep = partly(self._select(method, W).keep, W, k / rounds)
+            d, solved, damping = self._step(weights, keep, damping, f"solve-{method}-{k}")
             weights = {n: weights[n] + t for n, t in d.items()}
-        share = asked.damping * damping / least
-        return weights, f"H_o + {share:g} of its mean diagonal; last round {solved}"
+        note = f"{self._damped(damping)}; last round {_brief(solved)}"
+        return self._or_from_layers(weights, note) if method == "hessian" and self._layers else (weights, note)
+
+    def _or_from_layers(self, weights: dict[str, Tensor], note: str) -> tuple[dict[str, Tensor], str]:
+        """The weights; where SparseGPT loses less, its weights, moved by one step of all matrices if that helps."""
+        own = self.risk.params
+        chosen = self._select("sparsegpt", self.turned(own))
+        assert chosen.weights is not None
+        theirs = self.turned(chosen.weights)
+        if self._value(theirs) >= self._value(weights):
+            return weights, note
+        start = {n: theirs[n] - t for n, t in own.items()}
+        d, solved, damping = self._step(own, chosen.keep, self._damping, "solve-layers", start=start)
+        moved = {n: t + d[n] for n, t in own.items()}
+        helps = self._value(moved) < self._value(theirs)
+        how = f"{self._damped(damping)}; {_brief(solved)}" if helps else "a step of all matrices did not help"
+        return moved if helps else theirs, f"from the weights of SparseGPT, which lost less than the smallest; {how}"
+
+    @property
+    def _layers(self) -> bool:
+        return self.asked.structure in ("none", "2:4")
+
+    @cached_property
+    def _damping(self) -> float:
+        mean = sum(float(t.sum()) for t in self.diagonal.values()) / self.risk.space.size
+        return self.asked.damping * max(mean, torch.finfo(self.risk.dtype).tiny)
+
+    def _damped(self, damping: float) -> str:
+        return f"H_o + {self.asked.damping * damping / self._damping:g} of its mean diagonal"
+
+    def _value(self, weights: Mapping[str, Tensor]) -> float:
+        with torch.no_grad():
+            return float(self.risk.value(weights))
+
+    def _step(
+        self, w: Mapping[str, Tensor], keep: Mapping[str, Tensor], damping: float, name: str, **options: Any
+    ) -> tuple[dict[str, Tensor], Solution, float]:
+        """The step of all matrices from some weights, with the curvature there."""
+        risk = self.risk
+        rows = {n: curvature_of_rows(self.maps[n].matrix(t), self.maps[n].S) for n, t in self.diagonal.items()}
+        return damped_step(
+            gauss_newton(risk.moved(w)),
+            w,
+            self.turned(keep),
+            damping=damping,
+            diagonal=self.turned(rows),
+            method="cg",
+            tol=TOL,
+            max_products=self.asked.products,
+            resume=self.work.state(name, 5 * risk.space.size * risk.dtype.itemsize),
+            progress=self.work.report(),
+            **options,
+        )
+
+
+def _brief(solved: Solution) -> str:
+    end = "" if solved.converged else f" (above {TOL:g})"
+    return f"residual {float(solved.residual.max()):.1e}{end} after {solved.products} products"
