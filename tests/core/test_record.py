@@ -533,9 +533,9 @@ def numbered(i: int) -> Record:
 
 
 def save_all(folder: Path, first: int, last: int, started: Event) -> None:
-    started.set()
     for i in range(first, last):
         numbered(i).save(folder)
+        started.set()  # one is written, however busy the machine
 
 
 def writer(folder: Path, first: int, last: int) -> ForkProcess:

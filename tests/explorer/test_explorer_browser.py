@@ -220,7 +220,8 @@ def test_a_slider_moved_by_keys_changes_the_numbers(browser, place) -> None:
         shows(page, scale=30.0)
         assert page.inner_text("#value-scale") == "30"
         assert page.get_attribute("#scale", "aria-valuetext") == "30"
-        assert page.inner_text("#headline").startswith("Input scale 1 → 30: λ_max 3.04 → ")
+        assert page.inner_text("#headline").startswith("Input scale 1 → 30: λmax 3.04 → ")
+        assert [page.inner_text(f"#headline {kind} >> nth=0") for kind in ("i", "sub")] == ["λ", "max"]
         page.focus("#tokens")
         page.keyboard.press("ArrowLeft")
         shows(page, scale=30.0, tokens=7)
@@ -399,7 +400,7 @@ def test_old_pictures_stay_and_dim(browser, place, engine) -> None:
             assert not page.evaluate("document.body.matches('.late')")
             page.wait_for_selector("body.late")
             assert page.evaluate(boxes) == before
-            assert page.inner_text("#headline").startswith("λ_max is 3.04")
+            assert page.inner_text("#headline").startswith("λmax is 3.04")
         finally:
             engine.gate.set()
         page.wait_for_selector("body:not(.late)")
@@ -430,7 +431,7 @@ def test_a_link_to_a_long_computation_says_that_it_waits(browser, place, engine)
         assert page.inner_text("#headline") == page.inner_text("#guard-text")
         page.click("#guard-go")
         page.wait_for_selector("html[data-ready]")
-        assert page.inner_text("#headline").startswith("λ_max is")
+        assert page.inner_text("#headline").startswith("λmax is")
         engine.cost.factor = 1.0
 
 
@@ -469,7 +470,7 @@ def test_the_tour_by_keyboard_alone(browser, place) -> None:
             page.keyboard.press("Enter")
             shows(page, **step.end.json())
             told = tell(step.name, measure(step.end), measure(step.start), EN)
-            page.wait_for_function("(said) => document.querySelector('#tour-told').textContent === said", arg=told)
+            page.wait_for_function("(said) => document.querySelector('#tour-told').dataset.words === said", arg=told)
             assert (
                 float(page.evaluate("parseFloat(getComputedStyle(document.querySelector('#tour-told')).fontSize)")) > 18
             )

@@ -9,6 +9,7 @@ Values travel as float32; the page colours them over one range of decades, the s
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -66,9 +67,15 @@ def cells_of(M: Tensor, read: LiveAnswer, detail: str) -> tuple[Tensor, int]:
 
 def sums(M: Tensor, edges: list[int]) -> Tensor:
     """Sum of every tile between the edges, (n, n)."""
-    sizes = torch.tensor([b - a for a, b in pairwise(edges)])
-    of = torch.repeat_interleave(torch.eye(len(sizes), dtype=M.dtype), sizes, dim=0)
+    of = _tiles(tuple(edges), M.dtype)
     return of.T @ (M @ of)
+
+
+@lru_cache(maxsize=8)
+def _tiles(edges: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """(entries, tiles): 1 where an entry lies in a tile."""
+    sizes = torch.tensor([b - a for a, b in pairwise(edges)])
+    return torch.repeat_interleave(torch.eye(len(sizes), dtype=dtype), sizes, dim=0)
 
 
 def means(M: Tensor, edges: list[int]) -> Tensor:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from scipy.linalg import eigvalsh
 from torch import Tensor
 
 from ..answers.attention_draft import ExploredDraft, with_eigenvalues
@@ -92,7 +93,7 @@ def _record(subject: Any, state: State) -> Record:
     blocks = subject.blocks
     found, (A, keys) = ExploredDraft(), subject.pattern()
     found.layer(subject.loss(), H_o, H_f, A)
-    eigenvalues = torch.linalg.eigvalsh(H)
+    eigenvalues = _eigenvalues(H)
     found.eigenvalues("total", eigenvalues)
     found.numbers(spectrum_numbers(eigenvalues, H))
     found.numbers({subject.check_name: subject.check(H), "seconds": Estimate(seconds, note="one run, wall clock")})
@@ -131,7 +132,12 @@ def with_spectrum(record: Record, part: str) -> Record:
     read = LiveAnswer(record)
     if part in read.spectra:
         return record
-    return with_eigenvalues(record, part, torch.linalg.eigvalsh(read.matrix(part)))
+    return with_eigenvalues(record, part, _eigenvalues(read.matrix(part)))
+
+
+def _eigenvalues(M: Tensor) -> Tensor:
+    """Of a symmetric matrix on the CPU, by SciPy's LAPACK: at 432 rows half the processor time of torch's."""
+    return torch.from_numpy(eigvalsh(M.numpy(), check_finite=False))
 
 
 def _norms(blocks: tuple[str, ...], space: Space, parts: tuple[Tensor, Tensor]) -> dict[str, float]:

@@ -8,7 +8,7 @@ import { bindTip } from "./tip.js";
 import { copy, firstTheme, otherTheme, setTheme } from "./theme.js";
 import { drawSpectrum } from "./spectrum.js";
 import { drawDepth } from "./depth.js";
-import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, text } from "./tables.js";
+import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, sentence, text } from "./tables.js";
 import { bindTour, tellTour } from "./tour.js";
 
 const $ = (id) => document.getElementById(id);
@@ -34,7 +34,7 @@ const live = new Live({
   onWait: (got) => guard(got.text, false),
   onAsk: (got) => {
     guard(got.text, true);
-    if (!answer) text("headline", got.text); // nothing is being computed
+    if (!answer) sentence("headline", got.text); // nothing is being computed
     say(got.text);
   },
   onError: (got) => {
@@ -88,27 +88,27 @@ function draw() {
   const detail = answer.heat.detail;
   drawHeat($("heat"), answer, chosen, ends, theme);
   drawRamp($("heat-ramp"), detail, theme);
-  text("heat-says", answer.heat.says);
+  sentence("heat-says", answer.heat.says);
   text("heat-low", detail === "entries" ? `−${words[1]}` : words[0]);
   text("heat-middle", detail === "entries" ? $("heat-middle").dataset.signs : $("heat-middle").dataset.sizes);
   text("heat-high", words[1]);
   fillBlocks($("blocks"), answer, chosen, choose);
   drawSpectrum($("spectrum"), answer.spectrum);
-  text("spectrum-says", answer.spectrum.says);
-  text("spectrum-help", answer.spectrum.help);
+  sentence("spectrum-says", answer.spectrum.says);
+  sentence("spectrum-help", answer.spectrum.help);
   fillTable("spectrum", answer.spectrum.table);
   drawMatrix($("attention-matrix"), answer.attention, theme);
-  text("attention-says", answer.attention.says);
-  text("moments-says", answer.attention.moments);
+  sentence("attention-says", answer.attention.says);
+  sentence("moments-says", answer.attention.moments);
   fillTable("attention", answer.attention.table);
   $("depth-figure").hidden = !answer.depth;
   if (answer.depth) {
     drawDepth($("depth-chart"), answer.depth);
-    text("depth-says", answer.depth.says);
+    sentence("depth-says", answer.depth.says);
     fillTable("depth", answer.depth.table);
   }
-  text("headline", answer.headline);
-  text("tag", answer.tag.line);
+  sentence("headline", answer.headline);
+  sentence("tag", answer.tag.line);
   fillNumbers($("numbers"), answer.numbers);
   fillSlopes($("slopes"), answer.slopes, chosen);
   fillSelected(answer.selected[chosen]);
@@ -126,7 +126,7 @@ function guard(words, asks) {
 function say(words) {
   clearTimeout(speech);
   const wait = Math.max(0, 1000 - (performance.now() - spoken));
-  speech = setTimeout(() => { spoken = performance.now(); text("said", words); }, wait);
+  speech = setTimeout(() => { spoken = performance.now(); sentence("said", words); }, wait);
 }
 
 // --- tools ----------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ bindTip($("attention-matrix"), (event) => answer && matrixAt($("attention-matrix
 store.onRest = draw;
 const working = $("headline").textContent;
 $("guard-go").addEventListener("click", () => {
-  if (!answer) text("headline", working);
+  if (!answer) sentence("headline", working);
   ask({ confirmed: true });
 });
 $("preset").addEventListener("change", (event) => {

@@ -6,6 +6,23 @@ export function text(id, words) {
   if (place.textContent !== words) place.textContent = words;
 }
 
+/** A sentence with its symbols set as formulas: λ_max, W_Q, H_o. */
+export function sentence(id, words) {
+  const place = $(id);
+  if (place.dataset.words === words) return;
+  place.dataset.words = words;
+  place.replaceChildren(...symbols(words));
+}
+
+export function symbols(words) {
+  return words.split(/(λ_(?:max|min)|\b[HW]_[A-Zof]{1,2}\b)/).map((piece, i) => {
+    if (i % 2 === 0) return document.createTextNode(piece);
+    const set = made("span", undefined, { class: "symbol" }), [letter, index] = piece.split("_");
+    set.append(made("i", letter), made("sub", index));
+    return set;
+  });
+}
+
 function made(name, words, attributes = {}) {
   const node = document.createElement(name);
   if (words !== undefined) node.textContent = words;
@@ -35,7 +52,9 @@ export function fillNumbers(list, numbers) {
     const dd = made("dd", words, { "data-name": name, "data-value": value, title: tag });
     if (ratio) dd.append(made("span", ratio, { class: "ratio" }));
     const pair = made("div");
-    pair.append(made("dt", label), dd);
+    const dt = made("dt");
+    dt.append(...symbols(label));
+    pair.append(dt, dd);
     return [pair];
   }));
 }

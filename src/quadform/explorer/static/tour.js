@@ -1,5 +1,6 @@
 // The guided tour: each step starts in its own state and asks for one control to be moved.
 import { boot } from "./store.js";
+import { sentence } from "./tables.js";
 
 const $ = (id) => document.getElementById(id);
 const FRAMES = 24; // pictures of a slider that is moved for the reader
@@ -24,7 +25,7 @@ export function bindTour(store, memory) {
     $("tour-next").disabled = at === boot.tour.length - 1;
     choosePart(step.part);
     memory.step = step.name;
-    $("tour-told").textContent = "";
+    sentence("tour-told", "");
     document.body.classList.add("touring");
     store.go(step.start);
     spotlight(step.looks);
@@ -81,7 +82,7 @@ export function bindTour(store, memory) {
 /** What the step has found in the answer; the picture it speaks of may have come with it. */
 export function tellTour(answer) {
   if (answer.told === undefined) return;
-  $("tour-told").textContent = answer.told;
+  sentence("tour-told", answer.told);
   document.documentElement.style.setProperty("--tour", `${$("tour").offsetHeight}px`);
   if (awaited && $(awaited).offsetParent) { $(awaited).scrollIntoView({ block: "nearest" }); awaited = null; }
 }
