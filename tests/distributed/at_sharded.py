@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
+import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from quadform.curvature.alive import Alive
 from quadform.curvature.outline import Counted
 from quadform.curvature.share import share_of
 from quadform.curvature.units import find
-from quadform.estimate import block_norms, density, eigenpairs, frobenius, trace
+from quadform.estimate import block_norms, blocks, density, eigenpairs, frobenius, trace, vectors
+from quadform.estimate.vectors import probes
 
 VOCAB = 11
 
@@ -104,18 +105,32 @@ def hooks(model: nn.Module) -> list[Any]:
     return [list(table.items()) for three in tables for table in three]
 
 
+KINDS = {"hessian": qf.hessian, "gauss_newton": qf.gauss_newton, "functional": qf.functional}
+
+
+@functools.cache
+def wanted(make: Any, of: int, kinds: tuple[str, ...] = tuple(KINDS), k: int = 2) -> dict[str, Any]:
+    """Value, gradient and products of a whole model over some batches, the vectors, and its gradient on the last."""
+    whole = qf.Risk(model := make(), cross_entropy, batches()[:of], quiet=True)
+    V = whole.space.random(k, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = {"vectors": V, "value": whole.value(), "gradient": whole.gradient(), "size": whole.space.size}
+    found |= {kind: KINDS[kind](whole).apply(V) for kind in kinds}
+    x, y = batches()[3]
+    cross_entropy(model(x), (x, y)).backward()
+    return found | {"of the last": {n: p.grad for n, p in model.named_parameters()}}
+
+
 def _measured(g: qd.Group, make: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     of = 2 if g.world == 2 else 4
-    whole = qf.Risk(make(), cross_entropy, batches()[:of], quiet=True)
+    want = wanted(make, of)
     model = cut(make(), shape)
     weights, before = {n: p.to_local().clone() for n, p in model.named_parameters()}, hooks(model)
     risk = qf.Risk(model, cross_entropy, mine(g, of), quiet=True)
-    V = whole.space.random(2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found: dict[str, Any] = {"value": abs(float(risk.value() - whole.value()))}
-    found["gradient"] = apart(risk.gradient(), shard_of(risk, whole.gradient()))
-    for kind in (qf.hessian, qf.gauss_newton, qf.functional):
-        A, B = kind(risk), kind(whole)
-        found[kind.__name__] = apart(A.apply(shard_of(risk, V)), shard_of(risk, B.apply(V)))
+    V = want["vectors"]
+    found: dict[str, Any] = {"value": abs(float(risk.value() - want["value"]))}
+    found["gradient"] = apart(risk.gradient(), shard_of(risk, want["gradient"]))
+    for kind, make_operator in KINDS.items():
+        found[kind] = apart(make_operator(risk).apply(shard_of(risk, V)), shard_of(risk, want[kind]))
     found["kept"] = hooks(model) == before and all(
         torch.equal(p.to_local(), weights[n]) and p.grad is None for n, p in model.named_parameters()
     )
@@ -125,16 +140,14 @@ def _measured(g: qd.Group, make: Any, shape: tuple[int, ...]) -> dict[str, Any]:
         A.apply(v)  # the first also compares forward with reverse derivatives
         shards.gathered = shards.reduced = shards.calls = 0
         A.apply(v)
-        each = whole.space.size * len(risk.batches)
+        each = want["size"] * len(risk.batches)
         found |= {f"{name}gathered": shards.gathered / each, f"{name}reduced": shards.reduced / each}
         found[f"{name}calls"] = shards.calls / len(risk.batches) / (len(risk.units) + 1)
     # FSDP2 itself still works
     x, y = batches()[3]
     cross_entropy(model(x), (x, y)).backward()
-    alone = make()
-    cross_entropy(alone(x), (x, y)).backward()
     theirs = {n: p.grad.to_local() for n, p in model.named_parameters()}  # type: ignore[union-attr]
-    found["fsdp"] = apart(theirs, shard_of(risk, {n: p.grad for n, p in alone.named_parameters()}))  # type: ignore[misc]
+    found["fsdp"] = apart(theirs, shard_of(risk, want["of the last"]))
     return found
 
 
@@ -146,24 +159,28 @@ def hugging_face(g: qd.Group) -> dict[str, Any]:
     return _measured(g, gpt2, (g.world,))
 
 
-def others(g: qd.Group) -> dict[str, Any]:
-    """Products of a Llama and a Qwen2, which compute their norms in float32."""
+def like_llama(name: str) -> nn.Module:
+    """Models of transformers that compute their norms in float32."""
     sizes: Any = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "hidden_size": 8}
     sizes |= {"intermediate_size": 12, "vocab_size": VOCAB, "max_position_embeddings": 6}
-    kinds = {"Llama": transformers.LlamaConfig, "Qwen2": transformers.Qwen2Config}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    return getattr(transformers, f"{name}ForCausalLM")(config).double()
+
+
+LLAMAS = {name: functools.partial(like_llama, name) for name in ("Llama", "Qwen2")}
+TWO = ("hessian", "gauss_newton")
+
+
+def others(g: qd.Group) -> dict[str, Any]:
+    """Products of a Llama and a Qwen2."""
     found: dict[str, Any] = {}
-    for name, config in kinds.items():
-
-        def make(name: str = name, config: Any = config) -> nn.Module:
-            torch.manual_seed(0)
-            return getattr(transformers, f"{name}ForCausalLM")(config(**sizes)).double()
-
-        whole = qf.Risk(make(), cross_entropy, batches()[:1], quiet=True)
+    for name, make in LLAMAS.items():
+        want = wanted(make, 1, TWO, 1)
         risk = qf.Risk(cut(make(), (g.world,)), cross_entropy, mine(g, 1), quiet=True)
-        V = whole.space.random(1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        for kind in (qf.hessian, qf.gauss_newton):
-            image = kind(risk).apply(shard_of(risk, V))
-            found[f"{name}, {kind.__name__}"] = apart(image, shard_of(risk, kind(whole).apply(V)))
+        for kind in TWO:
+            image = KINDS[kind](risk).apply(shard_of(risk, want["vectors"]))
+            found[f"{name}, {kind}"] = apart(image, shard_of(risk, want[kind]))
     return found
 
 
@@ -173,43 +190,69 @@ def copies(g: qd.Group) -> dict[str, Any]:
 
 def pairs(g: qd.Group) -> dict[str, Any]:
     """Eigenpairs on shards: values, lengths of the vectors, the share of a vector that a process holds."""
-    whole, sizes = qf.Risk(small(), cross_entropy, batches()[:2], quiet=True), {}
-    want = torch.zeros(5, dtype=torch.float64)
-    if g.first:
-        top = eigenpairs(qf.hessian(whole), tol=1e-8, max_products=60).top
-        want = torch.tensor([e.value for e in top], dtype=torch.float64)
-    want = g.same(want)
+    (want, size), sizes = largest(), {}
     for name, shape, top in (("fsdp", (g.world,), 5), ("hsdp", (2, g.world // 2), 1)):
         risk = qf.Risk(cut(small(), shape), cross_entropy, mine(g, 2), quiet=True)
         found = eigenpairs(qf.hessian(risk), top, tol=1e-8, max_products=60)
-        sizes[name] = max(abs(e.value - w) / abs(w) for e, w in zip(found.top, want[:top].tolist(), strict=True))
+        sizes[name] = max(abs(e.value - w) / abs(w) for e, w in zip(found.top, want[:top], strict=True))
         sizes[f"{name}, unit"] = float((risk.space.inner(found.vectors, found.vectors) - 1).abs().max())
-        sizes[f"{name}, share"] = risk.space.size / whole.space.size
+        sizes[f"{name}, share"] = risk.space.size / size
     return sizes
+
+
+@functools.cache
+def largest() -> tuple[list[float], int]:
+    """The five largest eigenvalues of a whole model, and its size."""
+    whole = qf.Risk(small(), cross_entropy, batches()[:2], quiet=True)
+    return [e.value for e in eigenpairs(qf.hessian(whole), tol=1e-8, max_products=60).top], whole.space.size
+
+
+#: Products of a search after which so many processes leave it to others.
+LEFT = {2: 6, 4: 15, 1: 24}
+
+
+def continued(g: qd.Group) -> dict[str, Any]:
+    """A search for eigenvalues that was begun by another number of processes, and a trace: products of this part, files
+    afterwards; a random vector, whole. One process tells what it finds without a folder."""
+    folder = Path(os.environ["QUADFORM_TEST_FOLDER"]).parent / "kept"
+    risk = qf.Risk(cut(small(), (g.world,)), cross_entropy, batches()[:2] if g.first else [], quiet=True)
+    H, made = qf.hessian(risk), []
+
+    class Counting(type(H)):  # type: ignore[misc]  # how many vectors are multiplied
+        def apply(self, v: Any) -> Any:
+            made.append(len(next(iter(v.values()))))
+            return super().apply(v)
+
+    H.__class__ = Counting
+    found = eigenpairs(H, 3, tol=1e-12, max_products=LEFT[g.world], resume=folder)
+    spent = sum(made) - 1  # the fingerprint is one
+    names = sorted(p.name for p in folder.iterdir())
+    traced = trace(H, 9, method="hutch++", resume=folder)
+    z = whole_rows(risk, probes(H, 1, "trace", [0], "gaussian"))[0]
+    told = {
+        "values": [e.value for e in found.top],
+        "spent": spent,
+        "trace": traced.value,
+        "files": names,
+        "z": z.tolist(),
+    }
+    if g.world == 1:
+        told["anew"] = [e.value for e in eigenpairs(H, 3, tol=1e-12, max_products=LEFT[1]).top]
+    return told
 
 
 def asked(g: qd.Group) -> dict[str, Any]:
     """`qf.spectrum` and `qf.lr` of a model that is cut against whole weights; one folder, which can be resumed."""
     folder = Path(os.environ["QUADFORM_TEST_FOLDER"]) / "asked"
-    wide: Any = {"blocks": "none", "tol": 1e-6, "products": 60, "progress": False}
-    tried: Any = {"tol": 1e-6, "verify": 2, "progress": False}
-
-    def numbers(*answers: Any) -> list[dict[str, float]]:
-        return [{n: e.value for n, e in a.record.scalars.items()} for a in answers]
-
-    model = small()
-    want = numbers(
-        qf.spectrum(model, batches()[:2], cross_entropy, **wide),
-        qf.lr(model, batches()[:2], cross_entropy, optimizer=stepped(model), **tried),
-    )
+    want = answered()
     model = cut(small(), (g.world,))
     optimizer = stepped(model)
     weights, before = {n: p.to_local().clone() for n, p in model.named_parameters()}, hooks(model)
     own = [batches()[g.rank]]
-    some = qf.spectrum(model, own, cross_entropy, out=folder, max_time=1e-9, **wide)
+    some = qf.spectrum(model, own, cross_entropy, out=folder, max_time=1e-9, **WIDE)
     kept = sorted(p.name for p in (folder / "work" / "state" / "estimators").iterdir())
-    s = qf.spectrum(model, own, cross_entropy, out=folder, resume=True, **wide)
-    step = qf.lr(model, own, cross_entropy, optimizer=optimizer, **tried)
+    s = qf.spectrum(model, own, cross_entropy, out=folder, resume=True, **WIDE)
+    step = qf.lr(model, own, cross_entropy, optimizer=optimizer, **TRIED)
     found = numbers(s, step)
     names = [sorted(n for n in w if n in f and n != "trace") for f, w in zip(found, want, strict=True)]
     gaps = [
@@ -223,6 +266,24 @@ def asked(g: qd.Group) -> dict[str, Any]:
         "kept": hooks(model) == before
         and all(torch.equal(p.to_local(), weights[n]) for n, p in model.named_parameters()),
     }  # fmt: skip
+
+
+WIDE: Any = {"blocks": "none", "tol": 1e-6, "products": 60, "progress": False}
+TRIED: Any = {"tol": 1e-6, "verify": 2, "progress": False}
+
+
+def numbers(*answers: Any) -> list[dict[str, float]]:
+    return [{n: e.value for n, e in a.record.scalars.items()} for a in answers]
+
+
+@functools.cache
+def answered() -> list[dict[str, float]]:
+    """What the questions find of the whole model."""
+    model = small()
+    return numbers(
+        qf.spectrum(model, batches()[:2], cross_entropy, **WIDE),
+        qf.lr(model, batches()[:2], cross_entropy, optimizer=stepped(model), **TRIED),
+    )
 
 
 def stepped(model: nn.Module) -> Any:
@@ -246,76 +307,69 @@ def whole_rows(risk: qf.Risk, rows: Tensor) -> Tensor:
     return torch.stack(out)
 
 
+ESTIMATES: dict[str, Any] = {
+    "hutchinson": lambda A: trace(A, 4, method="hutchinson").value,
+    "hutch++": lambda A: trace(A, 9, method="hutch++").value,
+    "xtrace": lambda A: (lambda e: [e.value, e.error])(trace(A, 8)),
+    "density": lambda A: density(A, 2, 4, known=eigenpairs(A, 1, tol=1e-9)).nodes.flatten().tolist(),
+    "three terms": lambda A: density(A, 2, 4, reorthogonalise="none").nodes.flatten().tolist(),
+    "blocks": lambda A: block_norms(A, ["blocks.0.0.weight", "blocks.1.0.weight"], 2).value.flatten().tolist(),
+}
+
+
 def estimates(g: qd.Group) -> dict[str, Any]:
     """Traces, a density and block norms on shards, or on two copies of shards, are those of the whole operator with the
     same random vectors."""
-    names = ["blocks.0.0.weight", "blocks.1.0.weight"]
-    asks: dict[str, Any] = {
-        "hutchinson": lambda A: trace(A, 4, method="hutchinson").value,
-        "hutch++": lambda A: trace(A, 9, method="hutch++").value,
-        "xtrace": lambda A: (lambda e: [e.value, e.error])(trace(A, 8)),
-        "density": lambda A: density(A, 2, 4, known=eigenpairs(A, 1, tol=1e-9)).nodes.flatten().tolist(),
-        "three terms": lambda A: density(A, 2, 4, reorthogonalise="none").nodes.flatten().tolist(),
-        "blocks": lambda A: block_norms(A, names, 2).value.flatten().tolist(),
-    }
-    whole = qf.Risk(small(), cross_entropy, batches()[:1], quiet=True)
     mesh = (g.world,) if g.world == 2 else (2, g.world // 2)
     risk = qf.Risk(cut(small(), mesh), cross_entropy, mine(g, 1), quiet=True)
-    told = {name: ask(qf.hessian(risk)) for name, ask in asks.items()}
-    with same_vectors(risk, whole):
-        want = {name: ask(qf.hessian(whole)) for name, ask in asks.items()}
-    return {
-        name: float((torch.tensor(told[name]) - torch.tensor(b)).norm() / torch.tensor(b).norm())
-        for name, b in want.items()
-    }
+    found = {}
+    for name in ESTIMATES if g.world == 2 else ("xtrace", "density", "blocks"):
+        every = (ESTIMATES[name](qf.hessian(risk)), estimated()[name])
+        told, want = (torch.tensor(numbers, dtype=torch.float64) for numbers in every)
+        found[name] = float((told - want).norm() / want.norm())
+    return found
 
 
-@contextlib.contextmanager
-def same_vectors(risk: qf.Risk, whole: qf.Risk) -> Iterator[None]:
-    """Estimators of the whole risk draw the vectors whose shards the processes of the other one draw."""
-    from quadform.estimate import blocks, quadrature, sampling, traces
+@functools.cache
+def estimated() -> dict[str, Any]:
+    """The estimates of the whole operator, whose random vectors are drawn by place, as those of shards are."""
+    before, whole = (vectors.draw, blocks.draw), qf.Risk(small(), cross_entropy, batches()[:1], quiet=True)
 
-    A, probes, draw = qf.hessian(risk), traces.probes, blocks.draw
+    def draw(row: Tensor, seed: int, name: str, kind: Any, space: Any) -> None:
+        for part, (where, shape) in zip(row.split([math.prod(s) for _, s in space]), space, strict=True):
+            part.copy_(vectors._at_places(seed, name, kind, where, torch.arange(math.prod(shape))))
+        if kind == "sphere":
+            row.mul_(len(row) ** 0.5 / row.norm())
 
-    def assembled(_: Any, *words: Any) -> Tensor:
-        return whole_rows(risk, probes(A, *words))
-
-    def on_block(row: Tensor, seed: int, name: str, kind: Any, _: Any) -> None:
-        block = risk.space.select(name.split("/")[1])
-        own = torch.empty(block.size, dtype=row.dtype)
-        draw(own, seed, name, kind, risk.space.group)
-        (all_,) = whole_rows(risk, risk.space.flatten(risk.space.embed(block, block.unflatten(own)))[None])
-        row.copy_(whole.space.unflatten(all_)[block.names[0]].reshape(-1))
-
-    using = (traces, quadrature, sampling)
-    for module in using:
-        module.probes = assembled
-    blocks.draw = on_block
+    vectors.draw = blocks.draw = draw  # type: ignore[assignment]  # until the end
     try:
-        yield
+        return {name: ask(qf.hessian(whole)) for name, ask in ESTIMATES.items()}
     finally:
-        for module in using:
-            module.probes = probes
-        blocks.draw = draw
+        vectors.draw, blocks.draw = before
+
+
+@functools.cache
+def foreseen(kind: str, world: int) -> Any:
+    """The plan of a product."""
+    return share_of(qf.Risk(gpt(), cross_entropy, batches()[3:] * world, quiet=True), kind, world)
 
 
 def planned(g: qd.Group) -> dict[str, Any]:
     """What a product takes, counted, over what is predicted from shapes."""
     batch, found = batches()[3:], {}
-    whole = qf.Risk(gpt(), cross_entropy, batch * g.world, quiet=True)
     risk = qf.Risk(cut(gpt(), (g.world,)), cross_entropy, batch, quiet=True)
     shards = risk.shards.shards  # type: ignore[union-attr]
     v = risk.space.random(1, dtype=torch.float64)
-    for kind in (qf.hessian, qf.gauss_newton, qf.functional)[: None if g.world == 2 else 2]:
-        A = kind(risk)
+    for kind in KINDS if g.world == 2 else TWO:
+        A = KINDS[kind](risk)
         A.apply(v)
         shards.gathered = shards.reduced = 0
         with Counted() as counted, Alive() as alive:
             A.apply(v)
-        want = share_of(whole, kind.__name__, g.world)
+        want = foreseen(kind, g.world)
         seen = (counted.taken().flops, shards.gathered, shards.reduced, alive.peak)
         told = (want.flops, want.gathered, want.reduced, want.product)
-        found[kind.__name__] = [a / b for a, b in zip(seen, told, strict=True)]
+        found[kind] = [a / b for a, b in zip(seen, told, strict=True)]
     return found
 
 
@@ -340,43 +394,47 @@ class Whole(TorchDispatchMode):
         return out
 
 
+def of_deep(g: qd.Group) -> tuple[qf.Risk, int, int]:
+    """Its risk with two tokens; numbers of all its weights, and of those of a block."""
+    x, model = torch.randn(2, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64), deep()
+    n, unit = (sum(p.numel() for p in m.parameters()) for m in (model, model[0]))
+    return qf.Risk(cut(model, (g.world,)), lambda out, batch: out.square().mean(), (x, x), quiet=True), n, unit
+
+
 def peaks(g: qd.Group) -> dict[str, Any]:
     """Live bytes of a product beyond its image, by those of the weights of a unit; tensors of more than n / 4."""
-    x = torch.randn(2, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model = deep()
-    n, unit = (8 * sum(p.numel() for p in m.parameters()) for m in (model, model[0]))
-    risk = qf.Risk(cut(model, (g.world,)), lambda out, batch: out.square().mean(), (x, x), quiet=True)
+    risk, n, unit = of_deep(g)
     v, found = risk.space.random(1, dtype=torch.float64), {}
     for kind in (qf.hessian, qf.gauss_newton):
         A, peaks = kind(risk), []
         A.apply(v)
-        for _ in range(3):  # the threads of gloo let go of a message late where the machine is busy
+        for _ in range(2):  # the threads of gloo let go of a message late where the machine is busy
             with Alive() as alive:
                 A.apply(v)
             peaks.append(alive.peak)
-        found[kind.__name__] = (min(peaks) - n / g.world) / unit
+        found[kind.__name__] = (min(peaks) / 8 - n / g.world) / unit
     H = qf.hessian(risk)
-    found |= together(risk, H, n // 8)
-    with Whole(n / 8 / g.world, risk.space.size) as whole:
+    with Whole(n / g.world, risk.space.size) as whole:
         density(H, 2, 2, known=eigenpairs(H, 1, max_products=3))
         trace(H, 3)
     return found | {"whole": sorted(whole.found)}
 
 
-def together(risk: qf.Risk, H: Any, n: int) -> dict[str, Any]:
+def together(g: qd.Group) -> dict[str, Any]:
     """Of each of 1 and 4 vectors in one call: matrix work in forward passes, numbers gathered and added up over n,
-    messages a unit and one outside of all; the largest gap to the images of single vectors."""
-    V, shards, tokens = risk.space.random(4, dtype=torch.float64), risk.shards.shards, 2  # type: ignore[union-attr]
+    messages a unit and one outside of all; the gap to the image of a single vector."""
+    risk, n, _ = of_deep(g)
+    H, V, shards = qf.hessian(risk), risk.space.random(4, dtype=torch.float64), risk.shards.shards  # type: ignore[union-attr]
     found: dict[str, Any] = {}
     H.apply(V)  # the first looks whether they may go together
     for k in (1, 4):
         shards.gathered = shards.reduced = shards.calls = 0
         with Counted() as counted:
             images = H.apply({name: t[:k] for name, t in V.items()})
-        passes = counted.taken().flops / (2 * tokens * 12 * 2 * 24**2)
+        passes = counted.taken().flops / (2 * 2 * 12 * 2 * 24**2)  # of two tokens
         found[f"{k} together"] = [passes / k, shards.gathered / n / k, shards.reduced / n / k, shards.calls / 13]
-    each = [H.apply({name: t[j : j + 1] for name, t in V.items()}) for j in range(4)]
-    return found | {"apart": apart(images, {name: torch.cat([e[name] for e in each]) for name in images})}
+    alone = H.apply({name: t[3:] for name, t in V.items()})
+    return found | {"apart": apart({name: t[3:] for name, t in images.items()}, alone)}
 
 
 def refused(g: qd.Group) -> dict[str, Any]:
@@ -573,5 +631,17 @@ def killed(g: qd.Group) -> dict[str, Any]:
     return {"error": error, "waited": time.monotonic() - begun, "hooks": hooks(model) == before}
 
 
+def before() -> None:
+    """What is found of whole models."""
+    for make, of in ((gpt, 2), (gpt, 4), (gpt2, 2)):
+        wanted(make, of)
+    for make in LLAMAS.values():
+        wanted(make, 1, TWO, 1)
+    for world in (1, 2, 4):
+        for kind in KINDS if world == 2 else TWO:
+            foreseen(kind, world)
+    largest(), answered(), estimated()
+
+
 if __name__ == "__main__":
-    main(globals())
+    main(globals(), before)

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -646,8 +647,10 @@ def processes(label: Any) -> int:
     return int(str(label).rstrip("+"))
 
 
-def main(checks: dict[str, Any]) -> None:
+def main(checks: dict[str, Any], before: Callable[[], None] = lambda: None) -> None:
+    """`before` computes what the processes are compared with, once for all: they are forked afterwards."""
     torch.set_num_threads(1)
+    before()
     for task in sys.argv[2:]:
         label, _, names = task.partition("=")
         folder, world = Path(sys.argv[1]) / label, processes(label)

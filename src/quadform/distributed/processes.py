@@ -192,10 +192,6 @@ class Group(Meeting):
         """How many slices make what a process has of a vector that is multiplied."""
         return self.world
 
-    def drawn(self, name: str) -> str:
-        """The stream that a random vector is drawn from: shards have their own."""
-        return name
-
     def longest(self, n: int) -> int:
         """The length of the longest slice."""
         return -(-n // self.world)

@@ -42,6 +42,12 @@ class Cut:
         """The shape of piece r."""
         return (*self.shape[: self.axis], self.lengths[r], *self.shape[self.axis + 1 :])
 
+    def places(self, r: int, at: Tensor) -> Tensor:
+        """Where entries number `at` of piece r, flat, stand in the whole tensor, flat."""
+        inner = math.prod(self.shape[self.axis + 1 :])
+        own, whole = max(1, self.lengths[r] * inner), self.shape[self.axis] * inner
+        return at // own * whole + sum(self.lengths[:r]) * inner + at % own
+
     @property
     def room(self) -> int:
         """Entries of the longest piece."""
@@ -146,8 +152,14 @@ class ShardGroup(Group):
     def slices(self) -> int:
         return 1
 
-    def drawn(self, name: str) -> str:
-        return f"{name}/{self.shards.own}" if self.shards.own else name
+    def places(self, name: str, at: Tensor) -> tuple[str, Tensor]:
+        """The name of a tensor, and where entries of the shard that is held here stand in it."""
+        return name, self.cuts[name].places(self.shards.own, at)
+
+    @property
+    def cuts(self) -> Mapping[str, Cut]:
+        """How whole tensors are cut."""
+        return self.shards.cuts
 
     def sum(self, x: Tensor) -> Tensor:
         return super().sum(x) / self.shards.copies

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InputError
 from .processes import Group, current, standing
-from .shards import ShardGroup, is_sharded
+from .shards import Cut, ShardGroup, is_sharded
 
 #: Of a message: the most tensors, and the most axes of one.
 _TENSORS, _AXES = 64, 8
@@ -101,6 +101,13 @@ class StageGroup(ShardGroup):
     @property
     def writes(self) -> bool:
         return True
+
+    @property
+    def cuts(self) -> dict[str, Cut]:
+        return {}  # no tensor lies in two stages
+
+    def places(self, name: str, at: Tensor) -> tuple[str, Tensor]:
+        return f"{self.shards.own}/{name}", at
 
     def over_data(self, x: Tensor) -> Tensor:
         return x

@@ -233,7 +233,7 @@ def block_norms(
             if few[j]:
                 part[i] = 1
             else:
-                draw(part, seed, f"block_norms/{names[j]}/{i}", probe, held)
+                draw(part, seed, f"block_norms/{names[j]}/{i}", probe, cols[j])
             row.copy_(A.domain.flatten(A.domain.embed(cols[j], cols[j].unflatten(part))))
         return Z
 

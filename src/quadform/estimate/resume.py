@@ -6,8 +6,8 @@ and when the run ends for whatever reason. Ctrl-C once: the product is finished,
 raised; twice: the run stops at once. With one number of threads the resumed answer is equal bit for bit on a CPU.
 
 Of several processes the first writes and reads, row after row, in the same format: a run can be gone on with by another
-number of processes, or by one. Where weights are cut over processes each writes its own shards to a file of its own; as
-many processes go on with it, others begin anew.
+number of processes, or by one. Where weights are cut over processes each writes its shards to a file of its own; any
+number of processes goes on with it: each reads what it holds of every file (`shard_files`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from ..core.errors import FileError, InputError
 from ..core.interrupts import Asked, gently
 from ..core.operator import Operator
 from ..core.record import strict_json, write_atomically
-from ..core.rng import stream
 from ..distributed.processes import group_of, holders
-from .vectors import multiply, probes
+from .shard_files import ShardFiles
+from .vectors import draw, multiply, probes
 
 #: Seconds between two savings; a state that takes long to write is written less often (a tenth of the time at most).
 SAVE_EVERY = 60.0
@@ -61,12 +61,15 @@ def fingerprint(A: Operator) -> dict[str, Any]:
     """
     held = holders(A.domain)
     image = multiply(A, probes(A, 0, "fingerprint", [0], "gaussian"))[0].double()
-    sketch = []
+    sketch, signs = [], torch.empty_like(image)
     for i in range(_SKETCH):
-        generator = stream(i, held.drawn("fingerprint/sketch"), A.device)
-        signs = torch.randint(0, 2, image.shape, generator=generator, device=A.device, dtype=torch.int8)
-        sketch.append(float(held.sum(torch.where(signs.bool(), image, -image).sum())))
-    spaces = [[[name, list(shape)] for name, shape in space] for space in (A.domain, A.codomain)]
+        draw(signs, i, "fingerprint/sketch", "rademacher", A.codomain)
+        sketch.append(float(held.sum(signs @ image)))
+    cuts = getattr(held, "cuts", {})
+    spaces = [
+        [[name, list(cuts[name].shape if name in cuts else shape)] for name, shape in space]
+        for space in (A.domain, A.codomain)
+    ]
     return {"spaces": spaces, "dtype": str(A.dtype), "sketch": sketch}
 
 
@@ -89,15 +92,24 @@ class Checkpoint:
     `folder=None` keeps nothing and costs nothing. `c.found` is the saved `(tensors, numbers)` or None. `state` is a
     function that gives the current state; between two calls of `reached` the state may change only after a product
     has come back, so that what is saved when the operator fails is whole. Tensors named `sliced` are rows of the
-    domain of which each process gives, and gets, its slice.
+    domain of which each process gives, and gets, its slice. `rows`: all tensors are rows of the domain, of which a
+    process has its shard where weights are cut.
     """
 
     def __init__(
-        self, folder: str | Path | None, name: str, A: Operator, settings: Mapping[str, Any], sliced: str = ""
+        self,
+        folder: str | Path | None,
+        name: str,
+        A: Operator,
+        settings: Mapping[str, Any],
+        sliced: str = "",
+        *,
+        rows: bool = False,
     ) -> None:
         self.found: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._group, self._n, self._sliced = group_of(A.domain), A.domain.size, sliced
         self._path = self._place(folder, name)
+        self._files = ShardFiles(A.domain, self._path, lambda n: rows or self._is_sliced(n))
         self._settings = dict(settings)
         self._state: Callable[[], State] | None = None
         self._fresh = False  # whether the state on disk is the current one
@@ -108,7 +120,7 @@ class Checkpoint:
         if not self._keeps:
             return
         self._print = fingerprint(A)
-        header = self._told(self._header)
+        header = self._told(lambda: self._header(self._files.saved if self._group.cut else self._path))
         if self._group.cut and not self._same_point(header):
             return
         if header:
@@ -143,11 +155,10 @@ class Checkpoint:
         return True
 
     # --- reading ----------------------------------------------------------------------------------------------------
-    def _header(self) -> dict[str, Any]:
+    def _header(self, path: Path | None) -> dict[str, Any]:
         """The numbers of a saved state, and type and shape of its tensors; another run's is an error."""
         from safetensors import SafetensorError, safe_open
 
-        path = self._path
         if path is None or not path.exists():
             return {}
         try:
@@ -182,11 +193,10 @@ class Checkpoint:
         from safetensors import safe_open
 
         group, mine, found = self._group, self._group.slice(self._n), {}
+        if group.cut:
+            return self._files.read(kinds)
         with contextlib.ExitStack() as stack:
-            mine_alone = group.cut or group.first
-            f: Any = stack.enter_context(safe_open(self._path, framework="pt")) if mine_alone else None
-            if group.cut:
-                return {name: f.get_tensor(name) for name in kinds}
+            f: Any = stack.enter_context(safe_open(self._path, framework="pt")) if group.first else None
             for name, (kind, shape) in kinds.items():
                 whole = torch.empty((0,), dtype=_DTYPES[kind])
                 if group.world > 1 and self._is_sliced(name):
@@ -242,6 +252,9 @@ class Checkpoint:
         self._group.together("state is written")
         if self._group.writes:
             os.replace(aside, self._path)
+        self._group.together("state is renamed")
+        if self._group.first:
+            self._files.forget_others()
 
     def _pieces(self, tensors: Mapping[str, Tensor], told: Mapping[str, str]) -> Iterator[bytes]:
         """A safetensors file in pieces, a row at a time: its header, then the bytes of every tensor."""

@@ -164,7 +164,7 @@ def _sketched(
     batch = batch_size(A, memory, each=4, kept=kept, purpose=f"{name} with {products} products")
     settings: dict[str, Any] = {"method": name, "products": products, "probe": probe, "seed": seed}
     with (
-        Checkpoint(resume, "trace-" + name.replace("+", "p"), A, settings) as checkpoint,
+        Checkpoint(resume, "trace-" + name.replace("+", "p"), A, settings, rows=True) as checkpoint,
         Progress(products, "products", show=progress) as shown,
     ):
         value, error, used, note = estimator(A, products, probe, seed, Images(A, checkpoint, shown, batch))

@@ -6,6 +6,7 @@ float32 for all others (a bfloat16 operator is multiplied in bfloat16, but its K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,13 +16,17 @@ from torch import Tensor
 from ..core.errors import InputError, TooLarge
 from ..core.memory import in_words
 from ..core.operator import Operator
-from ..core.rng import stream
+from ..core.rng import by_place, stream
+from ..core.space import Space
 from ..distributed.processes import ALONE, Group, group_of, holders
 
 Probe = Literal["rademacher", "gaussian", "sphere"]
 
 #: Vectors given to one call of `apply`; operators that need more room for each cut the batch themselves.
 AT_ONCE = 16
+
+#: Entries of a shard that are drawn at a time.
+_PIECE = 2**20
 
 #: Streams of probes whose inner products are added up over the processes that hold the shards of a vector.
 _OF_SHARDS = ("eigenpairs", "density", "trace", "xtrace", "hutch++", "fingerprint")
@@ -72,7 +77,7 @@ def probes(A: Operator, seed: int, name: str, which: Sequence[int], kind: Probe)
         raise refused_of_shards(name)
     out = torch.empty((len(which), A.domain.size), dtype=working_dtype(A), device=A.device)
     for row, number in zip(out, which, strict=True):
-        draw(row, seed, f"{name}/{number}", kind, holders(A.domain))
+        draw(row, seed, f"{name}/{number}", kind, A.domain)
     return out
 
 
@@ -84,18 +89,36 @@ def refused_of_shards(what: str) -> InputError:
     )
 
 
-def draw(row: Tensor, seed: int, name: str, kind: Probe, group: Group = ALONE) -> None:
-    """Fill one vector, or this process's shard of it, with the probe of that name, see `probes`."""
-    n, generator = len(row), stream(seed, group.drawn(name), row.device)
-    if kind == "rademacher":
-        row.copy_(torch.randint(0, 2, (n,), generator=generator, device=row.device, dtype=torch.int8))
-        row.mul_(2).sub_(1)
-    elif kind in ("gaussian", "sphere"):
-        torch.randn(n, generator=generator, out=row)
-        if kind == "sphere":
-            row.mul_(group.size(n) ** 0.5 / group.norm(row))
-    else:
+def draw(row: Tensor, seed: int, name: str, kind: Probe, space: Space) -> None:
+    """Fill one vector of a space, or this process's shard of it, with the probe of that name, see `probes`.
+
+    An entry of a shard depends on its place in the whole vector, not on how that is cut.
+    """
+    if kind not in ("rademacher", "gaussian", "sphere"):
         raise InputError(f"probes are 'rademacher', 'gaussian' or 'sphere'; got {kind!r}.")
+    group = holders(space)
+    if group.cut:
+        for part, where in zip(row.split([math.prod(s) for _, s in space]), space.names, strict=True):
+            for start in range(0, len(part), _PIECE):
+                piece = part[start : start + _PIECE]
+                at = torch.arange(start, start + len(piece), device=row.device)
+                piece.copy_(_at_places(seed, name, kind, *group.places(where, at)))  # type: ignore[attr-defined]  # of shards
+    elif kind == "rademacher":
+        generator = stream(seed, name, row.device)
+        row.copy_(torch.randint(0, 2, (len(row),), generator=generator, device=row.device, dtype=torch.int8))
+        row.mul_(2).sub_(1)
+    else:
+        torch.randn(len(row), generator=stream(seed, name, row.device), out=row)
+    if kind == "sphere":
+        row.mul_(group.size(len(row)) ** 0.5 / group.norm(row))
+
+
+def _at_places(seed: int, name: str, kind: Probe, where: str, at: Tensor) -> Tensor:
+    u = by_place(seed, f"{name}/{where}", at)
+    if kind == "rademacher":
+        return torch.where(u < 0.5, -1.0, 1.0)
+    angle = 2 * math.pi * by_place(seed, f"{name}/{where}/angle", at)
+    return (-2 * u.log()).sqrt() * angle.cos()  # Box and Muller
 
 
 def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str, sliced: bool = False) -> int:
