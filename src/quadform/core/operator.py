@@ -31,7 +31,19 @@ _SCRATCH = 2**25
 
 
 class Operator(Invertible, ABC):
-    """A linear map `codomain <- domain`. `symmetric` and `psd` are promises that `check_operator` tests."""
+    """A linear map between named spaces: `A @ v`, sums, products, named blocks, solves.
+
+    `domain` and `codomain` (the same by default) are `Space`s. `symmetric` and `psd` (positive semi-definite) are
+    promises, which choose methods and which `testing.check_operator` tests. A final class gives `apply`.
+
+    >>> space = qf.Space((("w", (2,)), ("b", (1,))))
+    >>> A = qf.Dense(torch.diag(torch.tensor([1.0, 2.0, 3.0])), space)
+    >>> A @ {"w": torch.ones(2), "b": torch.ones(1)}
+    {'w': tensor([1., 2.]), 'b': tensor([3.])}
+    >>> (2 * A).block("w", "w").dense()
+    tensor([[2., 0.],
+            [0., 4.]])
+    """
 
     def __init__(
         self,
@@ -204,7 +216,10 @@ def _same_kind(a: Operator, b: Operator) -> None:
 
 @final
 class Dense(Operator):
-    """A matrix `(codomain.size, domain.size)` with named rows and columns."""
+    """The operator of a matrix `(codomain.size, domain.size)`, with named rows and columns.
+
+    Whether it is symmetric is looked at unless `symmetric` says so.
+    """
 
     def __init__(
         self,

@@ -108,7 +108,8 @@ def _git_state() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished measurement: what was asked (`inputs`), numbers with tags, tensors, and where it comes from."""
+    """One finished measurement: what was asked (`inputs`), numbers with errors (`scalars`), `tensors`, and where it
+    comes from (`made`). `save` writes it into a folder, `Record.load` reads it again."""
 
     kind: str
     inputs: Mapping[str, Any]

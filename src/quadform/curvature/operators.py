@@ -45,13 +45,22 @@ def hessian(
     chunk: int = CHUNK,
     products: int | None = None,
 ) -> Operator:
-    """H of the risk, or one of its named blocks: `hessian(risk, rows="*.W_Q", cols="*.W_V")`.
+    """The Hessian of a risk as an operator: `H @ v` is exact, and no matrix is formed.
 
-    A block differentiates once with respect to its rows and once along its columns; nothing else is computed. For all
-    three operators: `route` is how products are run (`routes`), `products` how many are expected in all, from which
-    `route="auto"` chooses (of 1 no batch keeps its graph), and `chunk` how many vectors share one pass step by step.
-    Without `products`, `"auto"` begins eagerly and takes a faster route once the products so far would have paid for
-    preparing it; when depends on time, so that results are the same up to rounding only.
+    `rows` and `cols` choose a block by the names of parameters: `hessian(risk, rows="*.W_Q", cols="*.W_V")`. A block
+    differentiates once with respect to its rows and once along its columns; nothing else is computed.
+
+    The same for `gauss_newton` and `functional`: `route` is how products are run (`routes`), `products` how many are
+    expected in all, from which `route="auto"` chooses (of 1 no batch keeps its graph), and `chunk` how many vectors
+    share one pass. Without `products`, `"auto"` begins eagerly and takes a faster route once the products so far would
+    have paid for preparing it; when depends on time, so that results are the same up to rounding only.
+
+    >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(4, 2), torch.zeros(4, 1)))
+    >>> H = qf.hessian(risk)
+    >>> Hv = H @ risk.space.random()
+    >>> H.block("weight", "bias").dense()
+    tensor([[2.],
+            [2.]])
     """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
@@ -74,8 +83,15 @@ def functional(
     chunk: int = CHUNK,
     products: int | None = None,
 ) -> Operator:
-    """H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
-    that of the module named by `split` (then over the parameters inside it)."""
+    """The functional part H_f = H - H_o of the Hessian: the curvature of the network itself, which Gauss-Newton omits.
+
+    H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
+    that of the module named by `split` (then over the parameters inside it). Other arguments as in `hessian`.
+
+    >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(4, 2), torch.zeros(4, 1)))
+    >>> float(qf.functional(risk).dense().abs().max())  # a linear network has no curvature of its own
+    0.0
+    """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         g = output_gradient(risk, theta, batch, split)
@@ -108,9 +124,18 @@ def gauss_newton(
     chunk: int = CHUNK,
     products: int | None = None,
 ) -> Operator:
-    """H_o = J^T (d2l/dF2) J, split at the network's output or, `split="layers.0.attn"`, at a module's output (then
-    d2l/dF2 is the Hessian of everything behind it, and the operator need not be positive semi-definite). At the
-    network's output it promises to be so where the loss is known to be convex (`convexity`)."""
+    """The Gauss-Newton matrix H_o = J^T (d2l/dF2) J as an operator.
+
+    F is the network's output or, with `split="layers.0.attn"`, that of a module; then d2l/dF2 is the Hessian of
+    everything behind it, and H_o need not be positive semi-definite. At the network's output it promises to be so where
+    the loss is known to be convex (`convexity`). Other arguments as in `hessian`.
+
+    >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(4, 2), torch.zeros(4, 1)))
+    >>> H_o = qf.gauss_newton(risk)
+    >>> H_o.psd
+    True
+    >>> step = H_o.solve(risk.gradient(), damping=0.1)
+    """
 
     def product(theta: Vector, batch: Any, v: Vector, rows: tuple[str, ...]) -> dict[str, Tensor]:
         def F(p: Vector) -> Tensor:
@@ -143,8 +168,15 @@ def activation_hessian(risk: Risk, module: str | None = None) -> Operator:
 
 
 def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = CHUNK) -> Operator:
-    """The Fisher matrix: `"empirical"`, the second moment of the per-batch gradients at the data's own labels, or
-    `"monte-carlo"`, J^T E[s s^T] J with labels drawn from the model (cross-entropy at its logits); its mean is H_o."""
+    """The Fisher matrix as an operator.
+
+    `kind="empirical"`: the second moment of the per-batch gradients at the labels of the data. `"monte-carlo"`:
+    J^T E[s s^T] J with `samples` labels drawn from the model by `seed` (cross-entropy at its logits); its mean is H_o.
+
+    >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), [(torch.ones(4, 2), torch.zeros(4, 1))])
+    >>> qf.fisher(risk).psd
+    True
+    """
     if kind not in ("empirical", "monte-carlo"):
         raise InputError(f"fisher kind {kind!r} is not 'empirical' or 'monte-carlo'.")
     if risk.whole is not risk:  # a gradient belongs to a whole batch

@@ -42,13 +42,29 @@ FIT_UP_TO = 0.1
 
 
 def toy(tokens: int = 8, d_model: int = 8, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """X, W_Q, W_K, W_V, Y of a seeded toy problem in float64: X and Y ~ N(0, 1), weights ~ N(0, 1/d_model)."""
+    """A seeded toy problem for `attention_hessian`: X, W_Q, W_K, W_V and Y in float64.
+
+    X and Y ~ N(0, 1) are `(tokens, d_model)`; the weights ~ N(0, 1/d_model) are square.
+
+    >>> [tuple(t.shape) for t in qf.toy(tokens=3, d_model=2)]
+    [(3, 2), (2, 2), (2, 2), (2, 2), (3, 2)]
+    """
     p = toy_problem(tokens=tokens, d_model=d_model, seed=seed)
     return p.X, p.W_Q, p.W_K, p.W_V, p.Y
 
 
 def attention_hessian(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, Y: Tensor, **options: Any) -> Any:
-    """The exact Hessian of one attention head: `theory.AttentionLayer(X, W_Q, W_K, W_V, Y, **options)`."""
+    """The exact Hessian of one attention head in closed form, as a `theory.AttentionLayer`.
+
+    X is `(tokens, d)`, weights are used as `X @ W`, Y are the targets. `options` are those of `AttentionLayer`: `mask`,
+    `temperature`, `loss`, biases, ...
+
+    >>> layer = qf.attention_hessian(*qf.toy(tokens=3, d_model=2))
+    >>> layer.block("W_Q", "W_V").shape
+    torch.Size([4, 4])
+    >>> float(layer.functional("W_V", "W_V").abs().max())  # the output is linear in W_V
+    0.0
+    """
     from ...theory.attention import AttentionLayer
 
     return AttentionLayer(X, W_Q, W_K, W_V, Y, **options)
@@ -127,7 +143,15 @@ def targets_of(layer: Any, wants: str) -> Tensor:
 
 
 def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep:
-    """The block norms of an `AttentionLayer` whose tokens are scaled by every factor of a geometric grid, Y fixed."""
+    """The block norms of an `AttentionLayer` while its tokens are scaled, with Y fixed.
+
+    `name` is `"scale"`; `points` factors go from `lo` to `hi`, evenly in their logarithm. `slopes()` of the result are
+    the powers with which the blocks grow.
+
+    >>> layer = qf.attention_hessian(*qf.toy())
+    >>> round(qf.vary(layer, "scale", 0.01, 0.1).slopes()["W_V", "W_V"], 1)
+    2.0
+    """
     from ...theory.attention import AttentionLayer
 
     Y, head = targets_of(layer, "a sweep needs"), layer.head

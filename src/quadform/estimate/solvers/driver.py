@@ -52,7 +52,14 @@ def solve(
     resume: str | Path | None = None,
     progress: bool | Report = False,
 ) -> Solution:
-    """x with |b - (A + damping I) x| <= tol |b|, for one right-hand side or k: a dict, or a flat `(n,)`, `(n, k)`.
+    """Solve (A + damping I) x = b to a relative residual `tol`, for any operator A.
+
+    `b` is one right-hand side or k of them: a dict, or a flat `(n,)`, `(n, k)`. The result has `x`, its true residuals,
+    and whether it converged.
+
+    >>> A = qf.Dense(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), qf.Space((("w", (2,)),)))
+    >>> qf.solve(A, torch.tensor([2.0, 2.0])).x
+    tensor([1.0000, 0.5000])
 
     `auto` takes the closed form of a class that has one (`exact`), else `cg` for a positive semi-definite operator,
     `minres` for a symmetric one, `lsmr` for all others; the result says which. `lsmr` solves
