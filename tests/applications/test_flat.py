@@ -198,3 +198,15 @@ def test_a_search_that_ends_above_the_model_itself_is_told() -> None:
         inputs = {"orbit": 1, "coverage": "", "notes": [], "source": {}, "shape": [1], "dtype": "float64"}
         lines = Flat(draft.record(Flat.kind, inputs, made)).lines()
         assert any("asam: the search ended above the model itself" in line for line in lines) == told
+
+
+def test_a_plan_counts_the_measures_that_are_taken(monkeypatch):
+    """A model without pairs of weights to rescale is measured where it stands, and nowhere else."""
+    taken = []
+    monkeypatch.setattr(
+        "quadform.applications.flat.measure.measured", lambda name, *_: taken.append(name) or Estimate(1.0)
+    )
+    given = nn.Linear(2, 1), [(torch.randn(3, 2), torch.randn(3, 1))], nn.functional.mse_loss
+    planned = qf.flat.plan(*given).products
+    qf.flat(*given, progress=False)
+    assert planned == len(taken) == len(MEASURES)

@@ -105,3 +105,11 @@ def test_the_time_of_vectors_grows_with_rows(monkeypatch):
     looks = itertools.count()
     monkeypatch.setattr(machine.time, "perf_counter", lambda: float(next(looks)))
     assert machine.vector_seconds(10, torch.float32, torch.device("cpu"), 24) == 12.0
+
+
+def test_a_plan_of_a_point_times_a_product(monkeypatch):
+    """Passes counted for a product were four times as long as one with a kept graph."""
+    monkeypatch.setattr("quadform.applications.point.measure.seconds_of_product", lambda risk, scale: 2.0 * scale)
+    model = torch.nn.Linear(3, 1)
+    plan = qf.point.plan(model, [(torch.randn(4, 3), torch.randn(4, 1))], torch.nn.functional.mse_loss)
+    assert plan.seconds == 2.0 * plan.products > 0

@@ -139,7 +139,14 @@ class Risk:
         group_of(self.space).agreed("loss terms", partial(refuse_empty, counts))
         self._set(weights=self._shares(counts[:own], len(counts)))
         of_shards = () if shards is None else shards.notes
-        self._set(notes=(*chosen.notes, *of_shards, *precision_notes(dtype, device), *self._evaluated(shift)))
+        self._set(
+            notes=(
+                *chosen.notes,
+                *of_shards,
+                *precision_notes(dtype, device),
+                *self._evaluated(shift if shards is None else None),
+            )
+        )
         if not quiet and group_of(self.space).first:
             say(str(self))
 
@@ -320,7 +327,7 @@ class Risk:
 
     def _evaluated(self, shift: tuple[int, list[Tensor], bool] | None) -> list[str]:
         """Two evaluations must agree, and be finite; otherwise H would be another matrix at every product. Those of one
-        batch may be there already (`shifts`). A remark."""
+        batch may be there already (`shifts`; processes that share a model evaluate equally often). A remark."""
         replaced, pairs = False, []
         with torch.no_grad():
             for i, batch in enumerate(self.batches):

@@ -50,8 +50,8 @@ class FlatMeasurement:
         risk, asked, n = self.risk, self.asked, self.risk.space.size
         room = Room.of(risk, (ROWS + 8) * n * risk.dtype.itemsize).require(risk)
         model = risk.model if isinstance(risk.model, nn.Module) and asked.rounds >= 0 else None
-        own, groups = model is not None, 0 if model is None else len(list(pairs(model, set(risk.params))))
-        count = len(asked.measures) * (1 + own * (1 + 3 * groups * max(asked.rounds, 0)))
+        groups = 0 if model is None else len(list(pairs(model, set(risk.params))))
+        count = len(asked.measures) * (1 + (groups > 0) * (1 + 3 * groups * max(asked.rounds, 0)))
         seconds = seconds_of_value(risk) * self.subject.scale * PASSES * count
         text = (
             f"{note_of(risk)}plan: {len(asked.measures)} measures, {count} evaluations of them, {clock(seconds)} in"

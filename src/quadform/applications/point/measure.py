@@ -22,15 +22,16 @@ from ...distributed import current, shard
 from ...estimate import eigenpairs, matrix_function
 from ...estimate.lanczos import ROWS
 from ..probes import probe_of
-from ..room import Room, note_of, seconds_of_value
+from ..room import Room, note_of
+from ..step_size.ceiling import seconds_of_product
 from ..subject import Subject
 from ..threads import fitting_threads
 from .inertia import inertia
 from .polish import STEPS, Polish
 from .question import PointQuestion
 
-#: Forward passes of a product, and products of a polishing step; as a rule.
-PASSES, PER_STEP = 9, 60
+#: Products of a polishing step, as a rule.
+PER_STEP = 60
 
 
 class PointMeasurement:
@@ -57,11 +58,11 @@ class PointMeasurement:
         return found | ({"inertia": n} if self.counted else {"eigenvalues": most, "decrement": most})
 
     def plan(self) -> Plan:
-        """Time and memory; one evaluation of the loss is timed for it."""
+        """Time and memory; one product is timed for it."""
         risk, n, products = self.risk, self.risk.space.size, sum(self.expected.values())
         rows = max(3 * n if self.counted else ROWS, min(self.asked.products, n)) + 8
         room = Room.of(risk, rows * n * risk.dtype.itemsize).require(risk)
-        seconds = seconds_of_value(risk) * self.subject.scale * PASSES * products
+        seconds = seconds_of_product(risk, scale=self.subject.scale) * products
         split = " + ".join(f"{count} {name}" for name, count in self.expected.items())
         text = (
             f"{note_of(risk)}plan: at most {products} products ({split}), {clock(seconds)} in all; {room};"
