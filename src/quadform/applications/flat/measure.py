@@ -29,7 +29,7 @@ from .orbit import Pair, Weights, pairs
 from .question import FlatQuestion
 
 #: Forward passes of one measure, as a rule.
-PASSES = 200
+PASSES = 150
 #: A pair belongs to the orbit where the loss moves by less than this share.
 SAME = 1e-6
 #: Half width of a line search among equal models, and the longest step, in log scale.
