@@ -12,7 +12,9 @@ from taught import squared, taught
 from torch import nn
 
 import quadform as qf
+from quadform.applications.compressing.writing import write
 from quadform.applications.opening import Opening
+from quadform.applications.subject import Subject
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
 from quadform.curvature.operators import hessian
@@ -191,6 +193,20 @@ def test_where_small_weights_matter_it_begins_at_sparsegpt() -> None:
     assert rise["sparsegpt"] < 0.8 * rise["magnitude"]
     assert rise["hessian"] < 0.8 * rise["sparsegpt"]
     assert methods[-1].size == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_fetched_model_keeps_its_tokenizer(tmp_path: Path) -> None:
+    """It is opened by a name; the tokenizer lies in the folder it was read from."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "own")
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 9, "n_positions": 8}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    model.config._name_or_path = model.name_or_path = str(tmp_path / "own")
+    subject = Subject("named", model, [], {"kind": "fetched", "model": "named"})
+    written = write(tmp_path / "small", subject, {})
+    assert transformers.AutoTokenizer.from_pretrained(written, local_files_only=True).get_vocab() == {"a": 0, "b": 1}
 
 
 class Several(nn.Module):

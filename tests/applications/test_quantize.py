@@ -87,8 +87,10 @@ def test_the_model_loads_again_in_every_verb(tmp_path: Path) -> None:
     assert again.source["data"]["digits"] == 1  # named beside the model
     assert any("whole numbers" in note for note in again.notes)
     assert qf.taylor(str(folder), batch_size=2, along=("grad",), points=3, progress=False)
-    with pytest.raises(InputError, match="quantized already"):
-        qf.quantize(str(folder), **PROBE)
+    for ask in (qf.quantize, qf.prune):
+        with pytest.raises(InputError, match=r"quantized already\. Take the model that they were made from"):
+            ask(str(folder), **PROBE)
+    assert qf.prune(str(folder), **PROBE, method=(), each=True).each  # nothing is written
     assert qf.answers.QuantizedModel.load(tmp_path / "out").bits == dict.fromkeys(found.matrices, 3)
 
 

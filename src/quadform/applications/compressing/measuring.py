@@ -45,6 +45,8 @@ class CompressMeasurement(ABC, Generic[A]):
     flat: ClassVar[str]
 
     def __init__(self, asked: Any, subject: Subject) -> None:
+        if asked.method:
+            require_plain(subject)
         self.asked, self.subject = asked, subject
         doing = self.doing[0]
         if current().world > 1:
@@ -263,3 +265,17 @@ class CompressMeasurement(ABC, Generic[A]):
             if self.others is not None:
                 found["held"] = float(self.others.value(weights))
         return found | scored(self.subject, weights, self.asked.score)
+
+
+def require_plain(subject: Subject) -> None:
+    """Refuse weights that are on a grid already: a smaller model of them would have the errors of both."""
+    told = "Take the model that they were made from."
+    if subject.source.get("quantized"):
+        raise InputError(f"the weights of `{subject.name}` are quantized already. {told}")
+    if not isinstance(subject.model, nn.Module):
+        return
+    for name, t in subject.model.state_dict(keep_vars=True).items():
+        if not isinstance(t, Tensor):
+            raise InputError(f"{name} is quantized already ({type(t).__name__}). {told}")
+        if t.is_quantized or (isinstance(t, nn.Parameter) and (not t.is_floating_point() or t.dtype.itemsize < 2)):
+            raise InputError(f"{name} is quantized already ({str(t.dtype).removeprefix('torch.')}). {told}")

@@ -112,7 +112,10 @@ def _write_data(where: Path, subject: Subject) -> None:
 
 
 def _write_tokenizer(where: Path, subject: Subject) -> None:
-    tokenizer = hf.read_tokenizer(str(subject.source["model"])) if subject.source["kind"] != "python" else None
+    """That of the folder the model was read from; a fetched model has another name than its folder."""
+    source = subject.source
+    folder = getattr(subject.model, "name_or_path", "") if source["kind"] == "fetched" else source.get("model")
+    tokenizer = hf.read_tokenizer(str(folder)) if folder and source["kind"] != "python" else None
     if tokenizer is not None:
         with hf.quiet():
             tokenizer.save_pretrained(where)

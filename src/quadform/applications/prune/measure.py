@@ -215,7 +215,7 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         moved = {n: t + d[n] for n, t in own.items()}
         helps = self._value(moved) < self._value(theirs)
         how = f"{self._damped(damping)}; {_brief(solved)}" if helps else "a step of all matrices did not help"
-        return moved if helps else theirs, f"from the weights of SparseGPT, which lost less than the smallest; {how}"
+        return moved if helps else theirs, f"begun at the weights of SparseGPT, which loses less; {how}"
 
     @property
     def _layers(self) -> bool:

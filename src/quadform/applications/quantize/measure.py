@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...answers.quantize import QuantizedModel, QuantizeDraft
 from ...compress.allocation import allocate, choices_of
@@ -27,8 +27,7 @@ from ...curvature.operators import gauss_newton
 from ..compressing.measuring import PRODUCT, CompressMeasurement
 from ..compressing.writing import write_packed
 from ..room import note_of, seconds_of_value
-from ..subject import Subject
-from .question import USUAL, QuantizeQuestion
+from .question import USUAL
 
 #: The folder of the best model, inside that of the results.
 FOLDER = "quantized"
@@ -44,10 +43,6 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
     doing = "quantization", "quantized"
     answer = QuantizedModel
     flat = "rtn,gptq"
-
-    def __init__(self, asked: QuantizeQuestion, subject: Subject) -> None:
-        require_plain(subject)
-        super().__init__(asked, subject)
 
     def plan(self) -> Plan:
         """Time and memory; one evaluation of the loss is timed for it."""
@@ -242,17 +237,3 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
             return {}
         weights = {n: t.to(self.risk.device) for n, t in self._weights(best).items()}
         return {n: partial(dict[str, Tensor], {n: t}) for n, t in weights.items()}
-
-
-def require_plain(subject: Subject) -> None:
-    """Refuse weights that are on a grid already: their error would be counted as theirs, not as ours."""
-    told = "Quantize the model that they were made from."
-    if subject.source.get("quantized"):
-        raise InputError(f"the weights of `{subject.name}` are quantized already. {told}")
-    if not isinstance(subject.model, nn.Module):
-        return
-    for name, t in subject.model.state_dict(keep_vars=True).items():
-        if not isinstance(t, Tensor):
-            raise InputError(f"{name} is quantized already ({type(t).__name__}). {told}")
-        if t.is_quantized or (isinstance(t, nn.Parameter) and (not t.is_floating_point() or t.dtype.itemsize < 2)):
-            raise InputError(f"{name} is quantized already ({str(t.dtype).removeprefix('torch.')}). {told}")
