@@ -254,7 +254,7 @@ def test_the_other_controls(browser, place) -> None:
         shows(page, attention="linear")
         assert page.is_disabled("#sink")
         page.get_by_label("softmax", exact=True).check()
-        page.get_by_label("one W_QK").check()
+        page.get_by_label("one WQK").check()
         shows(page, factor="single")
         page.select_option("#design", "pre-ln")
         shows(page, factor="single", design="pre-ln")
@@ -276,7 +276,7 @@ def test_blocks_can_be_chosen(browser, place) -> None:
         page.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 0.9 * box["height"])
         assert page.inner_text("#selected-name") == "Selected block: value·value"
         assert page.locator("#slopes tr[aria-current]").get_attribute("data-block") == "W_V,W_V"
-        page.get_by_label("functional H_f").check()
+        page.get_by_label("functional Hf").check()
         settle(page)
         assert page.inner_text("#formula") == "Hf(V,V) = 0"
         assert [page.inner_text(f"#formula {kind}") for kind in ("i", "sub")] == ["H", "f"]

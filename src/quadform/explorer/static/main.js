@@ -8,7 +8,7 @@ import { bindTip } from "./tip.js";
 import { copy, firstTheme, otherTheme, setTheme } from "./theme.js";
 import { drawSpectrum } from "./spectrum.js";
 import { drawDepth } from "./depth.js";
-import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, sentence, text } from "./tables.js";
+import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, sentence, setSymbols, text } from "./tables.js";
 import { bindTour, tellTour } from "./tour.js";
 
 const $ = (id) => document.getElementById(id);
@@ -131,6 +131,7 @@ function say(words) {
 
 // --- tools ----------------------------------------------------------------------------------------------------------
 bindControls(store);
+setSymbols();
 for (const name of ["part", "detail"]) {
   document.querySelectorAll(`input[name=${name}]`).forEach((input) => input.addEventListener("change", () => {
     memory[name] = input.value; store.remember(); ask();

@@ -14,8 +14,20 @@ export function sentence(id, words) {
   place.replaceChildren(...symbols(words));
 }
 
-export function symbols(words) {
-  return words.split(/(λ_(?:max|min)|\b[HW]_[A-Zof]{1,2}\b)/).map((piece, i) => {
+const SYMBOL = /(λ_(?:max|min)|\b[HW]_[A-Zof]{1,2}\b)/;
+
+/** The symbols in the words the page came with: labels and captions, not code. */
+export function setSymbols() {
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
+  while (walk.nextNode()) {
+    const node = walk.currentNode;
+    if (SYMBOL.test(node.data) && !node.parentElement.closest("script, pre, code, option, textarea, [hidden]")) found.push(node);
+  }
+  for (const node of found) node.replaceWith(...symbols(node.data));
+}
+
+function symbols(words) {
+  return words.split(SYMBOL).map((piece, i) => {
     if (i % 2 === 0) return document.createTextNode(piece);
     const set = made("span", undefined, { class: "symbol" }), [letter, index] = piece.split("_");
     set.append(made("i", letter), made("sub", index));

@@ -133,7 +133,7 @@ SENTENCES = {
     "number_ceiling_sgd": "step ceiling 2 / λ_max",
     "number_loss": "loss",
     "number_entropy": "attention entropy",
-    "ceiling_not": "A ceiling of plain gradient descent at this point, no advice.",
+    "ceiling_not": "The ceiling of plain gradient descent at this point. It is not a recommendation.",
     "ratio_to_a": "B : A = {ratio}",
     "tag_closed": "exact, closed form",
     "tag_autodiff": "exact, autodiff",
