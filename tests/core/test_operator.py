@@ -413,12 +413,12 @@ class LiveBytes(TorchDispatchMode):
 
 def test_a_matrix_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The refusal tells what is needed, what is free, and the two ways out; it comes before anything is computed."""
-    A = Opaque(Dense(symmetric(3), X))
+    A = Opaque(Dense(symmetric(400), Space((("x", (400,)),))))
     monkeypatch.setattr(memory, "free_bytes", lambda device: 50.0)
     with pytest.raises(TooLarge) as caught:
         A.dense()
     assert str(caught.value) == (
-        "The full matrix of 3 x 3 entries needs 72 B; 50 B are free."
+        "The full matrix of 400 x 400 entries needs 1.28 MB; 50 B are free."
         " Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
     )
     assert isinstance(caught.value, MemoryError)

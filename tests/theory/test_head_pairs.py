@@ -144,7 +144,7 @@ def test_other_layers_are_refused_by_name() -> None:
         InputError, match="the T-split is available for AttentionLayer and MultiHeadAttentionLayer; got Lin"
     ):
         ScoreSplit(linear)
-    with pytest.raises(InputError, match="the flattest point is available for AttentionLayer"):
+    with pytest.raises(InputError, match="the flattest point exists for AttentionLayer"):
         flattest(linear)
     with pytest.raises(InputError, match="without query and key biases"):
         flattest(AttentionLayer(randn(g, 4, 3), *W, randn(g, 4, 2), b_Q=randn(g, 2)))

@@ -13,6 +13,8 @@ from torch import Tensor
 from .cgroup import memory_limit
 from .errors import TooLarge
 
+#: Bytes from which it is asked whether a matrix fits: asking takes a millisecond.
+_ASKED_FROM = 1 << 20
 #: Bytes from which a matrix is laid on huge pages.
 _HUGE_FROM = 1 << 25
 
@@ -26,8 +28,10 @@ def require(need: float, device: torch.device, what: str, advice: str) -> None:
 
 def guard_memory(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse an `(m, n)` matrix that does not fit the free memory of the device."""
-    advice = "Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
-    require(m * n * dtype.itemsize, device, f"The full matrix of {m:,} x {n:,} entries", advice)
+    size = m * n * dtype.itemsize
+    if size >= _ASKED_FROM:
+        advice = "Use products (`A @ v`, matrix-free) or a named block (`A.block(rows, cols).dense()`)."
+        require(size, device, f"The full matrix of {m:,} x {n:,} entries", advice)
 
 
 def empty_matrix(m: int, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:

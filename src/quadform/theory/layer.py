@@ -261,14 +261,18 @@ class TokenLayer(ABC):
 
     def _name(self, name: str) -> str:
         bare = paper_name(name.removeprefix(self.prefix))
-        known = {*self.weights, *(piece for whole in self.weights for piece, _ in self.pieces(whole))}
-        if bare not in known:
+        if bare not in self.weights and bare not in self._turn:
             raise UnknownName(f"no parameter matches {name!r}; this space has {', '.join(self.weights)}.")
         return bare
 
-    def _later(self, a: str, b: str) -> bool:
+    @cached_property
+    def _turn(self) -> dict[str, int]:
+        """The place of every piece in the order of the weights."""
         order = [piece for name in self.weights for piece, _ in self.pieces(name)]
-        return order.index(a) >= order.index(b)
+        return {piece: i for i, piece in enumerate(order)}
+
+    def _later(self, a: str, b: str) -> bool:
+        return self._turn[a] >= self._turn[b]
 
     def _terms(self, part: Part, a: str, b: str) -> list[Term]:
         """The terms of a block of pieces in either order; norms and token shares do not see the difference."""
@@ -301,13 +305,17 @@ def in_float64(thing: Any) -> Any:
 
 
 def autodiff_hessian(scalar: Callable[[Vector], Tensor], weights: Vector) -> Tensor:
-    """The dense Hessian of a function of named tensors by `jvp(grad)`, which is right through LayerNorm where
+    """The dense Hessian of a function of named tensors by double backward, which is right through LayerNorm where
     `torch.func.hessian` is not."""
     space = Space.of(weights)
-    flat = space.flatten(weights)
-    gradient = torch.func.grad(lambda w: scalar(space.unflatten(w)))
-    units = torch.eye(flat.numel(), dtype=flat.dtype, device=flat.device)
-    return torch.func.vmap(lambda v: torch.func.jvp(gradient, (flat,), (v,))[1], chunk_size=256)(units)
+    w = space.flatten(weights).detach().requires_grad_()
+    with torch.enable_grad():
+        (g,) = torch.autograd.grad(scalar(space.unflatten(w)), w, create_graph=True)
+    units = torch.eye(len(w), dtype=w.dtype, device=w.device)
+    if not g.requires_grad:  # a linear function
+        return torch.zeros_like(units)
+    rows = [torch.autograd.grad(g, w, u, is_grads_batched=True, retain_graph=True)[0] for u in units.split(256)]
+    return torch.cat(rows)
 
 
 @final

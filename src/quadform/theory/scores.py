@@ -258,9 +258,9 @@ def rotate(x: Tensor, base: float = 10_000.0) -> Tensor:
     if d % 2:
         raise InputError(f"rotary positions need an even width; got {d}.")
     frequency = base ** (-torch.arange(d // 2, dtype=x.dtype, device=x.device) * 2 / d)
-    angle = torch.arange(tokens, dtype=x.dtype, device=x.device)[:, None] * frequency
-    first, second = x[..., : d // 2], x[..., d // 2 :]
-    return torch.cat([first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()], dim=-1)
+    angle = (torch.arange(tokens, dtype=x.dtype, device=x.device)[:, None] * frequency).repeat(1, 2)
+    turned = torch.cat([-x[..., d // 2 :], x[..., : d // 2]], dim=-1)
+    return x * angle.cos() + turned * angle.sin()
 
 
 def rope(X: Tensor) -> Scores:
