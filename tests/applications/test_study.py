@@ -23,8 +23,8 @@ from quadform.core.record import Estimate, Provenance, Record
 from quadform.core.work import Work
 
 MODEL = "new:sas-p,depth=1,d_model=4,heads=2"
-SMALL: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2, "batches": 2}
-FLAGS = ["--data", "add:digits=1", "--batch-size", "2", "--batches", "2", "--quiet"]
+SMALL: dict[str, Any] = {"data": "add:digits=1", "batch_size": 2, "batches": 1}
+FLAGS = ["--data", "add:digits=1", "--batch-size", "2", "--batches", "1", "--quiet"]
 KINDS = {"step-size": "lr", "spectrum": "spectrum", "signal": "signal"}
 
 
@@ -151,9 +151,23 @@ def test_records_in_a_folder(tmp_path: Path) -> None:
     assert [[r.kind for r in s.records] for s in records_in(tmp_path)] == [["alone"]]
 
 
+@pytest.fixture(scope="module")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, list[str]]:
+    """MODEL studied once by its name: the answer, where it lies, and what was opened for it."""
+    folder = tmp_path_factory.mktemp("studied")
+    with pytest.MonkeyPatch.context() as patch:
+        opened = note_openings(patch)
+        found = qf.study(MODEL, **SMALL, out=folder, progress=False)
+    return found, folder, opened
+
+
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that are opened, and the runs that are read, in turn."""
+    return note_openings(monkeypatch)
+
+
+def note_openings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     for module, name in ((subject, "open_subject"), (subject, "open_run"), (training, "open_run")):
         true = getattr(module, name)
@@ -166,19 +180,19 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_one_model_is_opened_once(tmp_path: Path, opened: list[str]) -> None:
+def test_one_model_is_opened_once(studied: tuple[Any, Path, list[str]], opened: list[str]) -> None:
     """All sections measure the same opened model, on one probe: lambda_max of `lr` and of `spectrum` is one number."""
-    found = qf.study(MODEL, **SMALL, out=tmp_path / "a", progress=False)
-    assert opened == [MODEL]
+    found, folder, for_it = studied
+    assert for_it == [MODEL]
     by_kind = {r.kind: r for r in found.records}
     assert list(by_kind) == ["step-size", "spectrum", "point", "prune", "signal", "why"]
     top = by_kind["spectrum"].scalars["top/0"].value
     assert by_kind["step-size"].scalars["ceiling/sgd"].value == pytest.approx(2 / top, rel=1e-2)
     assert {r.made.dtype for r in found.records} == {"float32"}
-    again = qf.study(str(tmp_path / "a"), progress=False)
-    assert kinds(again) == kinds(Report.load(tmp_path / "a")) == [*by_kind]
-    assert qf.study.plan(str(tmp_path / "a")).seconds == 0
-    assert opened == [MODEL]
+    again = qf.study(str(folder), progress=False)
+    assert kinds(again) == kinds(Report.load(folder)) == [*by_kind]
+    assert qf.study.plan(str(folder)).seconds == 0
+    assert opened == []
 
 
 def test_a_training_run_is_studied_beside_itself(
@@ -208,11 +222,14 @@ def test_a_training_run_is_studied_beside_itself(
     assert "was studied with other weights" in capsys.readouterr().err
 
 
-def test_both_ways_give_the_same_sections(tmp_path: Path) -> None:
+def test_both_ways_give_the_same_sections(studied: tuple[Any, Path, list[str]], tmp_path: Path) -> None:
     """Python and command line, a word and an opened model: every number of every section is the same."""
-    here = qf.study(MODEL, **SMALL, progress=False).records
+    here = studied[0].records
     assert main(["report", MODEL, *FLAGS, "--out", str(tmp_path)]) in (0, 3)
     there = Report.load(tmp_path).records
+    ours, theirs = studied[0].record, Record.load(tmp_path)
+    assert {**theirs.inputs, "report": None} == {**ours.inputs, "report": None}
+    assert (theirs.scalars, theirs.tensors) == (ours.scalars, ours.tensors) == ({}, {})
     asked = opening.Opening(model=MODEL, **SMALL).open()
     third = qf.study(asked.model, asked.batches, progress=False).records
     for records in (there, third):

@@ -22,6 +22,7 @@ from quadform.core.record import Record
 from quadform.curvature.operators import hessian
 from quadform.curvature.risk import Risk
 from quadform.nn.transformer import Transformer
+from quadform.report.style import LIGHT
 
 MODEL = "new:pre-ln,depth=1,d_model=8,heads=2"
 SMALL = [MODEL, "--data", "add:digits=2", "--batch-size", "2"]
@@ -442,8 +443,11 @@ def test_what_the_machine_says(
     assert said in refused(["doctor"], capsys, code)
 
 
-def test_a_record_that_contradicts_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_that_contradicts_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Tensors of another size than the scalars say: told by `report`, and by `ls runs` in its row."""
+    monkeypatch.setattr("quadform.report.html.DRAWN", (LIGHT,))  # in dark colours it is the same code
     assert main(["attention", "--tokens", "3", "--d-model", "2", "--out", "run", "--quiet"]) == 0
     record = Record.load("run")
     for i, name in enumerate(record.tensors):

@@ -120,9 +120,9 @@ def test_report_of_the_default(
     from quadform.applications.study import sections as study
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "d_model": 16, "heads": 2})
+    monkeypatch.setattr(study, "DEFAULT_MODEL", {"design": "pre-ln", "depth": 1, "d_model": 8, "heads": 2})
     monkeypatch.setattr(study, "DEFAULT_STEPS", 20)
-    assert main(["report", "--figures", "pictures", "--quiet", "--batch-size", "4", "--batches", "2"]) == 0
+    assert main(["report", "--figures", "pictures", "--quiet", "--batch-size", "2", "--batches", "1"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "report: runs/default/report.html"
     assert said[0].startswith("Learning-rate ceiling:")
