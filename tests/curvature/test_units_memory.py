@@ -340,3 +340,25 @@ def test_gauss_newton_is_not_checked_by_units_twice(problem: Any, monkeypatch: A
     A = gauss_newton(risk)
     A @ risk.space.random(dtype=F64)
     assert A.route == "units"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "told"),
+    [(False, "has no repeated blocks.*or name its parts"), (True, "not even block by block.*shorter sequences.$")],
+)
+def test_a_product_that_fits_no_memory_says_what_to_do(
+    problem: Any, blocks: bool, told: str, monkeypatch: Any, capsys: Any
+) -> None:
+    model, batch = problem
+    risk = Risk(model if blocks else nn.Linear(16, 3, dtype=F64), cross_entropy, batch, quiet=True)
+    assert risk.soundness.twice
+
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB. GPU 0 has none.")
+
+    for name in ("strategies.ByRetained.prepare", "by_units.ByUnits.prepare"):
+        monkeypatch.setattr(f"quadform.curvature.{name}", full)
+    with pytest.raises(torch.OutOfMemoryError, match=told) as error:
+        hessian(risk) @ risk.space.random(dtype=F64)
+    assert str(error.value).startswith("Hessian: a product does not fit the memory, ")
+    assert "(CUDA out of memory)" in str(error.value)

@@ -67,14 +67,14 @@ class Choice:
         return self._said(left, f"{first.kind.what}: {error}; {instead}.")
 
     def smaller(self, error: torch.OutOfMemoryError, alone: bool) -> Choice:
-        """What takes less memory than the first: half as many vectors at once, or units; the error where nothing does.
+        """What takes less memory than the first: half as many vectors at once, or units; an error where nothing does.
 
         `alone`: it was one vector that did not fit.
         """
         first, *rest = self.ways
         if alone or isinstance(first, ByRetained):
             if not any(isinstance(way, ByUnits) for way in rest):
-                raise error
+                raise error if first.kind.risk.shards is not None else _too_large(first, error) from error
             reason = str(error) if isinstance(error, TooLarge) else "a product does not fit the memory"
             found = self.without(Unsuitable(reason, lambda way: not isinstance(way, ByUnits)))
             return dataclasses.replace(found, short=True)
@@ -91,6 +91,20 @@ _TOO_LARGE = (
     "its graph does not fit the memory, and this model {}. Nothing was measured. Give shorter sequences or smaller"
     " batches, or name its parts in `Risk(..., units=)`."
 )
+
+
+def _too_large(way: Strategy, error: torch.OutOfMemoryError) -> TooLarge:
+    """The error where one product does not fit the memory, whichever way."""
+    advice, risk = "Use smaller batches or shorter sequences", way.kind.risk
+    if isinstance(way, ByUnits):
+        why = ", not even block by block"
+    elif risk.units:
+        why = ", and this model cannot be run block by block"
+    else:
+        why = ", and this model has no repeated blocks to run one at a time"
+        advice += ", or name its parts in `Risk(..., units=)`"
+    reason = str(error).partition(". ")[0]
+    return TooLarge(f"{way.kind.what}: a product does not fit the memory{why} ({reason}). {advice}.")
 
 
 def _nothing_left(kind: Kind, error: Unsuitable) -> str:
