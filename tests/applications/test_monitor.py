@@ -518,9 +518,11 @@ def test_each_rule_is_said_when_its_score_passes_and_not_while_it_stays() -> Non
         [],
         ["step 3: layer 1 head 1: largest logit 31 and rising, learning rate at 0.5 of its ceiling"],
         [],
-        ["step 5: lambda_max of P^-1 H is 9 times its median of the 5 readings before"],
+        ["step 5: lambda_max of P^-1 H is 9 times its median of the 4 readings before"],
         ["step 6: layer 1 head 1: largest logit 60 and rising, learning rate at 0.5 of its ceiling"],
     ]
+    early = [reading(step, 1.0, lam) for step, lam in enumerate((1.0, 9.0, 90.0), 1)]  # first readings rise to the top
+    assert not [line for n in (1, 2, 3) for line in Rules().warnings(early[:n])]
     quiet = Rules(logit=math.inf, growth=math.inf)
     assert not [line for n in range(1, 7) for line in quiet.warnings(history[:n])]
 

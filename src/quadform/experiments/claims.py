@@ -134,7 +134,7 @@ class Verdict:
 
 def _text(value: float) -> str:
     """Four digits; a large whole number, which is a count, in full."""
-    return f"{value:,.0f}" if abs(value) >= 1e5 and value == round(value) else f"{value:.4g}"
+    return f"{value:,.0f}" if 1e5 <= abs(value) < math.inf and value == round(value) else f"{value:.4g}"
 
 
 def near(text: str, key: str, expect: float, within: float, source: str, **more: Any) -> Claim:
