@@ -55,11 +55,11 @@ PIECES = COMMANDS | {
     "verify": ["--shapes", "3", "--largest", "2"],
     "reproduce": ["scalar-sinks", "--preset", "smoke"],
 }
-#: Forks a child a run. A line of stdin is (words, when it is killed): never (null), after so many seconds, inside the
-#: first piece that it computes ("inside", at the n-th step), or once that is kept ("after"). The answer is (exit code
-#: or -9, seconds it ran). States are saved at every product, not every minute.
+#: Forks a child a run. A line of stdin is (words, when it is killed): never (null), after so many seconds of processor
+#: time, inside the first piece it computes ("inside", at the n-th step), or once that is kept ("after"). The answer
+#: is (exit code or -9, seconds of processor time). States are saved at every product, not every minute.
 SERVER = """
-import json, os, sys, time
+import json, os, signal, sys
 import torch
 torch.set_num_threads(1)
 import quadform.applications.why.measure, quadform.applications.compare.measure
@@ -96,24 +96,18 @@ def killed(when):
 
 for line in sys.stdin:
     words, limit = json.loads(line)
-    began = time.monotonic()
     child = os.fork()
     if not child:
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         if isinstance(limit, list):
             killed(limit)
+        elif limit is not None:
+            signal.setitimer(signal.ITIMER_PROF, limit)  # nothing catches SIGPROF: it ends a process as kill -9 does
         os._exit(main(words))
-    limit = limit if isinstance(limit, float) else None
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG if limit else 0)
-        if done:
-            break
-        if time.monotonic() - began > limit:
-            os.kill(child, 9)
-            limit = None
-        time.sleep(0.002)
-    print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - began]), flush=True)
+    _, status, used = os.wait4(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    print(json.dumps([-9 if code == -signal.SIGPROF else code, used.ru_utime + used.ru_stime]), flush=True)
 """
 
 
@@ -122,16 +116,17 @@ MOST_KILLS = 400
 
 
 class Runner:
-    """The server: `run(words)` to the end, `run(words, when)` until it is killed."""
+    """The server: `run(words)` to the end, `run(words, when)` until it is killed; `whole` runs by their words."""
 
-    def __init__(self, errors: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
-        self.errors = errors
+        self.folder, self.errors = folder, folder / "stderr"
+        self.whole: dict[tuple[str, ...], tuple[Path, float]] = {}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=errors.open("w"),
+            stderr=self.errors.open("w"),
             text=True,
             env=env,
         )
@@ -150,7 +145,7 @@ class Runner:
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    runner = Runner(tmp_path_factory.mktemp("errors") / "stderr")
+    runner = Runner(tmp_path_factory.mktemp("runs"))
     yield runner
     assert runner.process.stdin is not None
     runner.process.stdin.close()
@@ -191,17 +186,26 @@ def take_plan(source: Path, target: Path) -> None:
     (target / "pieces.jsonl").write_text(plan + "\n")
 
 
-def begun(runner: Runner, command: list[str], whole: Path, cut: Path) -> tuple[list[str], float]:
-    """Run the command into `whole`: the words of the same run into `cut`, and the seconds it took."""
+def begun(runner: Runner, command: list[str], cut: Path) -> tuple[list[str], Path, float]:
+    """The words of a run into `cut`, the folder of the same run that was never killed, and the seconds that took."""
     resume = [] if command[0] == "reproduce" else ["--resume"]  # it always goes on where it was
     words = [*command, "--quiet", *resume, "--out"]
+    if tuple(words) not in runner.whole:
+        whole = runner.folder / str(len(runner.whole))
+        if words[0] == "compare":
+            runner.run([*words, str(planned_of(whole)), "--max-time", "0.001s"])
+            take_plan(planned_of(whole), whole)
+        _, took = runner.run([*words, str(whole)])
+        runner.whole[tuple(words)] = whole, took
+    whole, took = runner.whole[tuple(words)]
     if words[0] == "compare":
-        planned = whole.with_name("planned")
-        runner.run([*words, str(planned), "--max-time", "0.001s"])
-        take_plan(planned, whole)
-        take_plan(planned, cut)
-    _, took = runner.run([*words, str(whole)])
-    return [*words, str(cut)], took
+        take_plan(planned_of(whole), cut)
+    return [*words, str(cut)], whole, took
+
+
+def planned_of(whole: Path) -> Path:
+    """Where a comparison was planned and no more."""
+    return whole.with_name(f"{whole.name}-planned")
 
 
 def moment(verb: str, killed: int) -> tuple[str, int]:
@@ -216,8 +220,8 @@ def moment(verb: str, killed: int) -> tuple[str, int]:
 @pytest.mark.parametrize("verb", PIECES)
 def test_killed_inside_and_after_every_piece(verb: str, runner: Runner, tmp_path: Path) -> None:
     """Killed inside the next piece, then as soon as it is kept, until none is left: the record of a whole run."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words, _ = begun(runner, [verb, *PIECES[verb]], whole, cut)
+    cut = tmp_path / "cut"
+    words, whole, _ = begun(runner, [verb, *PIECES[verb]], cut)
     killed = 0
     while runner.run(words, moment(verb, killed))[0] == -9:
         killed += 1
@@ -232,10 +236,10 @@ def test_killed_inside_and_after_every_piece(verb: str, runner: Runner, tmp_path
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_killed_and_resumed_is_the_same(verb: str, runner: Runner, tmp_path: Path) -> None:
     """Killed twice at shares of the time the whole run takes; resumed, every number is equal to the last bit."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    words, took = begun(runner, [verb, *COMMANDS[verb]], whole, cut)
+    cut = tmp_path / "cut"
+    words, whole, took = begun(runner, [verb, *COMMANDS[verb]], cut)
     killed = 0
-    draw = random.Random(verb)  # the load of the machine makes the moment more random still
+    draw = random.Random(verb)
     for share in (draw.uniform(0.1, 0.5), draw.uniform(0.3, 0.7)):
         killed += runner.run(words, share * took)[0] == -9
     assert killed, "both runs were over before they were killed"
