@@ -119,8 +119,9 @@ def _monitor(own: dict[str, Any], printed: str) -> None:
 
 
 def _trainer(own: dict[str, Any], printed: str) -> None:
-    assert [r.step for r in own["callback"].monitor.history] == [10, 20, 30]
-    assert not [line for line in own["callback"].monitor.warnings if "nothing was measured" in line]
+    monitor = own["callback"].monitor if "callback" in own else own["monitor"]
+    assert [r.step for r in monitor.history] == [10, 20, 30]
+    assert not [line for line in monitor.warnings if "nothing was measured" in line]
     assert "lambda_max" in printed
 
 
@@ -142,11 +143,17 @@ AFTER: dict[str, Callable[[dict[str, Any], str], None]] = {
     "estimate": _estimate,
     "monitor": _monitor,
     "monitor-hf": _trainer,
+    "monitor-accelerate": _trainer,
     "monitor-lightning": _trainer,
     "compress": _compress,
     "distributed-trainers": _measured,
 }
-NEEDS = {"monitor-hf": "accelerate", "monitor-lightning": "pytorch_lightning", "designs": "transformers"}
+NEEDS = {
+    "monitor-hf": "accelerate",
+    "monitor-accelerate": "accelerate",
+    "monitor-lightning": "pytorch_lightning",
+    "designs": "transformers",
+}
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
