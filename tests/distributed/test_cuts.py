@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quadform.core.rng import by_place
-from quadform.distributed.shards import Cut
+from quadform.distributed.shards import Cut, Shards
 from quadform.estimate.vectors import _at_places
 
 SHAPES = st.lists(st.integers(1, 5), min_size=1, max_size=3)
@@ -41,3 +41,15 @@ def test_what_is_drawn_by_place() -> None:
         z = _at_places(0, "a", kind, "w", at)  # type: ignore[arg-type]  # both are kinds
         assert abs(float(z.mean())) < 5 / n**0.5
         assert abs(float(z.square().mean()) - 1) <= 5 * ((fourth - 1) / n) ** 0.5
+
+
+@given(SHAPES, st.integers(1, 6), st.data())
+def test_rows_of_a_message(shape: list[int], pieces: int, data: st.DataObject) -> None:
+    """A row has a piece, padded to the longest; joined they are the tensor again."""
+    cut = Cut.of(tuple(shape), pieces, data.draw(st.integers(0, len(shape) - 1)))
+    t, rows = torch.randn(shape), torch.zeros(pieces, cut.room)
+    Shards._split(cut, t, 2.0, rows)
+    for row, piece in zip(rows, t.split(cut.lengths, dim=cut.axis), strict=True):
+        assert torch.equal(row[: piece.numel()], 2 * piece.flatten())
+        assert not row[piece.numel() :].any()
+    assert torch.equal(Shards._joined(cut, rows), 2 * t)

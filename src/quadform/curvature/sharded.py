@@ -149,7 +149,11 @@ class Apart(Evaluation):
 
 
 class Sharded(Apart):
-    """Over local shards, added up over the processes."""
+    """Over local shards, added up over the processes; its units are run by `gathered`."""
+
+    @property
+    def gathered(self) -> Callable[..., Gathered]:
+        return Gathered
 
     def __init__(self, risk: Risk, fsdp: Fsdp, rows: tuple[str, ...] | None = None, weight: float = 1.0) -> None:
         super().__init__(risk, fsdp, fsdp.units, rows, weight)
@@ -200,7 +204,7 @@ class Sharded(Apart):
     def _run(self, theta: Vector, sink: Callable[[str, Tensor], None], *, second: bool) -> Recomputed:
         rows = self.rows if theta else ()
         options: Any = {"second": second, "cut": self.cut}
-        return _Gathered(self._reduced, self.fsdp, self.units, self.risk.attention, theta, rows, sink, **options)
+        return self.gathered(self._reduced, self.fsdp, self.units, self.risk.attention, theta, rows, sink, **options)
 
     def _whole(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         beside = self._reduced({n: found.get(n) for n in self.rows if n in self.outside})
@@ -221,7 +225,7 @@ class Sharded(Apart):
         return {n: as_one(parts) for n, parts in found.items()}
 
 
-class _Gathered(Recomputed):
+class Gathered(Recomputed):
     """Units that gather their weights and add up their part of the image."""
 
     def __init__(self, reduced: Callable[..., dict[str, Tensor]], fsdp: Fsdp, *args: Any, **options: Any) -> None:
@@ -230,7 +234,7 @@ class _Gathered(Recomputed):
 
     @property
     def call(self) -> type[Call]:
-        return _Call
+        return GatheredCall
 
     def plain(self, name: str, unit: nn.Module, forward: Callable[..., Any], args: Any, options: Any) -> Any:
         return self.fsdp.run(name, unit, forward, *args, **options)
@@ -241,10 +245,10 @@ class _Gathered(Recomputed):
         super().take(self.reduced({n: g for n, g in found.items() if n not in beside}))
 
 
-class _Call(Call):
+class GatheredCall(Call):
     """One call of a unit whose weights are cut."""
 
-    by: _Gathered
+    by: Gathered
 
     @property
     def tensors(self) -> list[Tensor]:

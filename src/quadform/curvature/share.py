@@ -24,6 +24,7 @@ from ..distributed import ALONE
 from ..distributed.shards import Cut, Shards
 from .alive import Alive
 from .fsdp import Fsdp
+from .once import Meter, Once
 from .operators import along_output
 from .outline import Counted, empty, unmasked
 from .risk import Risk
@@ -52,11 +53,11 @@ class Share:
         )
 
 
-def share_of(risk: Risk, kind: str, world: int) -> Share:
+def share_of(risk: Risk, kind: str, world: int, *, once: bool = True) -> Share:
     """The share of each process in the products of a risk whose model would be cut over `world` processes.
 
     The model is whole here, or without numbers (`Outline`). Whole batches go to the processes, so that the one with
-    most decides.
+    most decides. `once`: blocks that repeat are counted once.
     """
     held = {**risk.constants(), **risk.params}
     first = Imagined(risk.model, world)
@@ -67,7 +68,7 @@ def share_of(risk: Risk, kind: str, world: int) -> Share:
     }
     alone = copy.copy(risk)
     alone._set(params={n: at[n] for n in risk.params}, shards=first, units=first.units)
-    run = Sharded(alone, first)
+    run = Once(alone, first) if once else Sharded(alone, first)
     run.frozen = {n: t for n, t in at.items() if n not in risk.params}
     batch, v = empty(unmasked(risk.batches[0])), {n: t.clone() for n, t in alone.params.items()}
     turns = math.ceil(len(risk.batches) / world)
@@ -78,6 +79,8 @@ def share_of(risk: Risk, kind: str, world: int) -> Share:
         while known != (known := _learnt(run)):
             shards.gathered = shards.reduced = 0
             with Alive() as alive, Counted() as counted:
+                if isinstance(run, Once):
+                    run.meter = Meter(alive, counted, shards)
                 image = _product(run, kind, batch, v)
     beside = sum(t.numel() for t in image.values()) * size if turns > 1 else 0  # the sum over the batches before
     return Share(

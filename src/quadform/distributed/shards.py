@@ -92,8 +92,8 @@ class Shards:
         wide = torch.float32 if kind.itemsize < 4 else kind
         rows = like.new_zeros((self.pieces, sum(c.room for c in cuts)), dtype=wide)
         for c, part, t in zip(cuts, rows.split([c.room for c in cuts], dim=1), whole, strict=True):
-            for row, piece in zip(part, () if t is None else t.split(c.lengths, dim=c.axis), strict=False):
-                torch.mul(piece.reshape(-1), weight, out=row[: piece.numel()])
+            if t is not None:
+                self._split(c, t, weight, part)
         if rows.device.type in ("cpu", "meta"):  # gloo waits for a reduce-scatter without listening
             parts = torch.empty_like(rows)
             self._send(dist.all_to_all_single, parts.view(-1), rows.view(-1), axis=-1)
@@ -121,9 +121,35 @@ class Shards:
         with torch.no_grad():
             self.group.carry(collective, *tensors, group=self.mesh.get_group(axis % self.mesh.ndim))
 
-    def _joined(self, cut: Cut, rows: Tensor) -> Tensor:
-        shapes = [cut.piece(r) for r in range(self.pieces)]
+    @staticmethod
+    def _split(cut: Cut, t: Tensor, weight: float, rows: Tensor) -> None:
+        """Write the pieces of a tensor, with a weight, into rows."""
+        if cut.axis == 0:
+            for part, row in _in_rows(t.reshape(-1), rows):
+                torch.mul(part, weight, out=row)
+            return
+        for row, piece in zip(rows, t.split(cut.lengths, dim=cut.axis), strict=True):
+            torch.mul(piece.reshape(-1), weight, out=row[: piece.numel()])
+
+    @staticmethod
+    def _joined(cut: Cut, rows: Tensor) -> Tensor:
+        """A tensor of its own, no view: a tangent of a view is one of all that is viewed."""
+        if cut.axis == 0:
+            whole = rows.new_empty(cut.shape)
+            for part, row in _in_rows(whole.view(-1), rows):
+                part.copy_(row)
+            return whole
+        shapes = [cut.piece(r) for r in range(len(rows))]
         return torch.cat([row[: math.prod(s)].view(s) for row, s in zip(rows, shapes, strict=True)], dim=cut.axis)
+
+
+def _in_rows(flat: Tensor, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Where a tensor that is cut along its first axis stands in the rows of a message: the full ones, then the rest."""
+    room = rows.shape[1]
+    full = len(flat) // max(1, room)
+    rest = len(flat) - full * room
+    parts = [(flat[: full * room].view(full, room), rows[:full])]
+    return parts + ([(flat[full * room :], rows[full, :rest])] if rest else [])
 
 
 class ShardGroup(Group):
