@@ -48,3 +48,15 @@ def test_blocks_that_repeat_are_counted_once(risk: qf.Risk, kind: str, world: in
         ran.append(Block.ran)
     assert found[0] == found[1]
     assert ran[0] <= 0.75 * ran[1]
+
+
+@pytest.mark.parametrize(("L", "T"), [(12, 64), (3, 40)])
+def test_memory_by_a_formula(L: int, T: int) -> None:
+    """n / N + 5 u + (2 L + 21) T d + 8.5 h T^2 numbers for H, within 10 %: docs/distributed.md says so."""
+    d, h, N = 16, 2, 4
+    model = qf.nn.Transformer("pre-ln", depth=L, d_model=d, heads=h, vocab=d, seq_len=T, dtype=torch.float64)
+    tokens = torch.zeros(1, T, dtype=torch.int64)
+    risk = qf.Risk(model, lambda F, batch: nn.functional.cross_entropy(F[0], batch[1][0]), (tokens, tokens), quiet=True)
+    n, u = (sum(p.numel() for p in m.parameters()) for m in (model, next(iter(risk.units.values()))))
+    found = share_of(risk, "hessian", N).product / 8
+    assert found == pytest.approx(n / N + 5 * u + (2 * L + 21) * T * d + 8.5 * h * T**2, rel=0.1)
