@@ -412,7 +412,7 @@ def test_ways_that_do_not_suit_are_left_one_by_one(capsys: Any) -> None:
         image = A @ V
     traced, stacked = A.why
     assert traced.startswith("Gauss-Newton: cannot be traced (")
-    assert traced.endswith("; step by step instead.")
+    assert traced.endswith("; step by step instead, about 2.6 times as long a product.")
     assert stacked.startswith("Gauss-Newton: batching over vectors (vmap) failed (")
     assert stacked.endswith("; one vector at a time.")
     assert capsys.readouterr().err == f"{traced}\n{stacked}\n"

@@ -45,6 +45,14 @@ def predict(operators: int, eager: float, products: int, device: str, *, retaine
     }
 
 
+def slower(wanted: Route, taken: Route, device: str, *, retained: bool) -> float:
+    """How many times longer a product takes by one route than by another, as a rule; without preparing."""
+    kind, way = device if device in TRACE_S else "cuda", 0 if retained else 1
+    routes: tuple[Route, ...] = ("traced", "compiled", "units", "compiled-units")
+    each = dict(zip(routes, (t[kind][way] for t in (TRACED, COMPILED, UNITS, UNITS)), strict=True))
+    return each.get(taken, 1.0) / each.get(wanted, 1.0)
+
+
 def measure(products: Products, v: Vector, scale: float = 1.0) -> dict[Route, float]:
     """Seconds of the expected products by each route, from eager ones, `scale` times as long, and one forward pass."""
     run, risk = products.by("eager"), products.kind.risk

@@ -28,7 +28,7 @@ from ..core.space import Vector
 from ..distributed.processes import group_of
 from .by_units import ByUnits
 from .kept import Kept
-from .prediction import Rent, fastest, in_time, measure, timed
+from .prediction import Rent, fastest, in_time, measure, slower, timed
 from .retained import TooLarge
 from .sharded import BySharded
 from .strategies import ByForward, ByProgram, ByRetained, ByReverse, Kind, Route, Strategy, Unsuitable
@@ -64,7 +64,7 @@ class Choice:
         instead = left[0].how
         if first.route != "eager":
             instead = f"{instead if left[0].route != 'eager' else 'step by step'} instead"
-        return self._said(left, f"{first.kind.what}: {error}; {instead}.")
+        return self._said(left, f"{first.kind.what}: {error}; {instead}{_cost(first, left[0])}.")
 
     def smaller(self, error: torch.OutOfMemoryError, alone: bool) -> Choice:
         """What takes less memory than the first: half as many vectors at once, or units; an error where nothing does.
@@ -91,6 +91,13 @@ _TOO_LARGE = (
     "its graph does not fit the memory, and this model {}. Nothing was measured. Give shorter sequences or smaller"
     " batches, or name its parts in `Risk(..., units=)`."
 )
+
+
+def _cost(wanted: Strategy, taken: Strategy) -> str:
+    """What another way costs, as a rule; nothing where it is about the same."""
+    kind = wanted.kind
+    times = slower(wanted.route, taken.route, kind.risk.device.type, retained=kind.scalar is not None)
+    return f", about {times:.1f} times as long a product" if times > 1.2 else ""
 
 
 def _too_large(way: Strategy, error: torch.OutOfMemoryError) -> TooLarge:
