@@ -103,7 +103,7 @@ def _copy_of_few_bits(value: Any) -> torch.Tensor:
     """A tensor of torchao's 8-bit optimizers, which has no `clone`: its parts are copied."""
     names, context = value.__tensor_flatten__()
     parts = {name: getattr(value, name).clone() for name in names}
-    return type(value).__tensor_unflatten__(parts, context, value.shape, value.stride())  # type: ignore[no-any-return]  # of a package
+    return type(value).__tensor_unflatten__(parts, context, value.shape, value.stride())
 
 
 def stable(model: nn.Module, parts: Parts, risk: Risk, rate: float, steps: int) -> bool:
