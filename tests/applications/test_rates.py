@@ -266,6 +266,7 @@ def test_a_file_with_code_is_refused_with_the_lines_that_convert_it(tmp_path):
     torch.save({"optimizer": optimizer.state_dict(), "args": Odd()}, tmp_path / "all.pt")
     with pytest.raises(FileError, match="cannot be read without running code in it") as refused:
         optimizer_state(tmp_path / "all.pt")
+    assert re.search(r"\(it holds \w+\.dict\)", str(refused.value))
     lines = re.findall(r"`(body = .*?|torch.save.*?)`", str(refused.value))
     scope = {"torch": torch}
     for line in lines:
@@ -274,6 +275,16 @@ def test_a_file_with_code_is_refused_with_the_lines_that_convert_it(tmp_path):
     torch.save({"weights": 1}, tmp_path / "none.pt")
     with pytest.raises(FileError, match=r"holds none .it has weights."):
         optimizer_state(tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize("kind", ["text", "cut", "pickle"])
+def test_a_file_that_torch_did_not_write_is_called_that(kind, tmp_path):
+    """No word of code that it holds, nor of torch's own advice; a pickle of later protocols is refused alike."""
+    torch.save({"state": {}, "param_groups": []}, tmp_path / "whole.pt")
+    body = {"text": b"hello", "cut": (tmp_path / "whole.pt").read_bytes()[:300], "pickle": b"\x80\x04\x95\x00."}[kind]
+    (tmp_path / "odd.pt").write_bytes(body)
+    with pytest.raises(FileError, match=r"odd.pt` is no file of torch.save, or it is damaged \(\w+\)\. Give a file"):
+        optimizer_state(tmp_path / "odd.pt")
 
 
 def test_a_folder_without_a_trainer_has_no_step(tmp_path, capsys):

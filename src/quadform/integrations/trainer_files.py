@@ -9,6 +9,7 @@ Files are read without running any code in them; what is beside the weights and 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,11 +74,15 @@ def optimizer_state(path: Path) -> dict[str, Any]:
     """`param_groups` and `state` of the optimizer in a file of torch, wherever they lie in it."""
     try:
         body = torch.load(path, map_location="cpu", weights_only=True)  # tensors and numbers only; code is refused
-    except (OSError, EOFError) as error:
-        raise FileError(f"`{path}` is not the state dict of a torch optimizer ({_words(error)}).") from error
     except Exception as error:  # torch's restricted reader: its own classes of error, and odd bytes
+        needs = re.search(r"GLOBAL (\S+)", str(error))
+        if needs is None:
+            raise FileError(
+                f"`{path}` is no file of torch.save, or it is damaged ({type(error).__name__}). Give a file that"
+                " `torch.save(optimizer.state_dict(), ...)` wrote."
+            ) from error
         raise FileError(
-            f"`{path}` cannot be read without running code in it ({_words(error)}). Where you trust it, convert it:"
+            f"`{path}` cannot be read without running code in it (it holds {needs[1]}). Where you trust it, convert it:"
             f" `body = torch.load('{path.name}', weights_only=False)`, then `torch.save(body['optimizer'],"
             " 'optimizer.pt')` (of Lightning: `body['optimizer_states'][0]`)."
         ) from error
@@ -102,11 +107,6 @@ def _first(folder: Path, *names: str) -> dict[str, Any]:
 
 def _dict(values: list[Any]) -> dict[str, Any]:
     return values[0] if values and isinstance(values[0], dict) else {}
-
-
-def _words(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:100] if text else type(error).__name__
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -50,11 +50,11 @@ SENTENCES = {
         " 0보다 작으면 손실이 늘어난 것입니다.",
     ),
     "precond_round": (
-        "{name} conditions the Hessian best: its largest eigenvalue is {ratio} times its smallest.",
+        "The Hessian is conditioned best with {name}: its largest eigenvalue is {ratio} times its smallest.",
         "헤시안의 조건을 가장 좋게 하는 것은 {name}입니다. 가장 큰 고유값과 가장 작은 고유값의 비는 {ratio}입니다.",
     ),
     "precond_spread": (
-        "{name} conditions the Hessian best: its curvature is spread over about {count} of {all} directions.",
+        "The Hessian is conditioned best with {name}: its curvature is spread over about {count} of {all} directions.",
         "헤시안의 조건을 가장 좋게 하는 것은 {name}입니다. 곡률이 {all}개 방향 중 약 {count}개에 퍼져 있습니다.",
     ),
 }
