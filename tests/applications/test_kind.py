@@ -81,6 +81,16 @@ def test_signs_are_counted() -> None:
     assert found.symmetries == {"weights without effect": 2}
 
 
+def test_where_no_symmetry_is_known_it_says_of_what_one_would_be() -> None:
+    """(x_1 + x_2)^2 at (1, -1) has one zero, along (1, -1), that no known symmetry is the cause of."""
+    params = {"x": torch.tensor([1.0, -1.0], dtype=torch.float64)}
+    loss = lambda out, batch: out.sum() ** 2  # noqa: E731
+    found = qf.point(lambda p, batch: p["x"], BATCH, loss, params=params, progress=False)
+    assert (found.inertia, found.explained) == ((1, 1, 0), 0)
+    assert "count as zero\n" in str(found)
+    assert "No symmetry explains the 1 zeros. Symmetries are known of quadform's own blocks" in str(found)
+
+
 def test_noise_of_the_gradient() -> None:
     """The standard error of the mean gradient: that of the single ones over sqrt(B)."""
     shifts = torch.tensor([0.1, -0.4, 0.7, 0.2, 0.3], dtype=torch.float64)

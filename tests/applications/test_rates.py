@@ -266,7 +266,7 @@ def test_a_file_with_code_is_refused_with_the_lines_that_convert_it(tmp_path):
     torch.save({"optimizer": optimizer.state_dict(), "args": Odd()}, tmp_path / "all.pt")
     with pytest.raises(FileError, match="cannot be read without running code in it") as refused:
         optimizer_state(tmp_path / "all.pt")
-    assert re.search(r"\(it holds \w+\.dict\)", str(refused.value))
+    assert "(it holds dict)" in str(refused.value)
     lines = re.findall(r"`(body = .*?|torch.save.*?)`", str(refused.value))
     scope = {"torch": torch}
     for line in lines:

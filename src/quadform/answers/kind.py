@@ -144,6 +144,8 @@ class PointKind(Answer):
         found = say("point_inertia", plus=plus, zeros=zeros, minus=minus)
         if not self.inertia[1]:
             return found
+        if not self.symmetries and not self.record.inputs.get("waiting"):
+            return found + say("point_unexplained", zeros=zeros)
         return found + say("point_zeros", explained=f"{self.explained:,}", zeros=zeros)
 
     def _polish(self) -> Said:

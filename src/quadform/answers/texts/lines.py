@@ -92,10 +92,10 @@ SENTENCES = {
     "line_no_first": ("The ceiling at step 0 is unknown: {why}.", "0단계의 상한은 알 수 없습니다: {why}."),
     # point
     "line_zero": (
-        "eigenvalues up to {zero} count as zero; of the zeros",
-        "{zero} 이하의 고유값은 0으로 봅니다. 그 가운데",
+        "eigenvalues up to {zero} count as zero",
+        "{zero} 이하의 고유값은 0으로 봅니다",
     ),
-    "line_zeros_by": ("{count} by {name}", "{count}개: {name}"),
+    "line_zeros_by": ("{count} of them by {name}", "그 가운데 {count}개: {name}"),
     "line_waiting": (
         "a symmetry, curved until the gradient vanishes: {name}",
         "대칭이지만 기울기가 0이 되기 전에는 휘어 있음: {name}",

@@ -51,6 +51,12 @@ SENTENCES = {
         "Symmetries of the model explain {explained} of the {zeros} zeros.",
         "0인 고유값 {zeros}개 중 {explained}개는 모델의 대칭으로 설명됩니다.",
     ),
+    "point_unexplained": (
+        "No symmetry explains the {zeros} zeros. Symmetries are known of quadform's own blocks and of Linear, ReLU,"
+        " Linear in nn.Sequential.",
+        "0인 고유값 {zeros}개를 설명하는 대칭이 없습니다. 알려진 대칭은 quadform의 블록과 nn.Sequential의 Linear,"
+        " ReLU, Linear의 것입니다.",
+    ),
     "point_polished": (
         "Measured at a copy that was moved by {steps} steps: the gradient fell from {before} to {slope}.",
         "{steps}걸음 옮긴 사본에서 측정했습니다. 기울기는 {before}에서 {slope}까지 줄었습니다.",
