@@ -331,7 +331,7 @@ def judged(config: Config, falls: Tensor, taken: Tensor) -> dict[str, Estimate]:
 
 _BIG = ("cpu", "paper")
 _PAGE = "0433-the-x-ray-does-not-rank-optimizers.md"
-_ONE_STEP = "K-FAC and Shampoo are predicted among the best and train slowest"
+_ONE_STEP = "PSGD, K-FAC and Shampoo are predicted among the best and train slowly"
 CLAIMS = (
     at_least("the X-ray ranks optimizers as training does: rank correlation at least 0.8", "spearman/x-ray", 0.8,
              "[own]", presets=_BIG, because=_ONE_STEP, page=_PAGE),
