@@ -23,9 +23,9 @@ SENTENCES = {
     ),
     "flat_without": (
         "No pair of weights was found that can be rescaled without changing the model. Pairs are known in quadform's"
-        " own blocks and in Linear, ReLU, Linear of nn.Sequential; where a model is written otherwise, compare these"
+        " own blocks and in Linear, ReLU, Linear of `nn.Sequential`; where a model is written otherwise, compare these"
         " values only between models of one scale.",
-        "모델을 바꾸지 않고 스케일을 옮길 수 있는 가중치 쌍을 찾지 못했습니다. quadform의 블록과 nn.Sequential의"
-        " Linear, ReLU, Linear에서만 찾습니다. 다르게 작성된 모델의 값은 스케일이 같은 모델끼리만 비교하십시오.",
+        "모델을 바꾸지 않고 스케일을 옮길 수 있는 가중치 쌍을 찾지 못했습니다. 이 패키지의 블록과 `nn.Sequential`의"
+        " `Linear`, `ReLU`, `Linear`에서만 찾습니다. 다르게 작성된 모델의 값은 스케일이 같은 모델끼리만 비교하십시오.",
     ),
 }

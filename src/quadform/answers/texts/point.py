@@ -53,9 +53,9 @@ SENTENCES = {
     ),
     "point_unexplained": (
         "No symmetry explains the {zeros} zeros. Symmetries are known of quadform's own blocks and of Linear, ReLU,"
-        " Linear in nn.Sequential.",
-        "0인 고유값 {zeros}개를 설명하는 대칭이 없습니다. 알려진 대칭은 quadform의 블록과 nn.Sequential의 Linear,"
-        " ReLU, Linear의 것입니다.",
+        " Linear in `nn.Sequential`.",
+        "0인 고유값 {zeros}개를 설명하는 대칭이 없습니다. 대칭은 이 패키지의 블록과 `nn.Sequential`의 `Linear`, `ReLU`,"
+        " `Linear`에서만 찾습니다.",
     ),
     "point_polished": (
         "Measured at a copy that was moved by {steps} steps: the gradient fell from {before} to {slope}.",
