@@ -5,7 +5,8 @@ keep RUNS [ID ...]         take finished records from a folder of `quadform repr
 verdicts RUNS              renew the table the tests compare with, from a folder of smoke runs
 measure RUNS PRESET PROCESSES SECONDS ID ...
                            run presets without figures, parts in several processes; `reproduce --out RUNS` draws them
-corpus                     pack the Python source installed here for the GPU protocol
+corpus [FOLDER ...]        pack the Python source installed here for the GPU protocol: 100 MB of it, or with folders of
+                           unpacked packages all of it and of them
 protocol DIR [SECONDS] [ID]
                            run the preset paper of `blocks`, or of another experiment, on a GPU into DIR, go on where it
                            was, stop in time
@@ -139,10 +140,10 @@ def main(words: list[str]) -> int:
             finished = measure(Path(runs), preset, int(processes), float(seconds), names)
             print("finished:", *finished)
             return 0 if len(finished) == len(names) else 3
-        case ["corpus"]:
+        case ["corpus", *folders]:
             from quadform.experiments.packed import pack
 
-            print(pack())
+            print(pack(more=[Path(f) for f in folders], most=10**10) if folders else pack())
         case ["protocol", path, *rest] if len(rest) <= 2:
             return protocol(path, *rest)
         case ["protocol-record", path, runs, *rest] if len(rest) <= 1:

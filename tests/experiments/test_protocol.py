@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from quadform.core.errors import InputError
 from quadform.corpora.datasets import Addition
-from quadform.experiments import blocks, v_skipinit
+from quadform.experiments import blocks, parity, v_skipinit
 from quadform.experiments.packed import Packed
 from quadform.experiments.protocol import Recipe, train_run
 from quadform.nn.transformer import Transformer
@@ -141,3 +142,22 @@ def test_v_skipinit_is_trained_with_each_of_its_rates_at_both_depths() -> None:
     assert {r.lr for name, r in runs.items() if not name.startswith("shaped, depth")} == {config.lr}
     assert runs["shaped, beta 0.2"].projections == ("orthogonal", 0.2)
     assert runs["shaped, beta 0.2"].depth == 18
+
+
+def test_fresh_text_is_read_once(monkeypatch, tmp_path) -> None:
+    """No window comes twice, both seeds read other orders of the same, and a text that is too short is refused."""
+    where = tmp_path / "corpus.npz"
+    np.savez(where, vocab=np.array(500), train=np.arange(401, dtype=np.uint16), valid=np.arange(50, dtype=np.uint16))
+    monkeypatch.setenv("QUADFORM_CORPUS", str(where))
+    data = parity.Fresh(data=Packed(seq_len=8))
+    read = [torch.cat([b["tokens"] for b in data.batches("train", 5, seed)]) for seed in (0, 1)]
+    assert all(torch.equal(r.flatten().sort().values, torch.arange(400)) for r in read)
+    assert not torch.equal(*read)
+    batch = next(data.batches("train", 5, 0))
+    assert torch.equal(batch["labels"], batch["tokens"] + 1)
+    later = next(data.batches("train", 5, 0, start=3))
+    assert torch.equal(later["tokens"], read[0][15:20])
+    config = parity.Config(seq_len=8, batch=5, steps=11, corpus="packed")
+    with pytest.raises(InputError, match=r"need 441 tokens; the corpus has 401"):
+        parity.data_of(config)
+    assert parity.data_of(dataclasses.replace(config, steps=10)).data == Packed(seq_len=8)

@@ -34,6 +34,7 @@ CATALOG: dict[str, str] = {
     "projections": ".projections",
     "v-skipinit": ".v_skipinit",
     "blocks": ".blocks",
+    "parity": ".parity",
     "collapse": ".collapse",
     "encoders": ".encoders",
     "training": ".training",

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ class Packed(Dataset):
             start += 1
 
 
-def pack(path: Path | None = None, *, pieces: int = 8192, most: int = 100_000_000) -> Path:
-    """Make the file from the standard library and the Python packages installed beside this one.
+def pack(path: Path | None = None, *, more: Sequence[Path] = (), pieces: int = 8192, most: int = 100_000_000) -> Path:
+    """Make the file from the standard library, the Python packages installed beside this one and folders of `more`.
 
     Files of 200 to 200,000 bytes, duplicates and tests left out, in the order of a hash of their name until `most`
     characters are reached; one in 50 is held out by that hash. Pieces: byte-level BPE learned on a sample.
@@ -84,7 +84,10 @@ def pack(path: Path | None = None, *, pieces: int = 8192, most: int = 100_000_00
 
     path = place() if path is None else path
     kept: dict[bytes, tuple[int, str]] = {}
-    for root in {Path(sysconfig.get_path(k)) for k in ("stdlib", "purelib", "platlib")}:
+    for folder in more:
+        if not folder.is_dir():
+            raise FileError(f"no folder {folder} to pack. Give folders of unpacked Python packages.")
+    for root in {Path(sysconfig.get_path(k)) for k in ("stdlib", "purelib", "platlib")} | set(more):
         for file in root.rglob("*.py"):
             parts = set(file.relative_to(root).parts)
             if parts & _LEFT_OUT or ("site-packages" in parts and "site-packages" not in root.parts):
