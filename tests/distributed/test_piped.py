@@ -61,7 +61,7 @@ def test_eigenpairs(found: Found) -> None:
         "sharded": "inside a pipeline, which is not supported",
         "tied": "`embed.weight` of stage 0 and `head.weight` of stage 1 are tied",
         "no loss": "a pipeline needs loss=",
-        "training": "evaluation mode (train_mode=False)",
+        "training": "measured with train_mode=False",
         "data": "each stage of a pipeline needs all batches, in one order",
         "split": "at the output of the network alone",
         "fisher": "lies in one stage of a pipeline",
