@@ -256,7 +256,7 @@ def double_backward(model: Any, batch: dict[str, Any], v: dict[str, Tensor], kin
         value = 0.0
         for part, share in sequences(batch, causal=type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))):
             out = model(**part)
-            value += share * float(out.loss)
+            value += share * float(out.loss.detach())
             if kind == "H":
                 g = torch.autograd.grad(out.loss, list(params.values()), create_graph=True, allow_unused=True)
                 used = [(a, v[n][0]) for n, a in zip(params, g, strict=True) if a is not None and a.requires_grad]
