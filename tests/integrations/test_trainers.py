@@ -226,7 +226,7 @@ def test_the_callback_counts_steps_of_the_optimizer(lightning: Any) -> None:
 
 
 def test_a_real_trainer_of_lightning(tmp_path: Path) -> None:
-    pl = pytest.importorskip("pytorch_lightning", reason="Lightning is not among the packages tests install")
+    pl = pytest.importorskip("pytorch_lightning")
     from quadform.integrations import lightning
 
     class Module(pl.LightningModule):
