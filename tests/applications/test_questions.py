@@ -290,7 +290,7 @@ def test_a_named_model_takes_no_loss() -> None:
     """It has its own; `batches` then is how many."""
     with pytest.raises(InputError, match="has its own loss"):
         qf.spectrum(MODEL, loss=torch.nn.functional.mse_loss)
-    with pytest.raises(InputError, match="says how many"):
+    with pytest.raises(InputError, match="is their number"):
         qf.spectrum(MODEL, [torch.ones(1, 1)])
 
 

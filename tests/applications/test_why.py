@@ -365,6 +365,6 @@ def test_the_verb_takes_hugging_face_folders(tmp_path, capsys):
     assert "data: random tokens" in printed.out
     assert "skip is left out: GPT2LMHeadModel is not a quadform model" in printed.out
     assert main([*words, "--remove", "skip,qk"]) == 2
-    assert "only softmax and norm can be taken out" in capsys.readouterr().err
+    assert "only softmax and norm can be removed" in capsys.readouterr().err
     assert main([*words, "--steps", "0,5"]) == 2
     assert "needs a model of quadform and a data set" in capsys.readouterr().err

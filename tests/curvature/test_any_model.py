@@ -302,7 +302,7 @@ XY = data(5, 3)
         (lambda: Risk(nn.LazyLinear(2), mse, XY), "has no shape yet"),
         (lambda: Risk(nn.Linear(3, 2, device="meta"), mse, XY), "holds no numbers"),
         (lambda: Risk(lambda p, b: p["a"] * b[0], mse, XY, {"a": torch.tensor(2)}), "is int64"),
-        (lambda: Risk(LINEAR, mse, XY).value({"wieght": LINEAR.weight}), "is no parameter.*Closest names: weight"),
+        (lambda: Risk(LINEAR, mse, XY).value({"wieght": LINEAR.weight}), "is not a parameter.*Closest names: weight"),
         (lambda: Risk(LINEAR, mse, 3), "iterable of batches; got int"),
     ],
 )
@@ -435,9 +435,9 @@ def test_quantised_modules_are_refused() -> None:
     """Packed integers have no derivative: curvature of the weights before them would come out as zero."""
     model = nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2))
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    with pytest.raises(InputError, match=r"`1` is quantised \(Linear, packed integers\) and has no derivatives"):
+    with pytest.raises(InputError, match=r"`1` is quantized \(Linear, packed integers\) and has no derivatives"):
         Risk(model, mse, (torch.randn(5, 3), torch.randn(5, 2)), quiet=True)
-    with pytest.raises(InputError, match=r"`1` is quantised"):
+    with pytest.raises(InputError, match=r"`1` is quantized"):
         qf.spectrum(model, (torch.randn(5, 3), torch.randn(5, 2)), mse)
     with pytest.raises(InputError, match="has no parameters"):
         Risk(nn.Tanh(), mse, (torch.randn(5, 3), torch.randn(5, 3)), quiet=True)

@@ -46,8 +46,9 @@ def toy(tokens: int = 8, d_model: int = 8, seed: int = 0) -> tuple[Tensor, Tenso
 
     X and Y ~ N(0, 1) are `(tokens, d_model)`; the weights ~ N(0, 1/d_model) are square.
 
-    >>> [tuple(t.shape) for t in qf.toy(tokens=3, d_model=2)]
-    [(3, 2), (2, 2), (2, 2), (2, 2), (3, 2)]
+    >>> X, W_Q, W_K, W_V, Y = qf.toy(tokens=3, d_model=2)
+    >>> tuple(X.shape), tuple(W_Q.shape)
+    ((3, 2), (2, 2))
     """
     p = toy_problem(tokens=tokens, d_model=d_model, seed=seed)
     return p.X, p.W_Q, p.W_K, p.W_V, p.Y

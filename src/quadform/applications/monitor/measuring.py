@@ -116,7 +116,7 @@ class Measuring:
         with measured(self.model, device=risk.device):
             first, logits, entropy = observed(self.model, self.stacks, self._forward)
         if not math.isfinite(first):
-            raise InputError(f"the loss on the held batches is {first}; nothing was measured.")
+            raise InputError(f"the loss on the held batches is {first}")
         H = hessian(risk)
         found = self._curved(H, stepper, full)
         if self.whole is not risk and (full or not self.scales):

@@ -174,7 +174,8 @@ class UnruledMeasurement:
                 " on. Give torch's Adam, AdamW or SGD, or the name of one."
             )
         for part in parts:
-            asks = [n for n, p in inspect.signature(part.step).parameters.items() if p.default is p.empty]
+            _, *given = inspect.signature(type(part).step).parameters.values()  # a scheduler replaces the object's own
+            asks = [p.name for p in given if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
             if asks:
                 raise InputError(
                     f"{type(part).__name__} chooses the length of a step itself (it asks for a {asks[0]}), so no"
