@@ -11,6 +11,7 @@ import torch
 
 from quadform.answers import compare as answered
 from quadform.answers.compare import COLUMNS, LONG, Compare
+from quadform.applications import machine, short_run
 from quadform.applications.compare import measure
 from quadform.applications.compare.call import compare
 from quadform.applications.compare.measure import BESIDE, CompareMeasurement
@@ -29,7 +30,7 @@ from quadform.curvature import Risk, hessian
 from quadform.estimate import eigenpairs
 from quadform.nn import Transformer
 from quadform.propagation.collapse import participation_ratio, token_cosine
-from quadform.train import Schedule
+from quadform.train import Schedule, TrainConfig
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,17 @@ def test_every_cell_has_every_number(found):
         assert all(found.get(*cell, measure) is not None for measure in COLUMNS), cell
     assert found.get("pre-ln", 1, "parameters").kind == "exact"
     assert found.get("pre-ln", 1, "lambda_max").kind in ("estimate", "exact")
+
+
+def test_a_clock_that_stands_still_gives_a_speed(data, monkeypatch):
+    """Where a step is shorter than a tick of the clock, its speed is a number."""
+    monkeypatch.setattr(machine, "busy_seconds", lambda device: 5.0)
+    monkeypatch.setattr(short_run, "busy_seconds", lambda device: 5.0)
+    model = Transformer("pre-ln", depth=1, d_model=4, heads=2, **data.settings)
+    run = ShortRun(model, data, TrainConfig(steps=2, lr=1e-3, batch_size=4, seed=0), None)
+    run.to(2)
+    assert len(run.speeds) == 2
+    assert all(0 < v < math.inf for v in run.speeds)
 
 
 def test_the_numbers_are_those_of_the_model(found, data):

@@ -48,6 +48,11 @@ def busy_seconds(device: torch.device) -> float:
     return time.process_time() / torch.get_num_threads()
 
 
+def busy_since(began: float, device: torch.device) -> float:
+    """Work since `began` on that clock; at least one tick of it, where short work leaves it standing."""
+    return max(busy_seconds(device) - began, time.get_clock_info("process_time").resolution)
+
+
 def least_seconds(work: Callable[[], Any], device: torch.device, most: int = 5, enough: float = 0.3) -> float:
     """Time of the fastest of `most` runs, fewer once they took `enough` seconds: other programs stretch single ones."""
     found: list[float] = []

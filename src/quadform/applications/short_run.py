@@ -23,7 +23,7 @@ from ..train.optimizer import Optimizer
 from ..train.score import to_device
 from ..train.steps import Loop
 from ..train.watch import Diverged
-from .machine import busy_seconds, guard_kept
+from .machine import busy_seconds, busy_since, guard_kept
 from .step_size.rules import Stepper, adam, read_optimizer
 
 
@@ -69,7 +69,7 @@ class ShortRun(Loop[Batch]):
         try:
             return super().update(batch)
         finally:
-            self.speeds.append(next(iter(batch.values())).numel() / (busy_seconds(self.device) - began))
+            self.speeds.append(next(iter(batch.values())).numel() / busy_since(began, self.device))
 
     def backward(self, batch: Batch) -> Tensor:
         loss = self.model.loss(batch)

@@ -31,7 +31,7 @@ from ...estimate.lanczos import ROWS, eigenpairs
 from ...nn.transformer import Transformer
 from ...train.config import TrainConfig
 from ...train.score import evaluate
-from ..machine import DTYPES, busy_seconds, device_of, guard_design, guard_probe, vectors_in_words
+from ..machine import DTYPES, busy_seconds, busy_since, device_of, guard_design, guard_probe, vectors_in_words
 from ..short_run import ShortRun
 from ..signal.observe import find_stacks
 from ..signal.profiler import Profiler
@@ -122,7 +122,7 @@ class CompareMeasurement:
                     broken[key] = str(error)
                 bar.step(text=key)
         timing = time.perf_counter() - began
-        load = timing / max(busy_seconds(self.device) - worked, 1e-9)
+        load = timing / busy_since(worked, self.device)
         measuring = load * (TYPICAL * sum(products.values()) + BESIDE * sum(steps.values()))
         training = max(self.asked.budget - timing - measuring, LEAST_TRAINING * self.asked.budget)
         each = training / load / max(len(steps), 1)
