@@ -33,6 +33,8 @@ from ..room import note_of, seconds_of_value
 TOL = 1e-3
 #: Most weights whose Hessian is taken as a matrix.
 WHOLE = 5000
+#: Its columns that are taken at once: the bar moves after each of these parts.
+COLUMNS = 64
 #: The folder of the best model, inside that of the results.
 PRUNED = "pruned"
 
@@ -178,7 +180,11 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
                 " parameters (params), or the method hessian, which needs products alone."
             )
         flat = {"w": risk.space.flatten(risk.params), "g": risk.space.flatten(self.gradient)}
-        return Surgeon.of_absolute(flat["w"], hessian(risk).dense(), flat["g"], damping=self.asked.damping)
+        H, columns, told = hessian(risk), [], self.work.report()
+        for start in range(0, n, COLUMNS):
+            columns.append(H.columns(start, stop := min(start + COLUMNS, n)))
+            told(stop, n, 0.0, "columns of H")
+        return Surgeon.of_absolute(flat["w"], torch.cat(columns, 1), flat["g"], damping=self.asked.damping)
 
     def _whole(self, keep: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
         """All matrices together with the whole |H|, in one step."""
