@@ -141,20 +141,10 @@ def peak(device: str) -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else float("nan")
 
 
-def measured(
-    model: Any,
-    batch: Any,
-    make: Any,
-    route: str,
-    device: str,
-    times: int,
-    four: bool = False,
-    top: int = 0,
-    note: Callable[[dict[str, Any]], None] = lambda found: None,
-) -> tuple[dict[str, Any], Any]:
-    """A row, of which `note` learns after each step; with `four`, also the image of a vector."""
+def measured(model: Any, batch: Any, make: Any, route: str, device: str, times: int, **options: Any) -> tuple[Any, Any]:
+    """The row of `products`, and what is left of its memory afterwards."""
     before = cleared(device)
-    found, image = products(model, batch, make, route, device, times, four, top, note)
+    found, image = products(model, batch, make, route, device, times, **options)
     torch._dynamo.reset()
     return found | {"left_gib": cleared(device) - before}, image
 
@@ -166,10 +156,11 @@ def products(
     route: str,
     device: str,
     times: int,
-    four: bool,
-    top: int,
-    note: Callable[[dict[str, Any]], None],
+    four: bool = False,
+    top: int = 0,
+    note: Callable[[dict[str, Any]], None] = lambda found: None,
 ) -> tuple[dict[str, Any], Any]:
+    """A row, of which `note` learns after each step; with `four`, also the image of a vector."""
     made: list[Any] = []
     found: dict[str, Any] = {"kind": make.__name__, "asked": route}
     found["risk_s"] = once(lambda: made.append(Risk(model, None, batch, quiet=True)), device)
@@ -303,7 +294,7 @@ def main() -> None:
             break
         try:
             four, top = gradients, options.top if options.what == "large" else 0
-            row, image = measured(model, batch, make, route, device, times, four, top, note)
+            row, image = measured(model, batch, make, route, device, times, four=four, top=top, note=note)
         except torch.OutOfMemoryError as error:
             print(f"{make.__name__}, {route}: {str(error)[:120]}", file=sys.stderr)
             continue

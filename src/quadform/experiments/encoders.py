@@ -30,7 +30,7 @@ from .blocks import smooth
 from .charts import bar_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most, near
 from .experiment import Experiment, Units
-from .measure import mean
+from .measure import mean, over_seeds
 from .protocol import Recipe, gpu_or_cpu, train_run
 
 DESIGNS = ("pre-ln", "parallel", "shaped", "sas", "sas-p", "sas-p-no-norm")
@@ -102,10 +102,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
             found.setdefault(name, []).append(units(f"{name}, seed {seed}", one, config, name, seed))
     scalars: dict[str, Estimate] = {}
     for name, parts in found.items():
-        losses, error = [float(p["valid"][0]) for p in parts], float(parts[0]["valid"][1])
-        note = f"{len(parts)} seeds" if len(parts) > 1 else "ONE seed; the error is that of the validation sample"
-        several = mean(losses, note)
-        scalars[f"loss/{name}"] = several if len(parts) > 1 else Estimate(losses[0], error, "estimate", note=note)
+        scalars[f"loss/{name}"] = over_seeds([p["valid"] for p in parts])
         scalars[f"cosine/{name}"] = mean([float(p["cosine"][-1]) for p in parts], "token cosine after the last block")
         scalars[f"parameters/{name}"] = Estimate(float(parts[0]["parameters"]))
         seconds = [float(p["seconds"]) / config.steps for p in parts]

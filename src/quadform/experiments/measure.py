@@ -55,6 +55,15 @@ def mean(values: Sequence[float] | Tensor, note: str = "") -> Estimate:
     return Estimate(float(t.mean()), error=error, kind="estimate", note=note or f"mean of {len(t)} draws")
 
 
+def over_seeds(each: Sequence[Tensor], note: str = "") -> Estimate:
+    """The mean of the first numbers, one pair (value, error) for each seed; of one seed the value with its error."""
+    of = f"{note}, " * bool(note)
+    if len(each) > 1:
+        return mean([float(e[0]) for e in each], f"{of}{len(each)} seeds")
+    value, error = each[0].tolist()
+    return Estimate(value, error, "estimate", note=f"{of}ONE seed; the error is that of the sample")
+
+
 def standard_error(t: Tensor, dim: int) -> Tensor:
     """Of the mean over a dimension; 0 where there is one number."""
     n = t.shape[dim]

@@ -26,7 +26,7 @@ from .blocks import smooth
 from .charts import figure_of, line_panel, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units
-from .measure import mean
+from .measure import mean, over_seeds, standard_error
 from .packed import Packed
 from .protocol import Recipe, gpu_or_cpu, train_run
 
@@ -110,19 +110,19 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         found = {name: [units(f"{name}, seed {s}", one, name, s) for s in seeds] for name in NAMES}
     scalars: dict[str, Estimate] = {}
     for name, runs in found.items():
-        scalars[f"loss/{name}"] = _over([r["valid"] for r in runs], "validation loss, nats")
+        scalars[f"loss/{name}"] = over_seeds([r["valid"] for r in runs], "validation loss, nats")
         scalars[f"step_seconds/{name}"] = mean([float(r["seconds"]) / config.steps for r in runs], "a step")
         scalars[f"parameters/{name}"] = Estimate(float(runs[0]["parameters"]))
     pairs = list(zip(found["sas-p"], found["pre-ln"], strict=True))
     gaps = [a["loss"].double() - b["loss"].double() for a, b in pairs]
     for part, (low, high) in parts(config.steps).items():
-        each = [torch.tensor([float(g[low:high].mean()), _error(g[low:high])]) for g in gaps]
-        scalars[f"gap/{part}"] = _over(each, f"training loss, SAS-P minus Pre-LN, steps {low:,} to {high:,}, nats")
+        each = [torch.stack([g[low:high].mean(), standard_error(g[low:high], 0)]) for g in gaps]
+        scalars[f"gap/{part}"] = over_seeds(each, f"training loss, SAS-P minus Pre-LN, steps {low:,} to {high:,}, nats")
     early, late = scalars["gap/early"], scalars["gap/late"]
     error = ((early.error or 0.0) ** 2 + (late.error or 0.0) ** 2) ** 0.5
     scalars["closes"] = Estimate(early.value - late.value, error, "estimate", note="nats, gap early minus late")
     each = [torch.stack([a["valid"][0] - b["valid"][0], a["valid"][1].hypot(b["valid"][1])]) for a, b in pairs]
-    scalars["gap/valid"] = _over(each, "validation loss, SAS-P minus Pre-LN, nats")
+    scalars["gap/valid"] = over_seeds(each, "validation loss, SAS-P minus Pre-LN, nats")
     curves = {f"loss/{n}": torch.stack([smooth(r["loss"], 80) for r in runs]) for n, runs in found.items()}
     return scalars, curves | {"gap": torch.stack([smooth(g, 40) for g in gaps])}
 
@@ -130,17 +130,6 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
 def parts(steps: int) -> dict[str, tuple[int, int]]:
     """The steps over which the gap is taken: after a tenth of the run, and its last fortieth."""
     return {"early": (steps // 10, steps // 8), "late": (steps - steps // 40, steps)}
-
-
-def _error(losses: Tensor) -> float:
-    return float(losses.std(correction=min(1, len(losses) - 1)) / len(losses) ** 0.5)
-
-
-def _over(each: list[Tensor], note: str) -> Estimate:
-    """The mean over seeds; of one seed the value with the error of its sample."""
-    if len(each) > 1:
-        return mean([float(e[0]) for e in each], f"{note}, {len(each)} seeds")
-    return Estimate(float(each[0][0]), float(each[0][1]), "estimate", note=f"{note}, ONE seed: error of the sample")
 
 
 _HH, _BIG = "[HH24, Sec. 4]", ("cpu", "paper")

@@ -24,7 +24,7 @@ from .blocks import smooth
 from .charts import bar_panel, figure_of, line_panel, side_by_side
 from .claims import at_least, at_most
 from .experiment import Experiment, Units
-from .measure import band, mean
+from .measure import band, mean, over_seeds
 from .packed import Packed
 from .protocol import Recipe, gpu_or_cpu, train_run
 
@@ -102,7 +102,7 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
         for seed in seeds:
             for name, recipe in plan(config, seed).items():
                 found.setdefault(name, []).append(units(f"{name}, seed {seed}", one, recipe))
-    scalars = {f"loss/{name}": _loss(runs) for name, runs in found.items()}
+    scalars = {f"loss/{name}": over_seeds([r["valid"] for r in runs]) for name, runs in found.items()}
     low, high = config.depths
     best = {}
     for d in config.depths:
@@ -136,14 +136,6 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     scalars["sooner/pre-ln"] = mean(each[1], note.format("Pre-LN"))
     curves = {f"loss/{n}": torch.stack([smooth(r["loss"], 40) for r in runs]) for n, runs in found.items()}
     return scalars, curves
-
-
-def _loss(runs: list[dict[str, Tensor]]) -> Estimate:
-    """The validation loss: mean over seeds; of one seed with the error of the validation sample."""
-    if len(runs) > 1:
-        return mean([float(r["valid"][0]) for r in runs], f"{len(runs)} seeds")
-    value, error = runs[0]["valid"].tolist()
-    return Estimate(value, error, "estimate", note="ONE seed; the error is that of the validation sample")
 
 
 def sooner(fast: Tensor, slow: Tensor, points: int = 40) -> float:
