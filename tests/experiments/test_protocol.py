@@ -11,9 +11,10 @@ import torch
 
 from quadform.core.errors import InputError
 from quadform.corpora.datasets import Addition
-from quadform.experiments import blocks, parity, v_skipinit
+from quadform.experiments import blocks, packed, parity, v_skipinit
 from quadform.experiments.packed import Packed
 from quadform.experiments.protocol import Recipe, train_run
+from quadform.nn.tokens import EOS
 from quadform.nn.transformer import Transformer
 
 RECIPE = Recipe(design="sas-p", depth=2, dim=8, heads=2, d_ff=16, steps=12, batch=8, lr=1e-2, warmup=0.3, seed=0)
@@ -142,6 +143,26 @@ def test_v_skipinit_is_trained_with_each_of_its_rates_at_both_depths() -> None:
     assert {r.lr for name, r in runs.items() if not name.startswith("shaped, depth")} == {config.lr}
     assert runs["shaped, beta 0.2"].projections == ("orthogonal", 0.2)
     assert runs["shaped, beta 0.2"].depth == 18
+
+
+def test_packing_keeps_every_file_once(monkeypatch, tmp_path) -> None:
+    """Each text stands between two ends, a copy of it once; tests are left out; the same folders give the same file."""
+    folder = tmp_path / "more"
+    (folder / "tests").mkdir(parents=True)
+    texts = {f"{i}.py": f"def name_{i}(x):\n    return x + {i}\n" * 12 for i in range(150)}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    (folder / "copy.py").write_text(texts["7.py"])
+    (folder / "tests" / "left_out.py").write_text("left = out\n" * 30)
+    monkeypatch.setattr(packed.sysconfig, "get_path", lambda key: str(tmp_path / "nothing"))
+    made = [packed.pack(tmp_path / f"{i}.npz", more=[folder], pieces=300) for i in range(2)]
+    with np.load(made[0]) as first, np.load(made[1]) as again:
+        found = {k: first[k] for k in ("train", "valid")}
+        assert all(np.array_equal(found[k], again[k]) for k in found)
+        assert first["vocab"] <= 300
+    ends = [int((found[k] == EOS).sum()) for k in found]
+    assert sum(ends) == len(texts)
+    assert 0 < ends[1] < 15
 
 
 def test_fresh_text_is_read_once(monkeypatch, tmp_path) -> None:

@@ -22,6 +22,7 @@ from ..corpora.datasets import Batch, Dataset
 
 #: Where the file lies unless QUADFORM_CORPUS says otherwise.
 DEFAULT = Path("runs") / "corpus" / "python-source.npz"
+_AT_ONCE = 512  # files that are cut into pieces together
 _LEFT_OUT = {"test", "tests", "testing", "__pycache__", "_vendor"}
 
 
@@ -109,9 +110,10 @@ def pack(path: Path | None = None, *, more: Sequence[Path] = (), pieces: int = 8
     say(f"{len(chosen):,} files, {sum(len(t) for _, t in chosen) / 1e6:.0f} MB")
     tokenizer = PieceTokenizer.train([t for _, t in chosen[:: max(len(chosen) // 3000, 1)]], pieces)
     streams: dict[str, list[np.ndarray]] = {"train": [], "valid": []}
-    for name, text in chosen:
-        ids = np.array([*tokenizer.encode(text), EOS], dtype=np.uint16)
-        streams["valid" if name % 50 == 0 else "train"].append(ids)
+    for first in range(0, len(chosen), _AT_ONCE):
+        some = chosen[first : first + _AT_ONCE]
+        for (name, _), ids in zip(some, tokenizer.encode_all([text for _, text in some]), strict=True):
+            streams["valid" if name % 50 == 0 else "train"].append(np.array([*ids, EOS], dtype=np.uint16))
     path.parent.mkdir(parents=True, exist_ok=True)
     packed = {k: np.concatenate(v) for k, v in streams.items()}
     np.savez_compressed(path, vocab=np.array(tokenizer.size), train=packed["train"], valid=packed["valid"])
