@@ -1,9 +1,10 @@
 """What plans say beside what the work takes: ten questions on a small GPT-2 of Hugging Face.
 
-    python benchmarks/plans.py [--out FILE] [--limit SECONDS] [--only spectrum lr ...]
+    python benchmarks/plans.py [--out FILE] [--limit SECONDS] [--only spectrum lr ...] [--done FILE]
 
 Every question is planned (`qf.VERB.plan`) and then answered in the same process. On a CPU one thread, and all clocks
-are processor time, so that other work on the machine matters less. `ratio`: taken over planned; the goal is 1/2 to 2.
+are processor time, so that other work on the machine matters less. Questions that `--done` answers are not asked again.
+`ratio`: taken over planned; the goal is 1/2 to 2.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if not torch.cuda.is_available():  # before anybody takes a clock by its name
     torch.set_num_threads(1)
 
 import argparse
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +26,7 @@ from typing import Any
 
 import quadform as qf
 from quadform.core import progress
-from quadform.core.record import Provenance, strict_json
+from quadform.core.record import Provenance, from_json, strict_json
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("spectrum", {"top": 3}),
@@ -72,13 +74,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--limit", type=float, default=300.0, help="no question is begun later")
     parser.add_argument("--only", nargs="+")
+    parser.add_argument("--done", type=Path, help="a record whose answers are taken over")
     options = parser.parse_args()
     progress.quiet = True
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.monotonic()
     record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=device)), "rows": []}
+    if options.done is not None:
+        old = from_json(json.loads(options.done.read_text()))["rows"]
+        record["rows"] = [row for row in old if "failed" not in row]
     asked("spectrum", {"top": 1}, device)  # loads and warms up
     for verb, fields in QUESTIONS:
-        if options.only and verb not in options.only:
+        done = any((row["verb"], row["fields"]) == (verb, fields) for row in record["rows"])
+        if done or (options.only and verb not in options.only):
             continue
         if time.monotonic() - began > options.limit:
             sys.exit("time is up")
