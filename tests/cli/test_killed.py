@@ -56,8 +56,8 @@ PIECES = COMMANDS | {
     "reproduce": ["scalar-sinks", "--preset", "smoke"],
 }
 #: Forks a child a run. A line of stdin is (words, when it is killed): never (null), after so many seconds of processor
-#: time, inside the first piece it computes ("inside", at the n-th step), or once that is kept ("after"). The answer
-#: is (exit code or -9, seconds of processor time). States are saved at every product, not every minute.
+#: time, inside the first piece it computes ("inside", at the n-th step), or once n pieces are kept ("after"). The
+#: answer is (exit code or -9, seconds of processor time). States are saved at every product, not every minute.
 SERVER = """
 import json, os, sys, time
 import torch
@@ -73,14 +73,17 @@ from quadform.estimate import resume
 resume.SAVE_EVERY = 0.0
 
 def killed(when):
-    keep, spend, steps = Work.keep, Work.spend, 0
+    keep, spend, steps, pieces = Work.keep, Work.spend, 0, 0
 
     def end(*_, **__):
         os.kill(os.getpid(), 9)
 
     def kept(self, *args, **options):
+        nonlocal pieces
         keep(self, *args, **options)
-        end()
+        pieces += 1
+        if pieces >= when[1]:
+            end()
 
     def spent(self, *args, **options):
         nonlocal steps
@@ -212,11 +215,11 @@ def planned_of(whole: Path) -> Path:
 
 def moment(verb: str, killed: int) -> tuple[str, int]:
     """When the next run is killed."""
-    if verb == "report":  # its stages are killed inside by themselves
-        return "after", 0
+    if verb == "report":  # its stages are killed inside and after every piece by themselves
+        return "after", 1 + killed % 5
     if verb == "spectrum":  # it keeps states of estimators and no pieces
         return "inside", 3 + killed % 3
-    return ("after", 0) if killed % 2 else ("inside", 1 + killed % 3)
+    return ("after", 1) if killed % 2 else ("inside", 1 + killed % 3)
 
 
 @pytest.mark.parametrize("verb", PIECES)
