@@ -81,8 +81,9 @@ SMALLER = {
     ("designs", 1): [("max_length=40", "max_length=4")],
     ("estimate", 1): [("probes=8, steps=30", "probes=2, steps=5"), ("products=60", "products=6")],
     ("landscape", 2): [("points=9", "points=3")],
-    ("landscape", 3): [("loss)", "loss, random=1, points=5)")],
-    ("landscape", 4): [("loss)", 'loss, measures=("trace", "sam"), rounds=0)')],
+    ("landscape", 3): [("curve=20, points=9", "curve=2, points=3")],
+    ("landscape", 4): [("loss)", "loss, random=1, points=5)")],
+    ("landscape", 5): [("loss)", 'loss, measures=("trace", "sam"), rounds=0)')],
     ("panel", 2): [
         ("depth=6, d_model=64, heads=4", "depth=1, d_model=8, heads=1"),
         ("[0, 100, 1000]", "[0, 1]"),

@@ -1,7 +1,9 @@
 """The answer of `quadform landscape`: the loss on a line or a plane, its quadratic model, and where that holds.
 
 Record "landscape": tensors `x` (columns), `y` (rows; one 0 for a line), `loss` and `model` (rows, columns), NaN where
-the time was up; inputs `labels` of the axes and `marks` {name: coordinates}.
+the time was up; inputs `labels` of the axes and `marks` {name: coordinates}. With one other checkpoint `line` is the
+loss on the straight way there, at even steps from 0 to 1, and `curve` that on a Bezier curve whose bend was trained
+for `curve` steps; `line/at` and `curve/at` are their coordinates.
 """
 
 from __future__ import annotations
@@ -13,11 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.errors import UnknownName
 from ..core.record import Estimate, Provenance
 from .answer import Answer, Draft, Grid
 from .numbers import number, percent
 from .texts import line
-from .verdict import Said, say
+from .verdict import NOTHING, Said, say
+
+#: A rise below this share, of the higher end or of the rise of the straight line, is no barrier.
+FREE = 0.01
+#: A curve whose lowest loss is this share below both ends has learned the batches, and the ends are no minima of them.
+BELOW = 0.1
 
 
 class Landscape(Answer):
@@ -77,14 +85,65 @@ class Landscape(Answer):
         j, i = divmod(int(known.argmin()), len(self.x))
         return float(self.x[i]), float(self.y[j]), float(self.loss[j, i])
 
+    # --- the way to another checkpoint ------------------------------------------------------------------------------
+    @property
+    def ways(self) -> dict[str, Tensor]:
+        """The loss along the straight `line` to one other checkpoint and along the trained `curve`, from end to end."""
+        return {name: self.record.tensors[name] for name in ("line", "curve") if name in self.record.tensors}
+
+    @property
+    def paths(self) -> dict[str, Tensor]:
+        """The coordinates of the points of each way."""
+        return {name: self.record.tensors[f"{name}/at"] for name in self.ways}
+
+    @property
+    def other(self) -> str:
+        """The one other checkpoint, as it was named; empty where there is none or there are several."""
+        return str(self.record.inputs.get("other") or "")
+
+    def barrier(self, way: str = "line") -> float:
+        """How far the loss rises above the higher end on that way, at the points where it was evaluated."""
+        if way not in self.ways:
+            raise UnknownName(f"no way {way!r} was measured; there are: {', '.join(self.ways) or 'none'}.")
+        loss = self.ways[way]
+        return float(loss.max()) - max(float(loss[0]), float(loss[-1]))
+
+    @property
+    def said_of_ways(self) -> Said:
+        """Whether a barrier lies on the way, and what that means for averaging the two."""
+        line = self.ways["line"]
+        told: dict[str, Any] = {"other": self.other, "count": len(line)}
+        told |= {"here": number(float(line[0])), "there": number(float(line[-1])), "line": number(float(line.max()))}
+        told["middle"] = number(float(line[len(line) // 2]))
+        limit = FREE * max(abs(float(line[0])), abs(float(line[-1])), self.barrier())
+        said = say("way_line_free" if self.barrier() <= limit else "way_line_barrier", **told)
+        if "curve" not in self.ways:
+            return said
+        told |= {"curve": number(float(self.ways["curve"].max())), "steps": f"{self.record.inputs['curve']:,}"}
+        rise = self.barrier("curve")
+        key = (
+            "way_curve_free" if rise <= limit else "way_curve_lower" if rise < self.barrier() else "way_curve_no_lower"
+        )
+        said += say(key, **told)
+        low, ends = float(self.ways["curve"].min()), min(float(line[0]), float(line[-1]))
+        return said + say("way_curve_below", low=number(low)) if low < (1 - BELOW) * ends else said
+
     @property
     def said(self) -> Said:
+        return (self.said_of_ways if self.ways else NOTHING) + self.said_of_plane + self.cut_short
+
+    @property
+    def said_of_plane(self) -> Said:
+        """The lowest point, unless the ways tell more; and where the quadratic model holds."""
         known = self.loss.isfinite()
-        share = float((self.holds & known).sum()) / max(1, int(known.sum()))
+        if not known.any():
+            return NOTHING
+        share = float((self.holds & known).sum()) / int(known.sum())
         low = self.lowest[2]
         told = {"here": number(self.here.value), "low": number(low), "share": percent(share)}
         key = "landscape_lower" if low < self.here.value - 1e-3 * abs(self.here.value) else "landscape_lowest"
-        return say(key, **told) + say("landscape_model", **told, within=percent(self.share)) + self.cut_short
+        said = NOTHING if self.ways else say(key, **told)
+        return said + say("landscape_model", **told, within=percent(self.share))
 
     def table(self) -> Grid:
         rows = [
@@ -109,6 +168,10 @@ class Landscape(Answer):
 class LandscapeDraft(Draft):
     """The answer while it is measured."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.take_plane((), {}, torch.zeros(0), torch.zeros(0))  # where the time is up before there is a plane
+
     def take_plane(self, labels: Sequence[str], marks: Mapping[str, Sequence[float]], x: Tensor, y: Tensor) -> None:
         self.plane = {"labels": list(labels), "marks": {k: list(v) for k, v in marks.items()}}
         nothing = torch.full((len(y), len(x)), math.nan, dtype=torch.float64)
@@ -121,6 +184,10 @@ class LandscapeDraft(Draft):
     def take_row(self, j: int, loss: Tensor) -> None:
         """The losses of one row."""
         self.tensors["loss"][j] = loss
+
+    def take_way(self, name: str, points: Tensor, losses: Tensor) -> None:
+        """The losses at the points of a way, from this model to the other."""
+        self.tensors |= {name: losses, f"{name}/at": points}
 
     def take_loss(self, value: float) -> None:
         self.scalars["loss"] = Estimate(value)

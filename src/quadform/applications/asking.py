@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="Answer | Done", covariant=True)
 
-#: Fields whose value in Python may be an object of the subject's: the tensors of a function, an optimizer.
-OWNED = ("params", "optimizer")
+#: Fields whose value in Python may be an object of the subject's: tensors of a function, an optimizer, other models.
+OWNED = ("params", "optimizer", "through")
 
 
 class Measurement(Protocol[A]):
@@ -142,7 +142,7 @@ class Door(Generic[A]):
         for name in fields:
             if name not in known:
                 raise UnknownName(f"{self.__name__}() has no field {name!r}.{did_you_mean(name, known)}")
-        own = {n: fields[n] for n in OWNED if n in fields and not isinstance(fields[n], str | list | tuple)}
+        own = {n: fields[n] for n in OWNED if n in fields and not _in_words(fields[n])}
         given = [{n: v for n, v in fields.items() if n in options(part) and n not in own} for part in parts]
         question = self.question(**given[0])
         if self.opening is None:
@@ -151,6 +151,11 @@ class Door(Generic[A]):
             more = {n: v for n, v in (shared or {}).items() if n in options(self.opening)}
             return question, replace(opened(question, self.opening(**named, **given[1], **more)), **own)
         return question, Subject.of(model, batches, loss, **own)
+
+
+def _in_words(value: Any) -> bool:
+    """Whether a value is a text or a list of texts, as on the command line."""
+    return isinstance(value, str) or (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value))
 
 
 def _fields(question: type[Question | Task], opening: type[Probe] | None) -> dict[str, Any]:

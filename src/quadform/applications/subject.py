@@ -39,6 +39,7 @@ from ..train.folder import is_run
 from ..train.runs import Run, open_run
 from .machine import DTYPES, device_of, guard_probe, widened
 from .opening import Opening
+from .others import others_of, tensors_of
 from .probes import length_of, random_rows, rows_of, text_of, whole_tensors
 
 #: Data of a new model that names none.
@@ -66,10 +67,13 @@ class Subject:
     scale: float = 1.0  # how many times longer a product takes on the batches that are meant than on these
     trainer: TrainerFiles | None = None
     optimizer: Any = None
+    through: Any = None  # other models, or their tensors, that a landscape passes through
     world: int = 1  # processes that a plan is made for
 
     @classmethod
-    def of(cls, model: Any, batches: Any, loss: Any = None, params: Any = None, optimizer: Any = None) -> Subject:
+    def of(
+        cls, model: Any, batches: Any, loss: Any = None, params: Any = None, optimizer: Any = None, through: Any = None
+    ) -> Subject:
         """A model of Python's: a module or a function, a batch or batches, its own loss or `loss(output, batch)`.
 
         A question that also trains takes a Dataset in place of the batches.
@@ -85,6 +89,7 @@ class Subject:
         data = {"data": batches.to_dict(), "split": "valid"} if drawn else {}
         found = cls(name, model, batches, {"kind": "python", "model": name, **data}, loss=loss, params=params)
         found.source["weights"], found.optimizer = found.weights(), optimizer
+        found.through = through
         return found
 
     def weights(self) -> str:
@@ -104,6 +109,8 @@ class Subject:
             every = current().every(torch.frombuffer(bytearray.fromhex(batches), dtype=torch.uint8).double())
             batches = tensors_hash({"batches": every})
         hashes = {"weights": self.source["weights"], "batches": batches}
+        if self.through is not None:
+            hashes["through"] = ",".join(tensors_hash(tensors_of(other)) for other in others_of(self.through))
         return {"model": self.name, **data, **hashes}
 
     def risk(self, question: Any = None, **options: Any) -> Risk:
@@ -389,13 +396,3 @@ def _fits(model: Transformer, data: Dataset, name: str) -> None:
             raise InputError(
                 f"`{name}` has {key} {have}, the data {type(data).__name__} needs {wanted[key]}. Choose other data."
             )
-
-
-def weights_at(where: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters of another checkpoint of the same model, as those of `like`."""
-    model = Opening(model=where).open().model
-    found = dict(model.named_parameters()) if isinstance(model, nn.Module) else {}
-    for n, t in like.items():
-        if n not in found or found[n].shape != t.shape:
-            raise InputError(f"`{where}` is another model: it has no {n} of shape {tuple(t.shape)}.")
-    return {n: found[n].detach().to(t) for n, t in like.items()}

@@ -86,7 +86,8 @@ def call_of(verb: str, parts: Sequence[type]) -> type:
         for name, known in options(part).items():
             if known.command_line and name not in found and (part is parts[0] or name not in left_out):
                 found[name] = _flag(name, hints[name], defaults[name], known)
-    return dataclasses.make_dataclass(verb, list(found.values()), frozen=True, kw_only=True)
+    ordered = sorted(found.values(), key=lambda flag: flag[2].default is not dataclasses.MISSING)  # MODEL comes first
+    return dataclasses.make_dataclass(verb, ordered, frozen=True, kw_only=True)
 
 
 def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, Any]:
@@ -99,7 +100,7 @@ def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, 
         shown["metavar"] = f"{{{','.join(known.choices)}}}"
     elif known.choices:
         hint = Literal[known.choices]
-    if known.parse is not None:
+    if known.parse is not None and not known.positional:
         shown["help_behavior_hint"] = known.shown or (f"(default: {_text(default)})" if default is not None else "")
         hint, default = str | None, None
     elif known.shown or default is None:

@@ -4,12 +4,17 @@
 
 Directions: any vectors; random ones scaled filter by filter to the weights [Li et al. 2018], which makes pictures of
 different models comparable; the plane through three points; the principal plane of the checkpoints of a run.
+
+Two minima with a barrier on the straight line between them are often joined by a curve of low loss [Garipov et al.
+2018]: B(t) = (1 - t)^2 a + 2 t (1 - t) m + t^2 b, its bend m trained for the least mean loss over t in (0, 1).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +27,8 @@ from .risk import Risk
 
 #: Numbers of parameters that are evaluated together: small models run many points in one pass.
 TOGETHER = 2**22
+#: The first step of a bend moves every weight by this share of the root-mean-square distance between the ends.
+RATE = 0.05
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,53 @@ def principal(points: Sequence[Vector], labels: Sequence[str]) -> Plane:
     named = tuple(f"PC {i + 1} ({100 * float(s):.0f} % of the spread)" for i, s in enumerate(share))
     marks = {label: plane.coordinates(p) for label, p in zip(labels, points, strict=True)}
     return Plane(origin, axes, named, marks)
+
+
+# --- curves ---------------------------------------------------------------------------------------------------------
+def bezier(first: Tensor, bend: Tensor, last: Tensor, t: float | Tensor) -> Tensor:
+    """B(t); tensors, or coordinates on a plane: B is an affine combination of its three points."""
+    return (1 - t) ** 2 * first + 2 * t * (1 - t) * bend + t**2 * last
+
+
+class Bend:
+    """The bend of a curve from one point to another while it is trained: Adam, with a rate that falls to 0 as a cosine
+    over `total` steps. `state` is all that a resumed run needs."""
+
+    def __init__(self, risk: Risk, last: Vector, total: int, seed: int = 0) -> None:
+        self.risk, self.first, self.last, self.total, self.seed = risk, risk.params, last, total, seed
+        self.at = {n: ((t + last[n]) / 2).detach().clone() for n, t in self.first.items()}
+        apart = {n: last[n] - t for n, t in self.first.items()}
+        self.rate = RATE * math.sqrt(_dot(apart, apart) / risk.space.size)
+        self.adam = torch.optim.Adam(list(self.at.values()), lr=self.rate)
+        self.taken = 0
+
+    def gradient(self, t: float) -> dict[str, Tensor]:
+        """Of L(B(t)) by the bend: dB/dm = 2 t (1 - t)."""
+        there = {n: bezier(x, self.at[n], self.last[n], t) for n, x in self.first.items()}
+        return {n: 2 * t * (1 - t) * g for n, g in self.risk.gradient(there).items()}
+
+    def advance(self, steps: int, progress: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """So many steps more, each at a t of its own."""
+        for k in range(self.taken, self.taken + steps):
+            t = float(torch.rand((), generator=torch.Generator().manual_seed(1000 * self.seed + k), dtype=torch.double))
+            self.adam.param_groups[0]["lr"] = self.rate * (1 + math.cos(math.pi * k / self.total)) / 2
+            for name, g in self.gradient(t).items():
+                self.at[name].grad = g
+            self.adam.step()
+            progress()
+        self.taken += steps
+        return self.state
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"at": dict(self.at), "adam": self.adam.state_dict()["state"], "taken": self.taken}
+
+    def load(self, state: dict[str, Any]) -> None:
+        for name, t in self.at.items():
+            t.copy_(state["at"][name])
+        found = {int(i): {k: torch.as_tensor(v) for k, v in s.items()} for i, s in state["adam"].items()}
+        self.adam.load_state_dict(self.adam.state_dict() | {"state": found})
+        self.taken = int(state["taken"])
 
 
 def _dot(a: Vector, b: Vector) -> float:

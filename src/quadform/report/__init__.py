@@ -18,6 +18,7 @@ __getattr__, __dir__, __all__ = attach(
         "block_bars": ".why",
         "ceilings": ".step_size",
         "loss_map": ".landscape",
+        "loss_ways": ".landscape",
         "loss_bars": ".compare",
         "rank_lines": ".compare",
         "density_curve": ".spectral",

@@ -28,7 +28,7 @@ def loss_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
         name="landscape",
         title=texts("landscape_title"),
         chart=over.finish(chart, style),
-        headline=answer.said(texts.lang),
+        headline=(answer.said_of_plane + answer.cut_short)(texts.lang),
         reading=texts(flat),
         not_meaning=texts("landscape_not"),
         table=Table(answer.table().columns, answer.table().rows),
@@ -82,7 +82,8 @@ def _plane(answer: Landscape, over: Rows, texts: Texts, style: Style) -> Any:
             tooltip=tip,
         ),
         over(dots).mark_circle(size=5, color=style.ink, opacity=0.8).encode(x=X, y=Y),
-        over([{"x": p[0], "y": p[1], "name": n} for n, p in answer.marks.items()])
+        *_paths(answer, over, X, Y, style),
+        over([{"x": p[0], "y": p[1], "name": short_name(n)} for n, p in answer.marks.items()])
         .mark_text(fontSize=13, fontWeight="bold", color=style.ink, dy=-9)
         .encode(x=X, y=Y, text="name:N"),
         over([{"x": p[0], "y": p[1]} for p in answer.marks.values()])
@@ -90,6 +91,58 @@ def _plane(answer: Landscape, over: Rows, texts: Texts, style: Style) -> Any:
         .encode(x=X, y=Y),
     ]
     return alt.layer(*layers).properties(name="fluid", width=460, height=380)
+
+
+def _paths(answer: Landscape, over: Rows, X: Any, Y: Any, style: Style) -> list[Any]:
+    """The straight line to another checkpoint, dashed, and the curve."""
+    return [
+        over([{"x": a, "y": b, "i": i} for i, (a, b) in enumerate(path.tolist())])
+        .mark_line(color=style.ink, strokeWidth=2, strokeDash=[5, 3] if way == "line" else [1, 0])
+        .encode(x=X, y=Y, order="i:Q")
+        for way, path in answer.paths.items()
+    ]
+
+
+def loss_ways(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
+    """The loss from the model to another checkpoint: on the straight line, and on the curve."""
+    from .packages import alt
+
+    answer, over = Landscape(record), Rows()
+    names = {way: texts(f"landscape_way_{way}") for way in answer.ways}
+    rows = [
+        {"t": i / (len(loss) - 1), "y": y, "way": names[way]}
+        for way, loss in answer.ways.items()
+        for i, y in enumerate(loss.tolist())
+    ]
+    domain, colours = list(names.values()), [style.ink, style.signed(1)]
+    chart = (
+        over(rows)
+        .mark_line(strokeWidth=2)
+        .encode(
+            x=alt.X("t:Q", axis=alt.Axis(title=texts("landscape_way"), tickCount=5, format="~g")),
+            y=alt.Y("y:Q", scale=alt.Scale(zero=False), axis=alt.Axis(title=texts("landscape_loss"), tickCount=5)),
+            color=alt.Color(
+                "way:N",
+                scale=alt.Scale(domain=domain, range=colours[: len(domain)]),
+                legend=alt.Legend(title=None, orient="bottom"),
+            ),
+            strokeDash=alt.StrokeDash("way:N", scale=alt.Scale(domain=domain, range=[[5, 3], [1, 0]]), legend=None),
+        )
+        .properties(name="fluid", width=560, height=240)
+    )
+    table = tuple((row["way"], row["t"], row["y"]) for row in rows)
+    return Figure(
+        name="ways",
+        title=texts("landscape_way_title", other=short_name(answer.other)),
+        chart=over.finish(chart, style),
+        headline=answer.said_of_ways(texts.lang),
+        reading=texts("landscape_way_reading"),
+        not_meaning=texts("landscape_way_not"),
+        table=Table((texts("landscape_way_which"), "t", texts("landscape_loss")), table),
+        python=redraw("loss_ways"),
+        texts=texts,
+        tags=("exact",),
+    )
 
 
 def _line(answer: Landscape, over: Rows, texts: Texts, style: Style) -> Any:
@@ -112,7 +165,10 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
 
 
 def figures(record: Record) -> tuple[Draw, ...]:
-    return (loss_map,)
+    answer = Landscape(record)
+    if not answer.loss.isfinite().any():
+        return ()
+    return (loss_ways, loss_map) if answer.ways else (loss_map,)
 
 
 PAGE = Page(Landscape, title, rows, figures)

@@ -10,22 +10,29 @@ import torch
 from torch import Tensor
 
 from ...answers.landscape import Landscape, LandscapeDraft
+from ...core.errors import InputError
 from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Provenance
 from ...core.space import Vector
 from ...core.work import Work
-from ...curvature.landscape import Plane, evaluate, line, principal, quadratic, random_axis
+from ...curvature.landscape import Bend, Plane, bezier, evaluate, line, principal, quadratic, random_axis
 from ...curvature.operators import hessian
 from ...curvature.taylor import along, measured_radius, unit
 from ...distributed import current, shard
 from ...estimate.lanczos import ROWS, eigenpairs
+from ..others import called, others_of, weights_at
 from ..probes import probe_of
 from ..room import Room, note_of, seconds_of_value
-from ..subject import Subject, weights_at
+from ..subject import Subject
 from ..taylor.measure import EIGEN
 from ..threads import fitting_threads
 from .question import LandscapeQuestion
+
+#: Steps of a bend in one piece of work; a step costs as much as so many losses.
+STEPS, PER_STEP = 50, 3
+#: The model itself and the bend of a curve, as marks call them.
+HERE, BEND = "this model", "bend"
 
 
 class LandscapeMeasurement:
@@ -34,17 +41,26 @@ class LandscapeMeasurement:
     def __init__(self, asked: LandscapeQuestion, subject: Subject) -> None:
         self.asked, self.subject = asked, subject
         self.risk = shard(subject.risk(asked), current())
+        self.through = list(asked.through) if subject.through is None else others_of(subject.through)
+        if asked.curve and len(self.through) != 1:
+            raise InputError(f"curve={asked.curve}: a curve leads to one other checkpoint; got {len(self.through)}.")
 
     @property
     def axes(self) -> int:
-        """One for the line to one other checkpoint, else as asked."""
-        return 1 if len(self.asked.through) == 1 else self.asked.axes
+        """One for the line to one other checkpoint, two where a curve leads there, else as asked."""
+        return 2 if self.asked.curve else 1 if len(self.through) == 1 else self.asked.axes
+
+    @property
+    def spent(self) -> int:
+        """Losses in all: on the plane, on the way to one other, for the bend of a curve."""
+        asked, ways = self.asked, (len(self.through) == 1) + bool(self.asked.curve)
+        return asked.points**self.axes + ways * asked.points + PER_STEP * asked.curve
 
     def plan(self) -> Plan:
         """Time and memory; one evaluation of the loss is timed for it."""
-        risk, n, count = self.risk, self.risk.space.size, self.asked.points**self.axes
+        risk, n, count = self.risk, self.risk.space.size, self.spent
         room = Room.of(risk, (ROWS + 6) * n * risk.dtype.itemsize).require(risk)
-        products = (EIGEN if self.asked.plane != "random" and not self.asked.through else 0) + self.axes + 1
+        products = (EIGEN if self.asked.plane != "random" and not self.through else 0) + self.axes + 1
         seconds = seconds_of_value(risk) * self.subject.scale * (count + 9 * products)
         text = (
             f"{note_of(risk)}plan: {count:,} points, {products} products, {clock(seconds)} in all; {room};"
@@ -55,26 +71,30 @@ class LandscapeMeasurement:
     def measure(self, work: Work) -> Landscape:
         """The loss at every point, or at as many rows as the time allows, marked partial."""
         asked, risk, draft = self.asked, self.risk, LandscapeDraft()
-        with fitting_threads(risk), work.bar(asked.points**self.axes, "landscape"), work.in_time():
+        with fitting_threads(risk), work.bar(self.spent, "landscape"), work.in_time():
             self.work = work
+            with torch.no_grad():
+                draft.take_loss(float(risk.value()))
             plane, reach = self.plane, self.reach
             steps = torch.linspace(-1, 1, asked.points, dtype=torch.float64)
             xs = reach[0][0] + (steps + 1) / 2 * (reach[0][1] - reach[0][0])
             ys = reach[1][0] + (steps + 1) / 2 * (reach[1][1] - reach[1][0]) if self.axes == 2 else torch.zeros(1)
-            with torch.no_grad():
-                draft.take_loss(float(risk.value()))
             draft.take_plane(plane.labels, plane.marks, xs, ys.double())
             model = quadratic(risk, hessian(risk), plane, self._points(xs, ys))
             draft.take_model(model.reshape(len(ys), len(xs)))
             for j, y in enumerate(ys.tolist()):
                 points = self._points(xs, torch.tensor([y], dtype=torch.float64))
                 draft.take_row(j, work.piece(f"row {j + 1}", partial(evaluate, risk, plane, points), len(xs)))
+            if len(self.through) == 1:
+                self._ways(draft)
         inputs = {
             "source": dict(self.subject.source),
             "coverage": risk.coverage,
             "notes": list(risk.notes),
             **probe_of(risk.whole.batches),
             "share": asked.share,
+            "other": self.names[0] if len(self.through) == 1 else None,
+            "curve": asked.curve,
             "partial": work.partial,
         }
         made = Provenance.collect(seed=asked.seed, dtype=risk.dtype, device=risk.device)
@@ -89,18 +109,48 @@ class LandscapeMeasurement:
     @cached_property
     def plane(self) -> Plane:
         asked, here = self.asked, self.risk.params
-        if asked.through:
-            others = [weights_at(where, here) for where in asked.through]
+        if self.through:
+            others, names = [weights_at(other, here) for other in self.through], self.names
+            if asked.curve:
+                return principal([others[0], self._bend(others[0]), dict(here)], [names[0], BEND, HERE])
             if len(others) == 1:
-                return line(here, others[0], ("this model", asked.through[0]))
-            return principal([*others, dict(here)], [*asked.through, "this model"])
+                return line(here, others[0], (HERE, names[0]))
+            return principal([*others, dict(here)], [*names, HERE])
         if asked.plane == "random":
             drawn = [torch.Generator(self.risk.device).manual_seed(1000 * asked.seed + i) for i in range(self.axes)]
             axes: list[Vector] = [random_axis(here, g) for g in drawn]
             labels = [f"random direction {i + 1}" for i in range(self.axes)]
         else:
             axes, labels = self._sharp()
-        return Plane(here, tuple(axes[: self.axes]), tuple(labels[: self.axes]), {"this model": (0.0,) * self.axes})
+        return Plane(here, tuple(axes[: self.axes]), tuple(labels[: self.axes]), {HERE: (0.0,) * self.axes})
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the others; those of one name are told apart by a number."""
+        names = [called(other) for other in self.through]
+        return [f"{name} {i + 1}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+    def _bend(self, other: Vector) -> Vector:
+        """The bend of the curve to another checkpoint, trained piece by piece."""
+        work, total = self.work, self.asked.curve
+        bend = Bend(self.risk, other, total, self.asked.seed)
+        for i, first in enumerate(range(0, total, STEPS)):
+            steps = min(STEPS, total - first)
+            advance = partial(bend.advance, steps, partial(work.spend, PER_STEP))
+            bend.load(work.piece(f"curve {i + 1}", advance, PER_STEP * steps))
+        return bend.at
+
+    def _ways(self, draft: LandscapeDraft) -> None:
+        """The loss along the straight line to the other checkpoint, and along the curve."""
+        marks = {name: torch.tensor(place, dtype=torch.float64) for name, place in self.plane.marks.items()}
+        first, last = marks[HERE], marks[self.names[0]]
+        t = torch.linspace(0, 1, self.asked.points | 1, dtype=torch.float64)[:, None]  # odd: with the middle
+        ways = {"line": first + t * (last - first)}
+        if self.asked.curve:
+            ways["curve"] = bezier(first, marks[BEND], last, t)
+        for name, points in ways.items():
+            losses = self.work.piece(f"along {name}", partial(evaluate, self.risk, self.plane, points), len(points))
+            draft.take_way(name, points, losses)
 
     def _sharp(self) -> tuple[list[Vector], list[str]]:
         asked, risk = self.asked, self.risk
@@ -123,7 +173,7 @@ class LandscapeMeasurement:
         asked, plane = self.asked, self.plane
         if asked.span is not None:
             return [(-asked.span, asked.span)] * self.axes
-        if asked.through:
+        if self.through:
             ends = list(plane.marks.values())
             spans = [(min(e[i] for e in ends), max(e[i] for e in ends)) for i in range(self.axes)]
             return [(a - 0.25 * (b - a), b + 0.25 * (b - a)) for a, b in spans]

@@ -16,7 +16,7 @@ class LandscapeQuestion(ModelQuestion):
 
     Planes: the two sharpest directions (`top`), the gradient and the sharpest direction (`grad`), random directions
     scaled filter by filter (`random`), or a plane through other checkpoints of the same model: a line for one, a plane
-    for two, the principal plane for more.
+    for two, the principal plane for more. For one other, `curve` also trains a curve of low loss between the two.
     """
 
     verb = "landscape"
@@ -26,9 +26,16 @@ class LandscapeQuestion(ModelQuestion):
         "top", "Directions of the plane, unless other checkpoints are given.", choices=("top", "grad", "random")
     )
     through: tuple[str, ...] = option(
-        (), "Other checkpoints of the same model, comma-separated: the plane passes through them.", parse=words_of,
-        metavar="LIST", shown="(default: none)",
-    )  # fmt: skip
+        (),
+        "Other checkpoints of the same model: the plane passes through them. In Python also modules.",
+        parse=words_of,
+        positional=True,
+        metavar="[OTHER ...]",
+        shown="(default: none)",
+    )
+    curve: int = option(
+        0, "Training steps of the bend of a Bezier curve to one other checkpoint; 0 for no curve.", least=0
+    )
     axes: int = option(2, "1 for a line, 2 for a plane.", least=1)
     points: int = option(25, "Points along each axis.", least=3)
     span: float | None = option(

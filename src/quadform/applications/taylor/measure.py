@@ -22,11 +22,12 @@ from ...curvature.operators import hessian
 from ...curvature.taylor import along, measured_radius, unit
 from ...distributed import current, shard
 from ...estimate.lanczos import ROWS, eigenpairs
+from ..others import weights_at
 from ..probes import probe_of
 from ..room import Room, note_of, seconds_of_value
 from ..step_size.chosen import opened
 from ..step_size.question import StepSizeQuestion
-from ..subject import Subject, weights_at
+from ..subject import Subject
 from ..threads import fitting_threads
 from .question import DIRECTIONS, TaylorQuestion
 
