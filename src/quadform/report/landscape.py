@@ -108,7 +108,8 @@ def loss_ways(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     from .packages import alt
 
     answer, over = Landscape(record), Rows()
-    names = {way: texts(f"landscape_way_{way}") for way in answer.ways}
+    called = {"line": texts("landscape_way_line"), "curve": texts("landscape_way_curve")}
+    names = {way: called[way] for way in answer.ways}
     rows = [
         {"t": i / (len(loss) - 1), "y": y, "way": names[way]}
         for way, loss in answer.ways.items()
