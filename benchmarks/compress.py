@@ -27,7 +27,7 @@ from quadform.compress.layerwise import error, sparsegpt
 from quadform.compress.maps import linear_maps
 from quadform.core.record import Provenance, strict_json
 from quadform.corpora.running import library_files
-from quadform.experiments.compression import PREDICTED, WAYS, Config, each_alone, pruned, published, rounded
+from quadform.experiments.compression import PREDICTED, Config, each_alone, pruned, published, rounded
 from quadform.experiments.fetched_models import Task, rise_ratio
 
 
@@ -85,7 +85,7 @@ class Bench:
     # --- GPT-2 124M, layer by layer -----------------------------------------------------------------------------------
     def layerwise(self) -> None:
         small = self.given.small
-        sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 211} if small else {}
+        sizes: dict[str, Any] = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 211} if small else {}
         model = Gpt(1024, **sizes).to(self.device)
         vocab, tokens = model.net.config.vocab_size, 64 if small else 1024
         ids = torch.randint(0, vocab, (16, 4, tokens), device=self.device)
@@ -114,7 +114,7 @@ class Bench:
     def trained(self) -> tuple[Gpt, Tensor]:
         """(model, bytes held out)."""
         small = self.given.small
-        sizes = {"n_layer": 2, "n_embd": 64, "n_head": 2} if small else {"n_layer": 11, "n_embd": 512, "n_head": 8}
+        sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2} if small else {"n_layer": 11, "n_embd": 512, "n_head": 8}
         model = Gpt(256, vocab_size=256, **sizes).to(self.device)
         text = "".join(text for _, text in library_files()).encode()
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
@@ -132,7 +132,11 @@ class Bench:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             steps += 1
-        told = {"steps": steps, "last_loss": float(loss), "parameters": sum(p.numel() for p in model.parameters())}
+        told = {
+            "steps": steps,
+            "last_loss": float(loss.detach()),
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
         self.keep("trained", told | {"seconds": time.perf_counter() - began})
         return model, data[cut:]
 
@@ -140,55 +144,70 @@ class Bench:
         starts = torch.randint(0, len(data) - tokens, (count,), device=self.device)
         return data[starts[:, None] + torch.arange(tokens, device=self.device)].long()
 
-    def task(self, seen: int, dtype: torch.dtype) -> Task:
-        """Batches of 32 x 256 bytes of files that were not trained on; 8 of them held out."""
+    def task(self, seen: int, size: int, dtype: torch.dtype) -> Task:
+        """So many batches of `size` x 256 bytes of files that were not trained on, and 8 of 32 x 256 held out."""
         model, data = self.trained
         torch.manual_seed(1)
-        batches = [{"ids": self.drawn(data, 4 if self.given.small else 32)} for _ in range(8 + seen)]
+        held = [{"ids": self.drawn(data, 4 if self.given.small else 32)} for _ in range(8)]
+        batches = [{"ids": self.drawn(data, 4 if self.given.small else size)} for _ in range(seen)]
 
         def score(net: Any, held: Any) -> Tensor:
             return torch.stack([(net(**b)[:, :-1].argmax(-1) == b["ids"][:, 1:]).double().mean() for b in held]).mean()
 
-        return Task(model.to(dtype), batches[8:], batches[:8], after, lambda net, b: after(net(**b), b), score)
+        return Task(model.to(dtype), batches, held, after, lambda net, b: after(net(**b), b), score)
 
     def own(self) -> None:
-        config = Config(products=20, rounds=2)
-        t = self.task(4, torch.float32)
+        """What the bars are about first. A product is bound by launches, so few large batches: 2 x 64 x 256 bytes."""
+        config = Config(products=20, rounds=1)
+        t = self.task(2, 64, torch.float32)
         base = t.judged(t.model)
         self.keep("before", {"held": float(base["held"].mean()), "score": float(base["score"])})
         held: dict[str, Tensor] = {}
-        for way in WAYS:
-            found = self.timed(way, lambda way=way: pruned(t, config, way))
-            if found is None:
-                return
-            held[way] = found["held"]
-            rise = float((found["held"] - base["held"]).mean())
-            seen = dict(zip(("predicted", "measured", "size"), found["seen"].tolist(), strict=True))
-            self.keep(way, self.cost | seen | {"held": rise, "score": float(found["score"])})
-        theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
-        value, spread = rise_ratio(held["hessian"].cpu(), held[theirs].cpu(), base["held"].cpu())
-        self.keep("hessian over SparseGPT", {"beside": theirs, "ratio": value, "stderr": spread, "bar": 0.8})
-        self._bits(config)
+        for way in ("sparsegpt 0.01", "sparsegpt 0.1", "hessian"):
+            self._pruned(t, base, config, way, held)
+        if "hessian" in held:
+            theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
+            value, spread = rise_ratio(held["hessian"].cpu(), held[theirs].cpu(), base["held"].cpu())
+            self.keep("hessian over SparseGPT", {"beside": theirs, "ratio": value, "stderr": spread, "bar": 0.8})
+        self._budget(config)
+        self._each(config)
+        t = self.task(2, 64, torch.float32)
+        for way in ("magnitude", "wanda"):
+            self._pruned(t, base, config, way, held)
 
-    def _bits(self, config: Config) -> None:
-        """Few bits, calibrated on one batch: what is predicted of each matrix, then bits under a budget."""
-        exact = self.task(1, torch.float64)
+    def _pruned(self, t: Task, base: dict[str, Tensor], config: Config, way: str, held: dict[str, Tensor]) -> None:
+        found = self.timed(way, lambda: pruned(t, config, way))
+        if found is None:
+            return
+        held[way] = found["held"]
+        rise = float((found["held"] - base["held"]).mean())
+        seen = dict(zip(("predicted", "measured", "size"), found["seen"].tolist(), strict=True))
+        self.keep(way, self.cost | seen | {"held": rise, "score": float(found["score"])})
+
+    def _budget(self, config: Config) -> None:
+        """Bits under the budget of 4 bits beside 4 bits for all, calibrated on 32 x 256 bytes."""
+        t = self.task(1, 32, torch.float32)
+        base = t.judged(t.model)["held"]
+        same = self.timed("4 bits", lambda: rounded(t, config, None))
+        if same is None:
+            return
+        self.keep("4 bits", self.cost | {"seen": float(same["seen"][1]), "held": float((same["held"] - base).mean())})
+        chosen = self.timed("budget", lambda: rounded(t, config, float(same["seen"][2])))
+        if chosen is not None:
+            value, spread = rise_ratio(chosen["held"].cpu(), same["held"].cpu(), base.cpu())
+            row = {"seen": float(chosen["seen"][1] / same["seen"][1]), "held": value, "stderr": spread, "bar": 0.7}
+            rise = {"rise_seen": float(chosen["seen"][1]), "rise_held": float((chosen["held"] - base).mean())}
+            self.keep("budget over 4 bits", self.cost | row | rise | {"bits": chosen["bits"].tolist()})
+
+    def _each(self, config: Config) -> None:
+        """What is predicted of each matrix beside what is measured, both on the same 8 x 256 bytes."""
+        t = self.task(1, 8, torch.float64)
         for bits in PREDICTED:
-            found = self.timed(f"each {bits}", lambda bits=bits: each_alone(exact, config, bits))
+            found = self.timed(f"each {bits}", lambda bits=bits: each_alone(t, config, bits))
             if found is not None:
                 predicted, measured = found["each"].unbind(1)
                 near = ((predicted - measured).abs() <= 0.1 * measured.abs()).double().mean()
                 self.keep(f"each {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
-        t = self.task(1, torch.float32)
-        base = t.judged(t.model)
-        same = self.timed("4 bits", lambda: rounded(t, config, None))
-        size = None if same is None else float(same["seen"][2])
-        chosen = None if same is None else self.timed("budget", lambda: rounded(t, config, size))
-        if same is not None and chosen is not None:
-            value, spread = rise_ratio(chosen["held"].cpu(), same["held"].cpu(), base["held"].cpu())
-            row = {"seen": float(chosen["seen"][1] / same["seen"][1]), "held": value, "stderr": spread, "bar": 0.7}
-            rises = {"rise_same": float(same["seen"][1]), "bits": chosen["bits"].tolist()}
-            self.keep("budget over 4 bits", self.cost | row | rises)
 
 
 def main() -> None:

@@ -194,6 +194,9 @@ def test_where_small_weights_matter_it_begins_at_sparsegpt() -> None:
     assert rise["sparsegpt"] < 0.8 * rise["magnitude"]
     assert rise["hessian"] < 0.8 * rise["sparsegpt"]
     assert methods[-1].size == pytest.approx(0.5, abs=0.02)
+    published = qf.prune(model, batches, squared, method=("sparsegpt",), damping=0.01, **asked).methods[0]
+    heavy = qf.prune(model, batches, squared, method=("hessian",), damping=10.0, **asked).methods[0]
+    assert heavy.measured <= published.measured, "it begins at the better of both dampings, as asked and as published"
 
 
 def test_a_fetched_model_keeps_its_tokenizer(tmp_path: Path) -> None:

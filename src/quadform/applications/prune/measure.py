@@ -29,6 +29,8 @@ from ..compressing.measuring import PRODUCT, CompressMeasurement
 from ..compressing.writing import write
 from ..room import note_of, seconds_of_value
 
+#: The damping of SparseGPT as its authors have it.
+PUBLISHED = 0.01
 #: Wanted relative residual of the compensation.
 TOL = 1e-3
 #: Most weights whose Hessian is taken as a matrix.
@@ -57,7 +59,7 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         each = seconds_of_value(whole) * self.subject.scale
         products = self.before + sum(map(self.expected, self.ways))
         seconds = each * (PRODUCT * products + 4 + 2 * len(self.ways) + self._each)
-        seconds += self.seconds_of_walk() * [*self.ways.values()].count("sweep")
+        seconds += self.seconds_of_walk() * ([*self.ways.values()].count("sweep") + len(self._walks))
         how = ", ".join(self.ways) or "one matrix at a time"
         text = (
             f"{note_of(whole)}plan: {how} at {asked.sparsity:g}, at most {products} products,"
@@ -91,7 +93,7 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def expected(self, method: str) -> int:
         n = sum(t.numel() for t in self.matrices.values())
         whole = n * (self.ways[method] == "obs" or method == "obs")
-        steps = self.asked.rounds + (method == "hessian" and self._layers)
+        steps = self.asked.rounds + len(self._walks) * (method == "hessian")
         return 1 + steps * self.asked.products * (self.ways[method] == "hessian") + whole
 
     def inputs(self) -> dict[str, Any]:
@@ -206,26 +208,39 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
             d, solved, damping = self._step(weights, keep, damping, f"solve-{method}-{k}")
             weights = {n: weights[n] + t for n, t in d.items()}
         note = f"{self._damped(damping)}; last round {_brief(solved)}"
-        return self._or_from_layers(weights, note) if method == "hessian" and self._layers else (weights, note)
+        return self._or_from_layers(weights, note) if method == "hessian" and self._walks else (weights, note)
 
     def _or_from_layers(self, weights: dict[str, Tensor], note: str) -> tuple[dict[str, Tensor], str]:
         """The weights; where SparseGPT loses less, its weights, moved by one step of all matrices if that helps."""
-        own = self.risk.params
-        chosen = self._select("sparsegpt", self.turned(own))
-        assert chosen.weights is not None
-        theirs = self.turned(chosen.weights)
-        if self._value(theirs) >= self._value(weights):
+        starts = {c: self._layerwise(c) for c in self._walks}
+        if min(self._value(theirs) for _, theirs in starts.values()) >= self._value(weights):
             return weights, note
+        return min((self._from(*start, c) for c, start in starts.items()), key=lambda found: self._value(found[0]))
+
+    def _from(self, chosen: Chosen, theirs: dict[str, Tensor], c: float) -> tuple[dict[str, Tensor], str]:
+        own = self.risk.params
         start = {n: theirs[n] - t for n, t in own.items()}
-        d, solved, damping = self._step(own, chosen.keep, self._damping, "solve-layers", start=start)
+        d, solved, damping = self._step(own, chosen.keep, self._damping, f"solve-layers-{c:g}", start=start)
         moved = {n: t + d[n] for n, t in own.items()}
         helps = self._value(moved) < self._value(theirs)
         how = f"{self._damped(damping)}; {_brief(solved)}" if helps else "a step of all matrices did not help"
-        return moved if helps else theirs, f"begun at the weights of SparseGPT, which loses less; {how}"
+        begun = f"begun at the weights of SparseGPT with damping {c:g}, which loses less"
+        return moved if helps else theirs, f"{begun}; {how}"
+
+    def _layerwise(self, damping: float) -> tuple[Chosen, dict[str, Tensor]]:
+        """What SparseGPT keeps, and its weights."""
+        chosen = select(
+            "sparsegpt", self.maps, self.turned(self.risk.params), self.asked.sparsity, self.asked.structure,
+            damping=damping,
+        )  # fmt: skip
+        assert chosen.weights is not None
+        return chosen, self.turned(chosen.weights)
 
     @property
-    def _layers(self) -> bool:
-        return self.asked.structure in ("none", "2:4")
+    def _walks(self) -> list[float]:
+        """Dampings of the SparseGPT that `hessian` may begin at: as asked, and as published."""
+        layers = self.asked.structure in ("none", "2:4") and self.ways.get("hessian") == "hessian"
+        return sorted({self.asked.damping, PUBLISHED}) if layers else []
 
     @cached_property
     def _damping(self) -> float:
