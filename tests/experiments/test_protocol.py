@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from quadform.core.errors import InputError
+from quadform.core.errors import FileError, InputError
+from quadform.core.work import Deadline, TimeUp, Work
 from quadform.corpora.datasets import Addition
-from quadform.experiments import blocks, packed, parity, v_skipinit
+from quadform.experiments import blocks, gpt_code, packed, parity, v_skipinit
+from quadform.experiments.experiment import Units
+from quadform.experiments.gpt_sinks import captured
 from quadform.experiments.packed import Packed
-from quadform.experiments.protocol import Recipe, train_run
+from quadform.experiments.protocol import Kept, Recipe, train_run
 from quadform.nn.tokens import EOS
 from quadform.nn.transformer import Transformer
 
@@ -182,3 +185,87 @@ def test_fresh_text_is_read_once(monkeypatch, tmp_path) -> None:
     with pytest.raises(InputError, match=r"need 441 tokens; the corpus has 401"):
         parity.data_of(config)
     assert parity.data_of(dataclasses.replace(config, steps=10)).data == Packed(seq_len=8)
+
+
+def test_a_run_that_is_stopped_after_every_step_is_the_run_that_never_stops(tmp_path) -> None:
+    """Losses, weights, what was looked at and the validation loss are the same bit for bit; the clock goes on."""
+    data, recipe, at = Addition(digits=1), dataclasses.replace(RECIPE, steps=5), (0, 3, 5)
+
+    def look(step: int, model: Transformer, batch: dict) -> dict[str, float]:
+        return {"loss": float(model.loss(batch).detach())}
+
+    whole = train_run(recipe, data, valid_batches=1, at=at, look=look)
+    stops = 0
+    while True:
+        try:
+            kept = Kept(tmp_path, Deadline(0.0))
+            parts = train_run(recipe, data, valid_batches=1, at=at, look=look, kept=kept)
+            break
+        except TimeUp:
+            stops += 1
+    assert stops == 5
+    assert float(parts.pop("seconds")) > 0
+    assert all(torch.equal(whole[key], t) for key, t in parts.items())
+
+
+def test_gpt_code_goes_on_inside_its_training_and_needs_its_weights_after_it(tmp_path) -> None:
+    """Stopped after every step and every part it has the numbers of a run in one go; without its weights it says so."""
+    config = dataclasses.replace(gpt_code.PRESETS["smoke"], steps=3)
+
+    def attempt(folder, seconds: float | None) -> tuple[Work, dict]:
+        work = Work(folder, seconds=seconds, resume=True, progress=False)
+        work.begin({"experiment": "gpt-code"})
+        found: dict = {}
+        with work.in_time():
+            found = gpt_code.run(config, Units(work, "gpt-code"))[1]
+        return work, found
+
+    whole = attempt(tmp_path / "whole", None)[1]
+    tries = 0
+    while (found := attempt(tmp_path / "parts", 0.0))[0].partial:
+        tries += 1
+    assert tries >= 3 + len(config.heights)
+    assert all(torch.equal(whole[key], t) for key, t in found[1].items())
+    gpt_code._trained.cache_clear()
+    with pytest.raises(FileError, match="weights of the finished training are not in"):
+        gpt_code._trained(config, 3, tmp_path / "lost")
+
+
+def test_passes_read_every_window_once_in_each(monkeypatch, tmp_path) -> None:
+    """A pass is all windows in an order of its own; a stream that begins later is the rest of one from the start."""
+    where = tmp_path / "corpus.npz"
+    np.savez(where, vocab=np.array(500), train=np.arange(161, dtype=np.uint16), valid=np.arange(9, dtype=np.uint16))
+    monkeypatch.setenv("QUADFORM_CORPUS", str(where))
+    data = gpt_code.Passes(data=parity.Fresh(data=Packed(seq_len=8)))
+    stream = [b["tokens"] for _, b in zip(range(8), data.batches("train", 5), strict=False)]
+    first, second = torch.cat(stream[:4]), torch.cat(stream[4:])
+    assert torch.equal(first.flatten().sort().values, torch.arange(160))
+    assert torch.equal(second.flatten().sort().values, torch.arange(160))
+    assert not torch.equal(first, second)
+    assert torch.equal(next(data.batches("train", 5, start=6))["tokens"], stream[6])
+    with pytest.raises(InputError, match="a batch of 5 windows; the valid text has 1"):
+        next(data.batches("valid", 5))
+
+
+def test_a_lifted_first_position_draws_attention() -> None:
+    """Ascending draws more of it than the first gradient does; at height 0 nothing moves."""
+    data = Addition(digits=2)
+    recipe = dataclasses.replace(RECIPE, design="pre-ln", norm="layer")
+    tokens = next(data.batches("valid", 8))["tokens"]
+    shares = []
+    for height, ascents in ((0.0, 5), (8.0, 0), (8.0, 20)):
+        model = Transformer(recipe.model_config(data), seed=0).double()
+        before = model.embed.W_pos.detach().clone()
+        gpt_code.lift(model, tokens, height, ascents)
+        shares.append(float(captured(model, tokens).detach()))
+        assert torch.equal(model.embed.W_pos[1:], before[1:])
+        assert torch.equal(model.embed.W_pos[0], before[0]) == (height == 0)
+    assert shares == sorted(set(shares))
+
+
+def test_directions_per_decade_add_up() -> None:
+    """The area under the curve over the decades is the number of directions with that sign."""
+    nodes = torch.tensor([[-1.0, 1e-3, 1e-1], [-1.0, 1e-2, 1e-1]], dtype=torch.float64)
+    weights = torch.tensor([[0.5, 0.25, 0.25]] * 2, dtype=torch.float64)
+    curve = gpt_code.spread(nodes, weights, 200.0, 1e-5, 1e1)
+    assert torch.trapezoid(curve[:, 1], curve[:, 0].log10()).item() == pytest.approx(100.0, rel=1e-3)

@@ -51,6 +51,7 @@ CATALOG: dict[str, str] = {
     "sgd-adam": ".sgd_adam",
     "optimizers": ".optimizers",
     "gpt-sinks": ".gpt_sinks",
+    "gpt-code": ".gpt_code",
     "real-sinks": ".real_sinks",
     "trained-hessian": ".trained_hessian",
     "cross-attention": ".cross_attention",

@@ -83,7 +83,7 @@ def _sweep(config: Config, norm: str) -> dict[str, Tensor]:
     model = model.double().eval()
     batch = next(data.batches("valid", config.probe, config.seed))
     start = model.embed.W_pos.detach().clone()
-    u = _attracting(model, batch["tokens"])
+    u = attracting(model, batch["tokens"])
     bulk, top, bottom, capture = [], [], [], []
     for height in HEIGHTS:
         with torch.no_grad():
@@ -94,18 +94,18 @@ def _sweep(config: Config, norm: str) -> dict[str, Tensor]:
         bulk.append(lam.abs().median())
         top.append(lam[-1])
         bottom.append(lam[0])
-        capture.append(_captured(model, batch["tokens"]))
+        capture.append(captured(model, batch["tokens"]))
     return {
         k: torch.stack(v).detach() for k, v in (("bulk", bulk), ("top", top), ("bottom", bottom), ("capture", capture))
     }
 
 
-def _captured(model: Transformer, tokens: Tensor) -> Tensor:
+def captured(model: Transformer, tokens: Tensor) -> Tensor:
     """Mean attention of the later half of the queries on token 0, over heads and layers; differentiable."""
     frame = model._frame(tokens, None, causal=True)
     X = model.embed(tokens, frame)
     shares = []
-    hidden = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).triu(1)
+    hidden = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).triu(1)
     for block in model.layers:
         N = getattr(block, "norm_attn", None)
         N = X if N is None else N(X)
@@ -120,9 +120,9 @@ def _heads(X: Tensor, heads: int) -> Tensor:
     return X.unflatten(-1, (heads, -1)).transpose(-3, -2)
 
 
-def _attracting(model: Transformer, tokens: Tensor) -> Tensor:
+def attracting(model: Transformer, tokens: Tensor) -> Tensor:
     """The direction of the first position along which the attention on it rises fastest, of the size of a token."""
-    (g,) = torch.autograd.grad(_captured(model, tokens), model.embed.W_pos)
+    (g,) = torch.autograd.grad(captured(model, tokens), model.embed.W_pos)
     return g[0] / g[0].norm() * model.embed.W_E.detach().norm(dim=-1).mean()
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -22,9 +23,12 @@ from ..core.designs import design
 from ..core.errors import InputError
 from ..core.graphs import record, rehearse
 from ..core.progress import say
+from ..core.record import Provenance
 from ..core.spec import Gain, ModelConfig, Projection
+from ..core.work import Deadline
 from ..corpora.datasets import Batch, Dataset
 from ..nn.transformer import Transformer
+from ..train.checkpoint import load_checkpoint, restore, save_checkpoint
 from ..train.config import TrainConfig
 from ..train.feed import ahead
 from ..train.optimizer import Optimizer
@@ -46,6 +50,7 @@ class Recipe:
     `queries` other than "" replaces the start of W_Q; `mlp_skip=False` takes the skip around the MLP away.
     `projections=(init, beta)` makes W_V and W_O = W_init + beta dW with beta fixed. `branch` is the start of b_FF in
     the designs that learn it (None: theirs). Parameters whose name has a part of `frozen` in it stay as they are.
+    `model` are further settings of `design`, as pairs.
     """
 
     design: str
@@ -66,13 +71,14 @@ class Recipe:
     branch: float | None = None
     positions: str = "learned"
     frozen: tuple[str, ...] = ()
+    model: tuple[tuple[str, Any], ...] = ()
 
     def model_config(self, data: Dataset) -> ModelConfig:
         """The model of this recipe for some data. Embeddings of init "normal" enter unscaled, also beside sinusoids."""
         scale: dict[str, Any] = {"embed_scale": 1.0} if self.init == "normal" else {}
         config = design(self.design, depth=self.depth, d_model=self.dim, heads=self.heads, d_ff=self.d_ff,
                         norm=self.norm, init=self.init, mlp_branch=self.branch, positions=self.positions, **scale,
-                        **data.settings)  # fmt: skip
+                        **dict(self.model), **data.settings)  # fmt: skip
         change: dict[str, Any] = {"query_init": self.queries} if self.queries else {}
         if self.projections is not None:
             start, beta = self.projections
@@ -105,6 +111,7 @@ def train_run(
     at: tuple[int, ...] = (),
     look: Look | None = None,
     model: Transformer | None = None,
+    kept: Kept | None = None,
 ) -> dict[str, Tensor]:
     """Train and return `loss` (steps,), `valid` (its mean and standard error), `cosine` (blocks,) at the end,
     `seconds` of all steps (processor time on a CPU; on a GPU wall-clock, the first steps counted as the others),
@@ -112,7 +119,8 @@ def train_run(
 
     `look(step, model, batch)` is called before step `at[i]` (and after the last, for `steps`) on a held-out batch; its
     numbers come back as `look/NAME` (points,). A given `model` is trained on, whatever the
-    recipe's design and sizes.
+    recipe's design and sizes. A run that is `kept` goes on where it was; on a CPU it gives the losses of one that was
+    never stopped, bit for bit.
     """
     torch.manual_seed(recipe.seed)
     model = model or Transformer(recipe.model_config(data), seed=recipe.seed, device=device)
@@ -120,8 +128,8 @@ def train_run(
         if any(part in name for part in recipe.frozen):
             p.requires_grad_(False)
     held = [_to(b, device) for b in islice(data.batches("valid", recipe.batch, 0), valid_batches)]
-    run = _Run(model, recipe, at, look, held[0])
-    run.run(_feed(data.batches("train", recipe.batch, recipe.seed), device), recipe.steps)
+    run = _Run(model, recipe, at, look, held[0], kept)
+    run.run(_feed(data.batches("train", recipe.batch, recipe.seed, run.step), device), recipe.steps)
     made, losses = run.close(), run.losses
     model.train()
     if not run.diverged:
@@ -138,7 +146,7 @@ def train_run(
             [float(each.mean()), float(each.std(correction=min(1, len(each) - 1)) / len(each) ** 0.5)]
         ),
         "cosine": torch.tensor([c.value for c in cosine]),
-        "seconds": torch.tensor(run.seconds),
+        "seconds": torch.tensor(run.seconds * run.step / (run.step - run.settled)),
         "parameters": torch.tensor(sum(p.numel() for p in model.parameters())),
         "diverged": torch.tensor(run.diverged),
         "made": torch.tensor(made),
@@ -151,27 +159,68 @@ def _loss(model: Transformer, batch: Batch, device: str) -> Tensor:
         return model.loss(batch)
 
 
+class Kept:
+    """An unfinished run in a folder: saved every so many seconds, at its end, and where the time is up (`TimeUp`)."""
+
+    def __init__(self, folder: Path, deadline: Deadline, every: float = 300.0) -> None:
+        self.folder, self.deadline, self.every = folder, deadline, every
+        self.saved = time.monotonic()
+
+    def take_up(self, run: _Run) -> None:
+        """Put weights, optimizer state, losses and clock of the folder's run in their places."""
+        found = load_checkpoint(self.folder)
+        if found is not None:
+            state, tensors = found
+            restore(run.model, run.optimizer, tensors)
+            run.step = run.first = state["step"]
+            run.seconds, run.settled, run.seen = state["seconds"], state["settled"], state["seen"]
+            run.losses = list(torch.tensor(state["losses"], device=run.device))
+
+    def reached(self, run: _Run) -> None:
+        """After each step."""
+        ends = run.step == run.config.steps or self.deadline.left <= 0
+        if ends or time.monotonic() - self.saved > self.every:
+            run.pause()
+            losses = torch.stack(run.losses).tolist()
+            state = {"step": run.step, "seconds": run.seconds, "settled": run.settled, "seen": run.seen}
+            made = Provenance.collect(seed=0, device=run.device.type)
+            save_checkpoint(self.folder, run.model, run.optimizer, {**state, "losses": losses}, made)
+            run.began, self.saved = run.clock(), time.monotonic()
+        self.deadline.check()
+
+
 class _Run(Loop[Batch]):
     """The steps of a recipe. Losses stay on the device; looking, and the first steps on CUDA, are not timed."""
 
-    def __init__(self, model: Transformer, recipe: Recipe, at: Sequence[int], look: Look | None, held: Batch) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        recipe: Recipe,
+        at: Sequence[int],
+        look: Look | None,
+        held: Batch,
+        kept: Kept | None = None,
+    ) -> None:
         schedule = Schedule(warmup=recipe.warmup)
         config = TrainConfig(steps=recipe.steps, lr=recipe.lr, weight_decay=0.1, schedule=schedule)
         gpu = model.embed.W_E.device.type != "cpu"
         super().__init__(model, config, Optimizer(model, config, fused=gpu))
-        self.at, self.look, self.held = at, look, held
+        self.at, self.look, self.held, self.kept = at, look, held, kept
         self.recorded = _Recorded(self) if gpu else None
         self.clock = time.monotonic if gpu else time.process_time
         self.losses: list[Tensor] = []
         self.seen: list[dict[str, float]] = []
-        self.seconds, self.settled, self.diverged, self.began = 0.0, 0, 0, self.clock()
+        self.seconds, self.settled, self.diverged, self.first = 0.0, 0, 0, 0
+        if kept is not None:
+            kept.take_up(self)
+        self.earlier, self.began = self.seconds, self.clock()
 
     def before(self) -> None:
-        if self.recorded is not None and self.step == SETTLE:
+        if self.recorded is not None and self.step == self.first + SETTLE:
             torch.cuda.synchronize()
-            self.seconds, self.settled, self.began = 0.0, SETTLE, self.clock()
+            self.seconds, self.settled, self.began = self.earlier, self.settled + SETTLE, self.clock()
         if self.step in self.at:
-            self._pause()
+            self.pause()
             self.see()
             self.began = self.clock()
 
@@ -197,12 +246,14 @@ class _Run(Loop[Batch]):
 
     def after(self, batch: Batch, lr: float) -> bool:
         self.diverged = int(self.step % 100 == 0 and not math.isfinite(float(self.losses[-1])))
-        if self.diverged or self.step == self.config.steps:
-            self._pause()
-            self.seconds *= self.step / (self.step - self.settled)
+        if self.kept is not None and not self.diverged:
+            self.kept.reached(self)
+        elif self.diverged or self.step == self.config.steps:
+            self.pause()
         return bool(self.diverged)
 
-    def _pause(self) -> None:
+    def pause(self) -> None:
+        """Count the seconds since `began`."""
         if self.recorded is not None:
             torch.cuda.synchronize()
         self.seconds += self.clock() - self.began
