@@ -22,6 +22,7 @@ from quadform.curvature import Risk, functional, hessian
 from quadform.nn import Transformer
 from quadform.report.spectral import PAGE, drawn, figures
 from quadform.report.texts import EN, KO
+from quadform.report.where import heads_of, where_heads, where_tokens
 
 F64 = torch.float64
 TINY = "new:pre-ln,depth=1,d_model=8,heads=2"
@@ -120,7 +121,14 @@ def test_an_answer_is_saved_loaded_and_shown(found: Spectrum, tmp_path: Path) ->
     assert str(again.table()) == str(found.table())
     assert "[estimate]" in str(again)
     assert json.loads(again.json())["kind"] == "spectrum"
-    assert [f.name for f in figures(again.record, "ko")] == ["density", "where", "block_map", "block_pairs"]
+    assert [f.name for f in figures(again.record, "ko")] == [
+        "density",
+        "where",
+        "where_heads",
+        "where_tokens",
+        "block_map",
+        "block_pairs",
+    ]
     assert all(f.svg().startswith("<svg") for f in figures(again.record))
     assert "λ_max" in PAGE.summary(again.record, EN)
     assert PAGE.summary(again.record, KO) != PAGE.summary(again.record, EN)
@@ -135,7 +143,7 @@ def test_a_smaller_wish_leaves_out_what_it_did_not_ask(subject: Any) -> None:
         *subject, top=1, density=False, blocks="none", curvature="gauss_newton", route="eager", progress=False
     )
     assert s.bottom[0].value >= -1e-9  # Gauss-Newton of a cross-entropy
-    assert [draw.__name__ for draw in drawn(s.record)] == ["where_map"]
+    assert [draw.__name__ for draw in drawn(s.record)] == ["where_map", "where_heads", "where_tokens"]
     with pytest.raises(InputError, match="density=True"):
         _ = s.negative_share
     with pytest.raises(InputError, match="blocks='qkv'"):
@@ -252,6 +260,13 @@ def test_ctrl_c_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert subprocess.run([*words, "--resume", "--quiet"], stdout=subprocess.DEVNULL).returncode in (0, 3)
 
 
+def test_grouped_heads_have_rows_of_their_own() -> None:
+    """Four query heads and two key heads are not added up by their numbers; a name may have no layer before it."""
+    labels = ("h.0.W_Q[0]", "h.0.W_Q[1]", "h.0.W_Q[2]", "h.0.W_Q[3]", "h.0.W_K[0]", "h.0.W_K[1]", "W_V[0]")
+    found = heads_of(labels, torch.tensor([[0.1, 0.2, 0.3, 0.05, 0.15, 0.12, 0.08]], dtype=torch.float64))
+    assert found == {"h.0.W_Q": [0.1, 0.2, 0.3, 0.05], "h.0.W_K": [0.15, 0.12], "": [0.08]}
+
+
 def test_error_of_the_root_mean_square():
     """sqrt(x +- s) is sqrt(x) +- s / (2 sqrt(x)); nothing stays nothing."""
     e = root(Estimate(4.0, 0.04, "estimate"))
@@ -275,6 +290,11 @@ def test_eigenvectors_are_kept_and_placed(tmp_path: Path) -> None:
     assert sum(s for _, s in again.where(1, "layer")) == pytest.approx(1)
     assert again.where(-1, "head")[0][1] <= 1
     assert again.where(0, "token")[0][0].startswith("embed.W_E[")
+    heads = {(n, h): s for n, h, s in where_heads(again.record).table.rows}
+    own = [s for n, s in found.where(0, "head") if n.startswith("layers.1.attn.") and n.endswith("[0]")]
+    assert len(own) == 3  # W_Q, W_K, W_V
+    assert heads["layers.1.attn", 0] == pytest.approx(sum(own))
+    assert where_tokens(again.record).table.rows == again.where(0, "token")
     with pytest.raises(UnknownName, match="no eigenvector 2"):
         again.where(2)
     with pytest.raises(UnknownName, match="layer"):

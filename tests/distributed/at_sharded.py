@@ -253,6 +253,7 @@ def asked(g: qd.Group) -> dict[str, Any]:
     kept = sorted(p.name for p in (folder / "work" / "state" / "estimators").iterdir())
     s = qf.spectrum(model, own, cross_entropy, out=folder, resume=True, **WIDE)
     step = qf.lr(model, own, cross_entropy, optimizer=optimizer, **TRIED)
+    plan = qf.lr.plan(model, own, cross_entropy, optimizer=optimizer, verify=0)
     found = numbers(s, step)
     names = [sorted(n for n in w if n in f and n != "trace") for f, w in zip(found, want, strict=True)]
     gaps = [
@@ -262,7 +263,9 @@ def asked(g: qd.Group) -> dict[str, Any]:
     return {
         "spectrum": gaps[0], "lr": gaps[1], "missing": [sorted({*w} - {*f}) for f, w in zip(found, want, strict=True)],
         "partial": some.partial, "states": kept, "files": sorted(p.name for p in folder.iterdir()),
-        "batches": s.record.inputs["batches"], "products": [a.record.inputs["cost"]["products"] for a in (some, s)],
+        "batches": s.record.inputs["batches"],
+        "parameters": [plan.details["parameters"], sum(p.numel() for p in small().parameters())],
+        "products": [a.record.inputs["cost"]["products"] for a in (some, s)],
         "kept": hooks(model) == before
         and all(torch.equal(p.to_local(), weights[n]) for n, p in model.named_parameters()),
     }  # fmt: skip

@@ -128,6 +128,7 @@ def test_questions(found: Found) -> None:
         ]
         assert [n.partition("-")[0] for n in result["files"]] == ["record.json", "tensors"]
         assert result["batches"] == 2
+        assert len(set(result["parameters"])) == 1, result["parameters"]  # the plan counts all shards
         assert result["products"][0] < result["products"][1]
         assert result["kept"]
 

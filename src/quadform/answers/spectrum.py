@@ -335,11 +335,10 @@ class Spectrum(Answer):
             else []
         )
 
-    @property
-    def layers(self) -> tuple[tuple[str, ...], Tensor] | None:
-        """The layers, and the share of each eigenvector in each of them (eigenvectors, layers); None in old records."""
+    def shares(self, by: str) -> tuple[tuple[str, ...], Tensor] | None:
+        """The names of that kind, and the shares (eigenvectors, names) in them; None where they were not measured."""
         known = self.record.inputs.get("where", {})
-        return (tuple(known["layer"]), self.record.tensors["where/layer"]) if "layer" in known else None
+        return (tuple(known[by]), self.record.tensors[f"where/{by}"]) if by in known else None
 
     def _place(self, i: int) -> str:
         """`h.3 (71 %): W_Q 40 %, W_K 31 %; head W_Q[2] 38 %`."""

@@ -62,7 +62,7 @@ class Room:
         """Refuse before the work what does not fit; a plan without weights only says so."""
         if self.least > self.free and not isinstance(risk, Outline):
             raise TooLarge(
-                f"products of {risk.space.size:,} parameters on this batch and vectors for them need"
+                f"products of {parameters_of(risk):,} parameters on this batch and vectors for them need"
                 f" {in_words(self.least)} at least; {in_words(self.free)} are free. Take {ADVICE}."
             )
         return self
@@ -84,6 +84,13 @@ ADVICE = "smaller batches, shorter sequences, fewer eigenvalues or fewer paramet
 def note_of(risk: Risk) -> str:
     """The line before a plan that was made without weights."""
     return f"{NOTE}\n" if isinstance(risk, Outline) else ""
+
+
+def parameters_of(risk: Risk) -> int:
+    """How many parameters are measured, of a sharded model all shards together."""
+    if risk.shards is None or not isinstance(risk.model, nn.Module):
+        return risk.space.size
+    return sum(p.numel() for n, p in risk.model.named_parameters() if n in risk.params)
 
 
 def product_bytes(risk: Risk) -> float:

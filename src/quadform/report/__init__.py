@@ -44,7 +44,9 @@ __getattr__, __dir__, __all__ = attach(
         "taylor_lines": ".taylor",
         "texts": ".texts:",
         "through_depth": ".depth",
-        "where_map": ".spectral",
+        "where_heads": ".where",
+        "where_map": ".where",
+        "where_tokens": ".where",
         "write_report": ".html",
     },
 )

@@ -16,11 +16,9 @@ from .page import Draw, Page
 from .rows import Row, estimate, tag
 from .style import LIGHT, Style
 from .texts import EN, Texts, language
+from .where import PAIRS_UP_TO, SHADES, extremes, where_figures
 
-#: A map of all pairs has at most this many rows.
-PAIRS_UP_TO = 48
-#: Colours of a map, and the decades they span at least: blocks that are alike look alike.
-_SHADES = 9
+#: Decades the colours of a map span at least: blocks that are alike look alike.
 _DECADES = 1.5
 #: Numbers are written into a map of pairs with at most this many rows.
 _WRITTEN_UP_TO = 9
@@ -37,7 +35,7 @@ def density_curve(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fi
         raise InputError("this spectrum has no density; measure it with density=True.")
     linear = curve.linear
     u, y, s, x = (t.tolist() for t in (curve.u, curve.density, curve.stderr, curve.x))
-    ticks = [(e, *_on_axis(e, linear)) for _, e in _extremes(answer)]
+    ticks = [(e, *_on_axis(e, linear)) for _, e in extremes(answer)]
     low, high = min(u[0], *(a for _, a, _ in ticks)), max(u[-1], *(a for _, a, _ in ticks))
     roof = 1.08 * max(a + b for a, b in zip(y, s, strict=True))
     marks, label = _axis(low, high, linear)
@@ -173,49 +171,6 @@ def block_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure
     )
 
 
-def where_map(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
-    """Layers against eigenvectors: the share of each eigenvector's squared length in each layer."""
-    from .packages import alt
-
-    answer, over = Spectrum(record), Rows()
-    if answer.layers is None:
-        raise InputError("this spectrum was measured without its eigenvectors; measure it again.")
-    layers, share = answer.layers
-    names = [name for name, _ in _extremes(answer)]
-    colours = style.ramp(1, _SHADES)
-    rows, table = [], []
-    for i, name in enumerate(names):
-        for j, layer in enumerate(layers):
-            s = float(share[i, j])
-            level = min(_SHADES - 1, int(s * _SHADES))
-            ink = style.ink if level < _SHADES // 2 else style.paper
-            rows.append({"vector": name, "layer": layer, "text": percent(s), "fill": colours[level], "ink": ink})
-            table.append((name, layer, s))
-    x = alt.X("vector:N", sort=names, axis=alt.Axis(orient="top", title=None, labelAngle=0, domain=False, ticks=False))
-    y = alt.Y("layer:N", sort=list(layers), axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=260))
-    tips = ["vector:N", "layer:N", alt.Tooltip("text:N", title=texts("where_share"))]
-    base = over(rows)
-    chart = alt.layer(
-        base.mark_rect(stroke=style.paper, strokeWidth=1.5).encode(
-            x=x, y=y, color=alt.Color("fill:N", scale=None), tooltip=tips
-        ),
-        base.mark_text(fontSize=12).encode(x=x, y=y, text="text:N", color=alt.Color("ink:N", scale=None)),
-    ).properties(name="fluid", width=max(300, min(640, 90 * len(names))), height=max(60, 26 * len(layers)))
-    first, most = answer.where(0 if answer.top else -1, "layer")[0]
-    return Figure(
-        name="where",
-        title=texts("where_title"),
-        chart=over.finish(chart, style, chrome=150),
-        headline=texts("where_head", name=names[0], share=percent(most), layer=first),
-        reading=texts("where_reading"),
-        not_meaning=texts("where_not"),
-        table=Table((texts("where_vector"), texts("map_layer"), texts("where_share")), tuple(table)),
-        python=redraw("where_map"),
-        texts=texts,
-        tags=("estimate",),
-    )
-
-
 def block_pairs(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figure:
     """The norms of all pairs of blocks as a heat map."""
     from .packages import alt
@@ -266,12 +221,12 @@ def _shades(values: list[float], style: Style) -> Any:
     positive = [v for v in values if v > 0] or [1.0]
     high = math.log10(max(positive))
     low = min(math.log10(min(positive)), high - _DECADES)
-    ramp = style.ramp(1, _SHADES)
+    ramp = style.ramp(1, SHADES)
 
     def shade(value: float) -> dict[str, str]:
         place = (math.log10(value) - low) / (high - low) if value > 0 else 0.0
-        i = round(place * (_SHADES - 1))
-        return {"fill": ramp[i], "ink": style.ink if i < _SHADES // 2 else style.paper}
+        i = round(place * (SHADES - 1))
+        return {"fill": ramp[i], "ink": style.ink if i < SHADES // 2 else style.paper}
 
     return shade
 
@@ -313,7 +268,7 @@ def rows(record: Record, texts: Texts) -> tuple[Row, ...]:
         Row(setting, texts("data_row"), answer.data(texts)),
         Row(setting, texts("spectral_cost"), said),
     ]
-    out += [Row(numbers, name, estimate(name, e), tag(e)) for name, e in _extremes(answer)]
+    out += [Row(numbers, name, estimate(name, e), tag(e)) for name, e in extremes(answer)]
     out += [Row(numbers, texts(f"spectral_{name}"), estimate(name, e), tag(e)) for name, e in answer.numbers.items()]
     return tuple(out)
 
@@ -323,7 +278,7 @@ def drawn(record: Record) -> tuple[Draw, ...]:
     answer = Spectrum(record)
     found: list[Draw] = [density_curve] if answer.density is not None else []
     blocks = len(answer.names)
-    found += [where_map] * (answer.layers is not None and 1 < len(answer.layers[0]) <= PAIRS_UP_TO)
+    found += where_figures(answer)
     found += [block_map] * (blocks > 1) + [block_pairs] * (1 < blocks <= PAIRS_UP_TO)
     return tuple(found)
 
@@ -331,12 +286,6 @@ def drawn(record: Record) -> tuple[Draw, ...]:
 def figures(record: Record, lang: str = "en", style: Style = LIGHT) -> tuple[Figure, ...]:
     """All figures of a spectrum record."""
     return tuple(draw(record, language(lang), style) for draw in drawn(record))
-
-
-def _extremes(answer: Spectrum) -> list[tuple[str, Estimate]]:
-    """Every extreme eigenvalue with its name."""
-    out = [(f"λ_{i + 1}" if i else "λ_max", e) for i, e in enumerate(answer.top)]
-    return out + [(f"λ_−{i + 1}" if i else "λ_min", e) for i, e in enumerate(answer.bottom)]
 
 
 PAGE = Page(Spectrum, title, rows, drawn)

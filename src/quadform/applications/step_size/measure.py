@@ -32,7 +32,7 @@ from ...distributed.processes import holders
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..machine import guard_kept
 from ..probes import probe_of
-from ..room import Room, note_of
+from ..room import Room, note_of, parameters_of
 from ..subject import Subject
 from ..threads import fitting_threads
 from .ceiling import ceiling_of, seconds_of_product
@@ -86,7 +86,7 @@ class StepSizeMeasurement:
         return Room.of(self.risk, (ROWS + 6) * size * max(self.risk.dtype.itemsize, 4) + copied * 10 * size * 8)
 
     def _cost(self, room: Room) -> Plan:
-        risk, scale, size = self.risk, self.subject.scale, self.risk.space.size
+        risk, scale, size = self.risk, self.subject.scale, parameters_of(self.risk)
         count, each = TYPICAL * self.searches, scale * seconds_of_product(risk)
         gradients, seconds, tried = trial_gradients(self.asked.verify), count * each, ""
         if gradients:

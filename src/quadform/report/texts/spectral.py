@@ -32,6 +32,22 @@ EN = {
     " itself. Eigenvectors of nearly equal eigenvalues may mix.",
     "where_share": "share",
     "where_vector": "eigenvector",
+    "where_heads_title": "The sharpest direction by attention head",
+    "where_heads_head": "The heads hold {total} of {name}'s direction; the largest part, {share}, is head {head} of"
+    " {layer}.",
+    "where_heads_reading": "Each row is one attention, each column one of its heads; a field is the share of the"
+    " squared length of the first eigenvector in the query, key and value matrices of that"
+    " head. The largest share is darkest, however small it is. A head with most of the direction sets the largest"
+    " stable learning rate: look at its logits and norms first.",
+    "where_head_column": "head",
+    "where_tokens_title": "The sharpest direction by token",
+    "where_tokens_head": "No token holds more of {name}'s direction than {token}: {share}.",
+    "where_tokens_reading": "The rows of the embedding with the largest shares of the squared length of the first"
+    " eigenvector; the number is that of the token. A large share means that one token of these batches sets the"
+    " curvature: see whether it is padding, a separator or very frequent.",
+    "where_tokens_not": "Tokens that the batches do not contain have share 0 unless the embedding is also the output"
+    " matrix. Other batches may show others.",
+    "where_token_column": "token",
     "pairs_title": "Norms of all pairs of blocks",
     "pairs_head": "{share} of the squared norm of these blocks lies off the diagonal.",
     "pairs_reading": "Row and column are matrices; the colour is the norm of the Hessian between them. Dark off the"
@@ -86,6 +102,20 @@ KO = {
     "거의 같은 고유값의 고유벡터는 서로 섞일 수 있습니다.",
     "where_share": "비율",
     "where_vector": "고유벡터",
+    "where_heads_title": "어텐션 헤드로 본 가장 가파른 방향",
+    "where_heads_head": "{name} 방향 가운데 헤드의 몫은 모두 {total}, 가장 큰 것은 {layer} {head}번 헤드의"
+    " {share}입니다.",
+    "where_heads_reading": "각 행은 어텐션, 각 열은 그 헤드입니다. 칸은 첫 고유벡터의 제곱 길이 가운데 그 헤드의 쿼리,"
+    " 키, 밸류 행렬이 차지하는 비율이며, 작더라도 가장 큰 비율이 가장 진합니다. 방향의 대부분이 한"
+    " 헤드에 있으면 그 헤드가 안정한 최대 학습률을 정하므로 그 로짓과 노름부터 살펴보십시오.",
+    "where_head_column": "헤드",
+    "where_tokens_title": "토큰으로 본 가장 가파른 방향",
+    "where_tokens_head": "{name} 방향의 몫이 가장 큰 토큰: {token}, {share}.",
+    "where_tokens_reading": "첫 고유벡터의 제곱 길이에서 몫이 가장 큰 임베딩 행들이며, 숫자는 토큰 번호입니다. 몫이"
+    " 크면 이 배치의 토큰 하나가 곡률을 정한다는 뜻입니다. 패딩이나 구분자, 아주 잦은 토큰인지 확인하십시오.",
+    "where_tokens_not": "임베딩이 출력 행렬을 겸하지 않으면 배치에 없는 토큰의 몫은 0입니다. 다른 배치에서는 다른"
+    " 토큰이 나올 수 있습니다.",
+    "where_token_column": "토큰",
     "pairs_title": "모든 블록 쌍의 노름",
     "pairs_head": "이 블록들의 제곱 노름 가운데 {share} 비율이 대각선 밖에 있습니다.",
     "pairs_reading": "행과 열은 행렬이고 색은 그 사이 헤시안의 노름입니다. 대각선 밖이 진하면 한 행렬을 움직일 때"
