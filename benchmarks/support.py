@@ -81,8 +81,9 @@ def check(python: str, torch: str, index: str | None, tests: str) -> dict[str, o
     found = subprocess.run([there, "-c", versions], capture_output=True, text=True, check=True).stdout.split()
     ok = verified and tested.returncode == 0
     day = datetime.now(UTC).date().isoformat()
-    versions_of = {"python": found[0], "torch": found[1]}
-    return {**versions_of, "day": day, "ran": tests, "ok": ok, "verified": verified, "tests": counts}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    of = {"python": found[0], "torch": found[1], "day": day, "commit": commit.strip()}
+    return {**of, "ran": tests, "ok": ok, "verified": verified, "tests": counts}
 
 
 def run(words: list[str]) -> None:
