@@ -16,7 +16,7 @@ from quadform.experiments.question import ReproduceTask
 from quadform.report.figure import pdf
 from quadform.report.fitted import fitted
 from quadform.report.lengths import inches
-from quadform.report.typeset import runs, typeset
+from quadform.report.typeset import runs, typeset, words
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,7 @@ from quadform.report.typeset import runs, typeset
     [
         ("lambda_max(H)", [("symbol", "λ"), ("sub", "max"), ("plain", "(H)")]),
         ("H_f, X^-1.2", [("symbol", "H"), ("sub", "f"), ("plain", ", "), ("symbol", "X"), ("sup", "−1.2")]),
+        ("P^-1/2 H", [("symbol", "P"), ("sup", "−1/2"), ("plain", " H")]),
         ("W_K^T", [("symbol", "W"), ("sub", "K"), ("sup", "T")]),
         ("a_L^(1/L)", [("symbol", "a"), ("sub", "L"), ("sup", "1/L")]),
         ("1e-3 apart", [("plain", "10"), ("sup", "−3"), ("plain", " apart")]),
@@ -34,6 +35,22 @@ from quadform.report.typeset import runs, typeset
 )
 def test_formulas_in_words(text: str, pieces: list[tuple[str, str]]) -> None:
     assert runs(text) == pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "below", "above"),
+    [
+        ("green: λ_max 1.27 < 2 & λ_min −0.868", ["max", "min"], []),
+        ("P^-1/2 H P^(-1/2), W_K^T", ["K"], ["-1/2", "-1/2", "T"]),
+        ("new:pre-ln,d_model=64; c_attn at 1e-3", [], []),
+    ],
+)
+def test_sentences_are_set_and_keep_their_text(text: str, below: list[str], above: list[str]) -> None:
+    """What a reader copies is what was written; names of the code stay as they are."""
+    page = ET.fromstring(f"<p>{words(text)}</p>")
+    assert "".join(page.itertext()) == text
+    assert [e.text for e in page.iter("sub")] == below
+    assert [e.text for e in page.iter("sup")] == above
 
 
 def test_what_is_set_returns_to_its_line() -> None:

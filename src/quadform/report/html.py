@@ -23,6 +23,7 @@ from .page import Draw, page_of
 from .rows import Row
 from .style import DARK, FONT, LIGHT, STYLES
 from .texts import Texts, language
+from .typeset import words
 
 #: The whole file stays below this many bytes; large matrices are left out first.
 LIMIT = 3_000_000
@@ -113,7 +114,7 @@ def _bundle() -> str:
 
 
 def _environment(texts: Texts) -> Any:
-    from .packages import jinja2
+    from .packages import jinja2, markupsafe
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__ or "quadform.report"),
@@ -124,6 +125,7 @@ def _environment(texts: Texts) -> Any:
     )
     environment.globals["t"] = texts
     environment.filters["cell"] = cell
+    environment.filters["formulas"] = lambda text: markupsafe.Markup(words(text))
     return environment
 
 

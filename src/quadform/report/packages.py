@@ -7,6 +7,7 @@ from ..core.errors import needing
 with needing("A figure"):
     import altair as alt
     import jinja2
+    import markupsafe
     import vl_convert
 
-__all__ = ["alt", "jinja2", "vl_convert"]
+__all__ = ["alt", "jinja2", "markupsafe", "vl_convert"]

@@ -1,7 +1,7 @@
-"""Formulas in the words of a figure: `lambda_max`, `H_f`, `X^6`, `1e-3` set with symbols, subscripts and exponents.
+"""Formulas in words: `lambda_max`, `H_f`, `X^6`, `1e-3` set with symbols, subscripts and exponents.
 
-Figures are written with the names of the code. Whatever draws a picture passes its text through here, so that axes,
-titles and labels read like those of a paper, and the same names stand in tables, tests and code.
+Figures and sentences are written with the names of the code. Whatever shows them passes its text through here, so that
+they read like those of a paper, and the same names stand in tables, tests and code.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ _SIGNS = {"+-": "±", "<=": "≤", ">=": "≥", "<<": "≪", ">>": "≫", "->": 
 #: A symbol (a letter, or a Greek one by name), a number that is raised, or `log10`; then what stands below and above.
 _FORMULA = re.compile(
     rf"(?<![\w^])(?:(?P<base>{'|'.join(_GREEK)}|[A-Za-zα-ωΑ-Ω](?=[_^])|10(?=\^)|log(?=10\b))"
-    r"(?:(?<=log)(?P<ten>10)|_(?P<sub>−?[A-Za-z0-9]+))?(?:\^(?P<sup>-?\d+(?:\.\d+)?|[A-Za-z]\b|\([^()]*\)))?"
+    r"(?:(?<=log)(?P<ten>10)|_(?P<sub>−?[A-Za-z0-9]+))?(?:\^(?P<sup>-\d+/\d+|-?\d+(?:\.\d+)?|[A-Za-z]\b|\([^()]*\)))?"
     r"|1e(?P<exponent>-?\d+))(?![A-Za-z_])"
 )
+
+#: Longer indices in sentences are names of the code (`d_model`, `c_attn`).
+LONGEST_INDEX = 3
 
 
 def runs(text: str) -> list[tuple[Kind, str]]:
@@ -62,3 +65,34 @@ def _spans(tag: str, escaped: str) -> str:
         words = html.escape(piece, quote=False)
         out += f"<tspan{told}>{words}</tspan>" if told else words
     return out
+
+
+def words(text: str) -> str:
+    """A sentence as HTML with its formulas set. Its text stays: `_` and `^` are copied and read out, and not seen.
+
+    No line ends inside a formula or before the exponent of a number.
+    """
+    out, end = "", 0
+    for m in _FORMULA.finditer(text):
+        if len(m["base"] or "") == 1 and (m["sub"] or m["sup"]) and len(m["sub"] or "") <= LONGEST_INDEX:
+            out += _plain(text[end : m.start()]) + _set(m)
+            end = m.end()
+    return out + _plain(text[end:])
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\b[\d.]+e-\d+", r'<span class="formula">\g<0></span>', html.escape(text))
+
+
+def _set(m: re.Match[str]) -> str:
+    below = f"{_hidden('_')}<sub>{m['sub']}</sub>" if m["sub"] else ""
+    return f'<span class="formula"><i>{m["base"]}</i>{below}{_raised(m["sup"]) if m["sup"] else ""}</span>'
+
+
+def _raised(sup: str) -> str:
+    opened, closed = ("(", ")") if sup[0] == "(" else ("", "")
+    return f"{_hidden('^' + opened)}<sup>{sup.strip('()')}</sup>{_hidden(closed)}"
+
+
+def _hidden(mark: str) -> str:
+    return f'<span class="unseen">{mark}</span>' if mark else ""
