@@ -55,9 +55,11 @@ def test_closed_form_factors_are_those_of_the_model(loss: str, mask: str | None,
         assert torch.allclose(found, P.block(name).dense(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("written", [0, 1 << 16], ids=["not formed", "written out"])
 @pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
-def test_errors_are_those_of_the_matrices(loss: str) -> None:
+def test_errors_are_those_of_the_matrices(loss: str, written: int, monkeypatch) -> None:
     """Every error against the dense block: partial traces for Shampoo, singular values for the nearest product."""
+    monkeypatch.setattr("quadform.theory.kronecker.WRITTEN", written)
     layer, _ = head(loss, "causal")
     errors = kronecker_errors(layer)
     for name in WEIGHTS:

@@ -114,8 +114,9 @@ class AttentionAnswer(Answer):
 
     def matrix(self, part: str) -> Tensor:
         """`total`, `outer` or `functional`: (P, P)."""
-        H_o, H_f = self.tensor("H_o"), self.tensor("H_f")
-        return {"total": H_o + H_f, "outer": H_o, "functional": H_f}[part]
+        if part == "total":
+            return self.tensor("H_o") + self.tensor("H_f")
+        return self.tensor({"outer": "H_o", "functional": "H_f"}[part])
 
     def block(self, part: str, name: str) -> Tensor:
         row, col = name.split(",")

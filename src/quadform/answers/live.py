@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from ..core.record import Estimate
 from .attention import MOMENTS, PARTS, AttentionAnswer, spectrum_key
@@ -21,7 +22,7 @@ class LiveAnswer(AttentionAnswer):
         """The parts whose eigenvalues are there."""
         return tuple(part for part in PARTS if spectrum_key(part) in self.record.tensors)
 
-    @property
+    @cached_property
     def kronecker(self) -> dict[str, dict[str, float]]:
         """Block `W,W` -> kind of preconditioner -> its relative error against H_o(W, W)."""
         found: dict[str, dict[str, float]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..answers.live import LiveAnswer
 from ..answers.numbers import number
@@ -86,6 +87,7 @@ def formula(answer: LiveAnswer, part: str, block: str) -> Formula:
     return Formula(lines, tuple(dict.fromkeys(shown)))
 
 
+@lru_cache(maxsize=256)
 def typeset(line: str) -> list[tuple[Kind, str]]:
     """A line as the report sets its formulas, in pieces: symbols and single letters slanted, indices below,
     exponents and transposes above."""

@@ -27,9 +27,12 @@ from ..core.errors import InputError
 from .attention import AttentionLayer
 from .norms import block_norm
 from .terms import Term
+from .writing import block as write
 
 #: Kronecker products a block is compared with, in the order they are told.
 KINDS = ("K-FAC expand", "K-FAC reduce", "Shampoo", "Shampoo, one power step", "nearest")
+#: Entries of a block up to which it is written out and compared entry by entry.
+WRITTEN = 1 << 16
 
 
 @torch.no_grad()
@@ -75,7 +78,8 @@ def _errors(layer: AttentionLayer, name: str) -> dict[str, float]:
     H = _term(layer, name)
     unit = H.E.abs().max()  # errors are relative: in units of the largest entry no square leaves floating point
     H = replace(H, E=H.E / unit)
-    size = block_norm([[H]]).value if unit > torch.finfo(unit.dtype).tiny else 0.0
+    D = _written(H)
+    size = _distance(H, D) if unit > torch.finfo(unit.dtype).tiny else 0.0
     if size == 0:
         raise InputError(f"H_o({name}, {name}) is 0 at this point; so relative errors are undefined.")
     traces = H.E.diagonal(dim1=1, dim2=2).sum(1)
@@ -88,8 +92,25 @@ def _errors(layer: AttentionLayer, name: str) -> dict[str, float]:
         A, B = kfac_factors(layer, name, sharing)
         near[f"K-FAC {sharing}"] = A, B / unit
     near |= {"Shampoo": _scaled(H, _root(L), _root(R)), "Shampoo, one power step": (L, R / L.trace())}
-    errors = {kind: block_norm([[H, _negative(*pair)]]).value / size for kind, pair in near.items()}
+    errors = {kind: _distance(H, D, pair) / size for kind, pair in near.items()}
     return {kind: errors[kind] if kind in errors else _nearest(H) for kind in KINDS}
+
+
+def _written(H: Term) -> Tensor | None:
+    """A small block with the axes (in, out, in, out); None of one that is not formed."""
+    sides = H.r.shape[1], H.E.shape[1]
+    n, m = sides if H.rows_vector_first else sides[::-1]
+    if (n * m) ** 2 > WRITTEN:
+        return None
+    write([H], out := H.E.new_empty(n, m, n, m))
+    return out
+
+
+def _distance(H: Term, D: Tensor | None, pair: tuple[Tensor, Tensor] | None = None) -> float:
+    """|H - A (x) B|_F, and |H|_F without a pair. `D` is H written out."""
+    if D is None:
+        return block_norm([[H, *([_negative(*pair)] if pair else [])]]).value
+    return float((D - torch.einsum("ik,op->iokp", *pair) if pair else D).norm())
 
 
 def _scaled(H: Term, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:

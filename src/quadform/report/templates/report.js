@@ -19,6 +19,32 @@
     return spec;
   }
 
+  // Indices of symbols (λ_max, H_o) stand below the line; the text stays, its `_` is not shown.
+  const index = /(?<!\w)([A-Za-zα-ω])_(−?[A-Za-z0-9]{1,3})(?!\w)/g;
+  function typeset(place) {
+    for (const text of place.querySelectorAll("svg text")) {
+      if (text.childElementCount || text.textContent.search(index) < 0) continue;
+      const span = (shown, marks) => {
+        const made = document.createElementNS(text.namespaceURI, "tspan");
+        made.textContent = shown;
+        for (const [name, value] of Object.entries(marks)) made.setAttribute(name, value);
+        return made;
+      };
+      const size = parseFloat(getComputedStyle(text).fontSize), down = (0.22 * size).toFixed(2);
+      let lowered = false;
+      const pieces = text.textContent.split(index).flatMap((piece, i) => {
+        if (i % 3 === 2) {
+          lowered = true;
+          return [span("_", { display: "none" }), span(piece, { dy: down, "font-size": `${0.75 * size}px` })];
+        }
+        const back = lowered ? { dy: `-${down}` } : {};
+        if (piece) lowered = false;
+        return piece ? [span(piece, i % 3 ? { ...back, "font-style": "italic" } : back)] : [];
+      });
+      text.replaceChildren(...pieces);
+    }
+  }
+
   async function draw(place) {
     const id = place.dataset.chart, data = charts[id], room = Math.floor(place.clientWidth);
     const controls = place.closest("article").querySelector(".controls");
@@ -32,6 +58,7 @@
     const signs = controls.querySelector("input") !== null;
     views.set(id, { view: made.view, finalize: made.finalize, room, signs });
     if (sign) await made.view.signal("sign", sign).runAsync();
+    typeset(place);
     place.dataset.drawn = root.dataset.theme;
   }
 
@@ -101,7 +128,9 @@
     for (const folded of document.querySelectorAll(".drawn")) folded.open = true;
     if (!root.dataset.paper) return;
     for (const place of document.querySelectorAll("[data-chart]")) {
-      place.closest("article").querySelector(".print").innerHTML = paper.get(place.dataset.chart);
+      const sheet = place.closest("article").querySelector(".print");
+      sheet.innerHTML = paper.get(place.dataset.chart);
+      typeset(sheet);
     }
     root.classList.add("printing");
   });
