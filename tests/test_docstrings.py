@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import quadform as qf
 NAMES = [n for n in dir(qf) if not n.startswith("_") and callable(getattr(qf, n))]
 #: The objects of the library, each with an example; questions have theirs in the guides.
 WITH_EXAMPLES = {"hessian", "gauss_newton", "functional", "fisher", "solve", "Space", "Operator"}
-WITH_EXAMPLES |= {"toy", "attention_hessian", "vary"}
+WITH_EXAMPLES |= {"toy", "attention_hessian", "vary", "Transformer"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -24,6 +25,17 @@ def test_a_docstring_begins_with_a_sentence(name: str) -> None:
     first = doc.split("\n\n")[0]
     assert first
     assert first[-1] in ".?:"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_is_described(name: str) -> None:
+    """Sections `Args` (or `Fields`, of a question) name every parameter, and no other."""
+    doc, given = inspect.getdoc(getattr(qf, name)) or "", inspect.signature(getattr(qf, name)).parameters
+    section = re.search(r"^(Args|Fields):\n((?: {4}.*(?:\n|$))+)", doc, re.M)
+    assert section or len(given) < 2
+    if section and section[1] == "Args":
+        told = [n for names in re.findall(r"^ {4}(\w[\w, ]*):", section[2], re.M) for n in names.split(", ")]
+        assert sorted(told) == sorted(given)
 
 
 @pytest.mark.parametrize("name", sorted(WITH_EXAMPLES))

@@ -99,6 +99,8 @@ def test_docstrings_keep_their_signs() -> None:
     """Markup outside of code is escaped, inside it is not; a list stays a list."""
     assert docstrings.escaped("a < b, x*y, W_Q and `W_Q * x`") == r"a &lt; b, x\*y, W\_Q and `W_Q * x`"
     assert docstrings.escaped("Two:\n\n* one\n* two") == "Two:\n\n* one\n* two"
+    told = docstrings.escaped("Args:\n    a, b: The first,\n        and W_Q.\n\nReturns:\n    A sum.")
+    assert told == "**Args**\n\n- `a`, `b`: The first, and W\\_Q.\n\n**Returns**: A sum.\n"
 
 
 def test_a_page_that_nobody_listed_is_found() -> None:

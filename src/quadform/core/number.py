@@ -18,10 +18,16 @@ Side = Literal["lower", "upper"]
 class Estimate:
     """A number with its tag (`exact`, `estimate` or `bound`), its error, and what that error means.
 
-    `error_kind` is `stderr`: 2 `error` cover the truth in about 95 % of the draws; `residual`: the truth lies within
-    one `error`; `none`: the number has no error bar (the default where `error` is None; else `stderr` is). `side` of a
-    bound is `lower` (the truth is at least `value`; the default) or `upper`. `matvecs` counts the operator products it
-    cost; `converged` is false for a number that is only the best so far.
+    Args:
+        value: The number.
+        error: Its error, None where it has none.
+        kind: `exact`, `estimate` or `bound`.
+        matvecs: Operator products it cost.
+        converged: False for a number that is only the best so far.
+        note: A remark.
+        error_kind: `stderr`: 2 `error` cover the truth in about 95 % of the draws; `residual`: the truth lies within
+            one `error`; `none`: no error bar. The default is `stderr` where there is an error.
+        side: Of a bound: `lower` (the truth is at least `value`; the default) or `upper`.
     """
 
     value: float

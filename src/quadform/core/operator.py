@@ -33,8 +33,14 @@ _SCRATCH = 2**25
 class Operator(Invertible, ABC):
     """A linear map between named spaces: `A @ v`, sums, products, named blocks, solves.
 
-    `domain` and `codomain` (the same by default) are `Space`s. `symmetric` and `psd` (positive semi-definite) are
-    promises, which choose methods and which `testing.check_operator` tests. A final class gives `apply`.
+    A class of your own gives `apply`. `symmetric` and `psd` choose methods; `testing.check_operator` tests them.
+
+    Args:
+        domain: The space of vectors it is applied to.
+        codomain: The space of the results; `domain` by default.
+        dtype, device: Of the vectors.
+        symmetric: Promises that it is symmetric.
+        psd: Promises that it is positive semi-definite.
 
     >>> space = qf.Space((("w", (2,)), ("b", (1,))))
     >>> A = qf.Dense(torch.diag(torch.tensor([1.0, 2.0, 3.0])), space)
@@ -218,7 +224,12 @@ def _same_kind(a: Operator, b: Operator) -> None:
 class Dense(Operator):
     """The operator of a matrix `(codomain.size, domain.size)`, with named rows and columns.
 
-    Whether it is symmetric is looked at unless `symmetric` says so.
+    Args:
+        matrix: The entries.
+        domain: The space of its columns.
+        codomain: The space of its rows; `domain` by default.
+        symmetric: Whether it is symmetric; the entries are compared where this is not given.
+        psd: Promises that it is positive semi-definite.
     """
 
     def __init__(

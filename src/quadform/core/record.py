@@ -52,7 +52,17 @@ _LITTER = re.compile(
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a record comes from: enough to make it again."""
+    """Where a record comes from: enough to make it again. `Provenance.collect()` fills it in.
+
+    Args:
+        versions: Of Python, torch and quadform.
+        machine: Processor and system.
+        made_at: Time in UTC.
+        command: The command line, empty from Python.
+        seed, dtype, device: Of the measurement.
+        git: Commit of the checkout, where there is one.
+        threads: Of torch.
+    """
 
     versions: dict[str, str]
     machine: str
@@ -108,8 +118,16 @@ def _git_state() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished measurement: what was asked (`inputs`), numbers with errors (`scalars`), `tensors`, and where it
-    comes from (`made`). `save` writes it into a folder, `Record.load` reads it again."""
+    """One finished measurement. `save` writes it into a folder, `Record.load` reads it again.
+
+    Args:
+        kind: Which question it answers: `spectrum`, `step-size`, ...
+        inputs: What was asked.
+        scalars: Numbers with their errors, by name.
+        tensors: Tensors by name.
+        made: Where it comes from.
+        schema: Version of the format.
+    """
 
     kind: str
     inputs: Mapping[str, Any]

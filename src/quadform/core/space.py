@@ -122,15 +122,16 @@ def _pattern(glob: str, wild: str) -> re.Pattern[str]:
 class Space:
     """The parameters an operator acts on: named tensors in a fixed order.
 
-    `parts` are pairs (name, shape); `views` name parts of them (heads, slices of fused matrices).
+    Args:
+        parts: Pairs (name, shape).
+        views: Names of parts of them: heads, slices of fused matrices.
+        group: The processes that share the work with vectors of this space (`quadform.distributed`), None for one.
 
     >>> space = qf.Space((("w", (2, 3)), ("b", (3,))))
     >>> space.size
     9
     >>> space.flatten(space.unflatten(torch.arange(9.0)))
     tensor([0., 1., 2., 3., 4., 5., 6., 7., 8.])
-
-    `group` are the processes that share the work with vectors of this space (`quadform.distributed`), None for one.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]

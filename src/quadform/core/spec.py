@@ -131,11 +131,18 @@ class BlockSpec:
         sequential, post   Y = N1(skip X + branch f(X));     out = N2(skip' Y + branch' g(Y))
         parallel           out = skip X + branch f(N) + branch' g(N)     (skip is alpha_comb of [HH24])
 
-    `cross` is the gain of the cross-attention branch in the decoder of an encoder-decoder (always plain softmax
-    attention with its own W_V and W_O: own extension, the papers have none); None: no such branch. `mlp=None` is an
-    attention-only block. `slope` belongs to activation "leaky", sqrt(2 / (1 + slope^2)) leaky_relu, which keeps the
-    second moment of a Gaussian. `init_gain` multiplies the initial W_V, W_O and MLP weights (DeepNorm), a fixed
-    identity aside. `tie_gains` lets the MLP use the learned scalars of the attention branch (ReZero).
+    Args:
+        layout, norm, norm_at: Which of the formulas above, with which norm.
+        attn, mlp: skip and branch of attention and of the MLP; `mlp=None` is an attention-only block.
+        cross: The same of cross-attention in a decoder (always plain softmax attention with its own W_V and W_O: own
+            extension, the papers have none); None: no such branch.
+        mixing: How tokens are mixed: softmax, shaped, identity, ...
+        value, proj: W_V and W_O: learned, fixed, or None (the identity).
+        query_init: Initial W_Q.
+        activation, slope: Of the MLP. `slope` belongs to "leaky", sqrt(2 / (1 + slope^2)) leaky_relu, which keeps the
+            second moment of a Gaussian.
+        init_gain: Multiplies the initial W_V, W_O and MLP weights (DeepNorm), a fixed identity aside.
+        tie_gains: Lets the MLP use the learned scalars of the attention branch (ReZero).
     """
 
     layout: Literal["sequential", "parallel"] = "sequential"
@@ -180,16 +187,26 @@ class BlockSpec:
 class ModelConfig:
     """A whole model: stacks of blocks between an embedding and an output.
 
-    `blocks` is the only stack of an encoder or decoder, and the decoder stack of an encoder-decoder, whose encoder is
-    `encoder_blocks`. `source_vocab=None` shares one vocabulary and embedding between both sides. `d_ff` is the width
-    after the activation (a gated MLP reads d_model x 2 d_ff). `biases` names which of q, k, v, o, mlp, out have one.
-    `classes > 0` replaces the token output by a classifier on the mean of the real tokens. `init` is the distribution
-    of all matrices not named in a block: N(0, init_std^2), N(0, 1/fan_in), Glorot uniform, or orthogonal. Embeddings
-    enter as embed_scale W_E[token] + position. Rotary position p turns pair i by p rotary_base^{-2i/d_k} (10,000 unless
-    given). `positions="relative"` adds a learned number to every score, one a head for each of `buckets` (32) distances
-    between tokens, those from `max_distance` (128) on alike; all blocks of a stack share the table. `d_k` is the width
-    of a head (d_model / heads unless given), `attn_scale` multiplies the scores (d_k^{-1/2}), `logit_scale` the logits
-    (1). `transform` puts LayerNorm(act(X W_T + b_T)) in front of the token output, as BERT has it.
+    Args:
+        kind: `decoder`, `encoder` or `encoder-decoder`.
+        blocks, encoder_blocks: The stack; of an encoder-decoder the decoder and its encoder.
+        d_model, heads, kv_heads, d_k, d_ff: Widths. `d_k` of a head (d_model / heads unless given), `d_ff` after the
+            activation (a gated MLP reads d_model x 2 d_ff).
+        vocab, source_vocab, classes, seq_len: Sizes. `source_vocab=None` shares one vocabulary and embedding;
+            `classes > 0` replaces the token output by a classifier on the mean of the real tokens.
+        positions, rotary_base, buckets, max_distance: Rotary position p turns pair i by p rotary_base^{-2i/d_k} (10,000
+            unless given). `relative` adds a learned number to every score, one a head for each of `buckets` (32)
+            distances, those from `max_distance` (128) on alike; all blocks of a stack share the table.
+        attn_scale, logit_scale, embed_scale: Factors of the scores (d_k^{-1/2}), the logits (1), the embedding.
+        tied: Whether the output uses the embedding.
+        biases: Which of q, k, v, o, mlp, out have one.
+        embed_norm, final_norm, eps: Norms after the embedding and before the output, and their eps.
+        transform: Puts LayerNorm(act(X W_T + b_T)) in front of the token output, as BERT has it.
+        dropout: Probability.
+        init, init_std: Of all matrices not named in a block: N(0, init_std^2), N(0, 1/fan_in), Glorot uniform, or
+            orthogonal.
+        pad, bos, eos: Special tokens.
+        design: The name it was built from.
     """
 
     kind: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"

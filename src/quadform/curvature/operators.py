@@ -47,13 +47,18 @@ def hessian(
 ) -> Operator:
     """The Hessian of a risk as an operator: `H @ v` is exact, and no matrix is formed.
 
-    `rows` and `cols` choose a block by the names of parameters: `hessian(risk, rows="*.W_Q", cols="*.W_V")`. A block
-    differentiates once with respect to its rows and once along its columns; nothing else is computed.
+    Args:
+        risk: The loss of a model over batches.
+        rows: Names of parameters with wildcards; `rows="*.W_Q", cols="*.W_V"` is a block, and nothing else is computed.
+        cols: The same for the columns.
+        route: How products run: `eager`, `traced`, `compiled`, `units`, or `auto`. Without `products`, `auto` begins
+            eagerly and takes a faster route once the products so far would have paid for preparing it; when depends
+            on time, so results are the same up to rounding only.
+        chunk: Vectors that share one pass.
+        products: Products expected in all, from which `auto` chooses; of 1 no batch keeps its graph.
 
-    The same for `gauss_newton` and `functional`: `route` is how products are run (`routes`), `products` how many are
-    expected in all, from which `route="auto"` chooses (of 1 no batch keeps its graph), and `chunk` how many vectors
-    share one pass. Without `products`, `"auto"` begins eagerly and takes a faster route once the products so far would
-    have paid for preparing it; when depends on time, so that results are the same up to rounding only.
+    Returns:
+        An `Operator` over `risk.space`, symmetric where rows and columns are the same.
 
     >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(4, 2), torch.zeros(4, 1)))
     >>> H = qf.hessian(risk)
@@ -86,7 +91,14 @@ def functional(
     """The functional part H_f = H - H_o of the Hessian: the curvature of the network itself, which Gauss-Newton omits.
 
     H_f = <g, d2F> with g = dl/dF held fixed: the derivative of theta -> J(theta)^T g. F is the network's output, or
-    that of the module named by `split` (then over the parameters inside it). Other arguments as in `hessian`.
+    that of the module named by `split` (then over the parameters inside it).
+
+    Args:
+        risk, rows, cols, route, chunk, products: As in `hessian`.
+        split: Name of a module whose output is F; by default the whole network's.
+
+    Returns:
+        A symmetric `Operator`, in general not positive semi-definite.
 
     >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(4, 2), torch.zeros(4, 1)))
     >>> float(qf.functional(risk).dense().abs().max())  # a linear network has no curvature of its own
@@ -128,7 +140,14 @@ def gauss_newton(
 
     F is the network's output or, with `split="layers.0.attn"`, that of a module; then d2l/dF2 is the Hessian of
     everything behind it, and H_o need not be positive semi-definite. At the network's output it promises to be so where
-    the loss is known to be convex (`convexity`). Other arguments as in `hessian`.
+    the loss is known to be convex (`convexity`).
+
+    Args:
+        risk, rows, cols, route, chunk, products: As in `hessian`.
+        split: Name of a module whose output is F; by default the whole network's.
+
+    Returns:
+        A symmetric `Operator`.
 
     >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), (torch.ones(4, 2), torch.zeros(4, 1)))
     >>> H_o = qf.gauss_newton(risk)
@@ -170,8 +189,16 @@ def activation_hessian(risk: Risk, module: str | None = None) -> Operator:
 def fisher(risk: Risk, *, kind: str = "empirical", samples: int = 1, seed: int = 0, chunk: int = CHUNK) -> Operator:
     """The Fisher matrix as an operator.
 
-    `kind="empirical"`: the second moment of the per-batch gradients at the labels of the data. `"monte-carlo"`:
-    J^T E[s s^T] J with `samples` labels drawn from the model by `seed` (cross-entropy at its logits); its mean is H_o.
+    Args:
+        risk: The loss of a model over batches.
+        kind: `empirical`: the second moment of the per-batch gradients at the labels of the data. `monte-carlo`:
+            J^T E[s s^T] J with labels drawn from the model (cross-entropy at its logits); its mean is H_o.
+        samples: Labels drawn for each loss term.
+        seed: Seed of the drawn labels.
+        chunk: Vectors that share one pass.
+
+    Returns:
+        A positive semi-definite `Operator`.
 
     >>> risk = qf.Risk(nn.Linear(2, 1), nn.MSELoss(), [(torch.ones(4, 2), torch.zeros(4, 1))])
     >>> qf.fisher(risk).psd

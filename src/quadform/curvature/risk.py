@@ -44,25 +44,28 @@ if TYPE_CHECKING:
 class Risk:
     """The mean loss of `model` over `data`, twice differentiable in the chosen parameters.
 
-    `model` is a module, or a function `f(params, batch)` with `params={name: tensor}`. A batch is `(x, y)`, a mapping
-    (passed as keywords) or anything else (passed as one argument); `data` is one batch or an iterable of batches.
-    `loss(output, batch)` is a mean over the batch's loss terms, or a loss of torch (`nn.CrossEntropyLoss()`,
-    `F.mse_loss`) for batches `(x, y)`. Without it the model's own is used: a method `model.loss(batch)`, or the `loss`
-    of its output (Hugging Face, with `labels` in the batch). Batches are averaged by the number of their loss terms:
-    `count(batch)`. By default that is sum over mean of a model's own loss that takes `reduction=`; else the labels that
-    are not -100 (one fewer a row where the model shifts them), or the entries of y.
-
-    `params` chooses by glob among `named_parameters()`; tied weights are one parameter; parts of fused matrices have
-    names of their own (`h.0.attn.W_Q`, `h.0.attn.W_Q[3]`). Dropout is switched off unless `train_mode`.
-
-    `attention` replaces torch's fused attention, which has no second derivative, inside the measurement: by torch's
-    `"math"` path (memory grows with tokens squared), by `kernels.attention` (`"fused"`, linear memory), or `"auto"`:
-    fused on a GPU in float32 and bfloat16, math elsewhere.
-
-    `units` names, by a glob, the modules that are run again backwards where memory is short, or `route="units"` is
-    asked for. By default these are the repeated blocks of the model.
-
     A risk does not change. `notes` are remarks, printed with it.
+
+    Args:
+        model: A module, or a function `f(params, batch)` with `params={name: tensor}`.
+        loss: `loss(output, batch)`, a mean over the batch's loss terms, or a loss of torch (`nn.CrossEntropyLoss()`,
+            `F.mse_loss`) for batches `(x, y)`. Without it the model's own is used: a method `model.loss(batch)`, or the
+            `loss` of its output (Hugging Face, with `labels` in the batch).
+        data: One batch or an iterable of batches. A batch is `(x, y)`, a mapping (passed as keywords) or anything else
+            (passed as one argument).
+        params: Names with wildcards among `named_parameters()`; tied weights are one parameter; parts of fused matrices
+            have names of their own (`h.0.attn.W_Q`, `h.0.attn.W_Q[3]`).
+        count: `count(batch)`, the number of loss terms by which batches are averaged. By default that is sum over mean
+            of a model's own loss that takes `reduction=`; else the labels that are not -100 (one fewer a row where the
+            model shifts them), or the entries of y.
+        include_frozen: Also parameters with `requires_grad=False`.
+        train_mode: Measure in training mode; by default dropout is switched off.
+        attention: What replaces torch's fused attention, which has no second derivative: torch's `"math"` path (memory
+            grows with tokens squared), `kernels.attention` (`"fused"`, linear memory), or `"auto"`: fused on a GPU in
+            float32 and bfloat16, math elsewhere.
+        units: Names with wildcards of the modules that are run again backwards where memory is short, or
+            `route="units"` is asked for; by default the repeated blocks of the model.
+        quiet: Print no remarks.
     """
 
     model: nn.Module | Callable[..., Any]

@@ -46,9 +46,19 @@ def local() -> bool:
 def explore(
     layer: Any = None, batches: Any = None, loss: Any = None, /, *, port: int = 0, lang: str = "en", **state: Any
 ) -> Page:
-    """Serve the page from here: of an `AttentionLayer` (one sequence, mean squared loss), of a state by its controls,
-    or of a model. `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`, `explore("runs/x")`,
-    `explore(model, batches, loss)`."""
+    """Serve the live page from here: `explore(layer)`, `explore(scale=3, design="pre-ln", depth=4)`,
+    `explore("runs/x")` or `explore(model, batches, loss)`.
+
+    Args:
+        layer: An `AttentionLayer` (one sequence, mean squared loss), a model, or a MODEL as on the command line.
+        batches, loss: Of a model, as for `Risk`.
+        port: 0 is any free one.
+        lang: `en` or `ko`.
+        state: Controls of the page by name.
+
+    Returns:
+        The page: `page.url`, `page.close()`.
+    """
     if isinstance(layer, str | Path) or batches is not None:
         return _model(layer, batches, loss, ExploreTask(port=port, lang=lang, **state))
     from .data import Given

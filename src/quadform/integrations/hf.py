@@ -69,9 +69,15 @@ def probe(
 ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
     """A batch for next-token losses: `input_ids`, `attention_mask` and `labels`, each (rows, length).
 
-    One text is cut into rows of `length` tokens, its last incomplete row left out. Several texts are one row each, cut
-    at `length`; shorter ones are filled up with what the mask hides and the labels leave out (-100). With `batch`, a
-    list of batches of so many rows. Source of the labels: the tokens themselves; the models shift them.
+    The labels are the tokens themselves; the models shift them.
+
+    Args:
+        tokenizer: Of Hugging Face.
+        texts: One text is cut into rows, its last incomplete row left out. Several texts are one row each, cut at
+            `length`; shorter ones are filled up with what the mask hides and the labels leave out (-100).
+        length: Tokens per row.
+        batch: Rows per batch; the result is then a list of batches.
+        device: Where the tensors are.
     """
     if length < 2:
         raise InputError(f"a row of {length} token has no next token; give a length of at least 2.")

@@ -10,9 +10,15 @@ from .question import TeachTask
 
 
 def teach(*, port: int = 0, seed: int = 0, lang: str = "en") -> Page:
-    """Serve the lecture from here: `page = qf.teach(lang="ko")`, then `page.url`, `page.close()`.
+    """Serve the lecture from here: `page = qf.teach(lang="ko")`.
 
-    `seed` is that of the model that is trained; port 0 is any free one.
+    Args:
+        port: 0 is any free one.
+        seed: Of the model that is trained.
+        lang: `en` or `ko`.
+
+    Returns:
+        The page: `page.url`, `page.close()`.
     """
     from .server import application
 

@@ -112,10 +112,18 @@ def _described(config: ModelConfig | BlockSpec | str | None, description: dict[s
 class Transformer(nn.Module):
     """A model of one `ModelConfig`.
 
-    `Transformer(design="pre-ln", depth=6, d_model=64, heads=4, vocab=256, seed=0)` builds the description from a design
-    first; `Transformer("pre-ln", depth=6)` means the same, and a `BlockSpec` may stand for the name.
     `layers` is the main stack, `encoder_layers` the encoder of an encoder-decoder.
     Parameter names: `layers.3.attn.W_Q`, `layers.3.mlp.W_1`, `embed.W_E`, ...
+
+    Args:
+        config: A `ModelConfig`; or a design by name or as a `BlockSpec`, from which it is built.
+        seed: Of the initial weights.
+        dtype, device: Of the weights.
+        description: With a design: `depth`, `d_model`, `heads`, `vocab`, and all other fields of `ModelConfig`.
+
+    >>> model = qf.Transformer("pre-ln", depth=2, d_model=8, heads=2, vocab=16)
+    >>> model(torch.zeros(1, 5, dtype=torch.long)).shape
+    torch.Size([1, 5, 16])
     """
 
     def __init__(

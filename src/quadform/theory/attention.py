@@ -39,13 +39,21 @@ if TYPE_CHECKING:
 class AttentionLayer(SoftmaxLayer):
     """One softmax attention head at a point, with its loss: blocks, operators, norms, products, all exact.
 
-    `X` is `(tokens, d)` or `(batch, tokens, d)`; `context` (cross-attention) gives keys and values `(..., keys, d_Z)`.
-    `mask` is `"causal"`, a boolean tensor (True = may be seen) or a float tensor added to the scores, of shape
-    `(tokens, keys)` or `(batch, tokens, keys)`. `loss` is `"mse"` or `"cross-entropy"` with targets `Y`, or `(g, Hl)`:
-    the gradient at the output and its Hessian, one matrix per token or an operator over all outputs (any network behind
-    the layer). The loss is a mean over all tokens (and, for MSE, outputs) of the batch, weighted by `token_weights`
-    `(batch, tokens)` where given; a token of weight 0 may see no key (causal masks with padding on the left). Biases
-    `b_Q`, `b_K`, `b_V` that are given are parameters after the weights.
+    The loss is a mean over all tokens (and, for MSE, outputs) of the batch.
+
+    Args:
+        X: Tokens `(tokens, d)` or `(batch, tokens, d)`.
+        W_Q, W_K, W_V: Weights, used as `X @ W_Q`.
+        Y: Targets of the loss.
+        b_Q, b_K, b_V: Biases; those that are given are parameters after the weights.
+        mask: `"causal"`, a boolean tensor (True = may be seen) or a float tensor added to the scores, of shape
+            `(tokens, keys)` or `(batch, tokens, keys)`.
+        temperature: Divides the scores.
+        context: Where keys and values come from in cross-attention, `(..., keys, d_Z)`.
+        loss: `"mse"`, `"cross-entropy"`, or `(g, Hl)`: the gradient at the output and its Hessian, one matrix per token
+            or an operator over all outputs (any network behind the layer).
+        token_weights: `(batch, tokens)`. A token of weight 0 may see no key (causal masks with padding on the left).
+        prefix: Stands before the names of the parameters.
     """
 
     single = True

@@ -44,7 +44,9 @@ FIT_UP_TO = 0.1
 def toy(tokens: int = 8, d_model: int = 8, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """A seeded toy problem for `attention_hessian`: X, W_Q, W_K, W_V and Y in float64.
 
-    X and Y ~ N(0, 1) are `(tokens, d_model)`; the weights ~ N(0, 1/d_model) are square.
+    Args:
+        tokens, d_model: X and Y ~ N(0, 1) are `(tokens, d_model)`; the weights ~ N(0, 1/d_model) are square.
+        seed: Of all five.
 
     >>> X, W_Q, W_K, W_V, Y = qf.toy(tokens=3, d_model=2)
     >>> tuple(X.shape), tuple(W_Q.shape)
@@ -57,8 +59,14 @@ def toy(tokens: int = 8, d_model: int = 8, seed: int = 0) -> tuple[Tensor, Tenso
 def attention_hessian(X: Tensor, W_Q: Tensor, W_K: Tensor, W_V: Tensor, Y: Tensor, **options: Any) -> Any:
     """The exact Hessian of one attention head in closed form, as a `theory.AttentionLayer`.
 
-    X is `(tokens, d)`, weights are used as `X @ W`, Y are the targets. `options` are those of `AttentionLayer`: `mask`,
-    `temperature`, `loss`, biases, ...
+    Args:
+        X: Tokens `(tokens, d)` or `(batch, tokens, d)`.
+        W_Q, W_K, W_V: Weights, used as `X @ W_Q`.
+        Y: Targets of the loss.
+        options: Those of `AttentionLayer`: `mask`, `temperature`, `loss`, biases, ...
+
+    Returns:
+        The layer: `layer.block(...)`, `layer.hessian()`, norms and products.
 
     >>> layer = qf.attention_hessian(*qf.toy(tokens=3, d_model=2))
     >>> layer.block("W_Q", "W_V").shape
@@ -146,8 +154,14 @@ def targets_of(layer: Any, wants: str) -> Tensor:
 def vary(layer: Any, name: str, lo: float, hi: float, points: int = 13) -> Sweep:
     """The block norms of an `AttentionLayer` while its tokens are scaled, with Y fixed.
 
-    `name` is `"scale"`; `points` factors go from `lo` to `hi`, evenly in their logarithm. `slopes()` of the result are
-    the powers with which the blocks grow.
+    Args:
+        layer: The layer at scale 1.
+        name: `"scale"`.
+        lo, hi: The first and the last factor.
+        points: Number of factors, evenly spaced in their logarithm.
+
+    Returns:
+        The norms; their `slopes()` are the powers with which the blocks grow.
 
     >>> layer = qf.attention_hessian(*qf.toy())
     >>> round(qf.vary(layer, "scale", 0.01, 0.1).slopes()["W_V", "W_V"], 1)

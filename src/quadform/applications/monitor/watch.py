@@ -28,11 +28,18 @@ USUAL = Rules()
 class Monitor:
     """Measures curvature on held batches while a model trains; call `step()` after `optimizer.step()`.
 
-    `every` is a number of steps, `overhead` a share of the time (default 0.02); give one of them. `loss` and `batches`
-    are those of `Risk`. `log(numbers, step)` gets every reading as plain numbers; `csv` names a file that gets them as
-    lines; `out` a folder that keeps the record up to date, which `quadform explore` shows live. `traces` random
-    products a reading give the share of the trace by layer. `part` is the share of the held batches that readings
-    between full searches take; what they say of all of them has its error. `rules` say when a reading is a warning.
+    Args:
+        model, optimizer: Those that train.
+        batches, loss: As for `Risk`; the same batches for every reading.
+        every: Steps between readings. Give this or `overhead`.
+        overhead: Share of the time that readings may take (default 0.02).
+        traces: Random products per reading for the share of the trace by layer.
+        part: Share of the batches that readings between full searches take; what they say of all has its error.
+        rules: When a reading is a warning.
+        log: `log(numbers, step)` gets every reading as plain numbers.
+        csv: A file that gets them as lines.
+        out: A folder that keeps the record up to date; `quadform explore` shows it live.
+        clock: Tells the time in seconds.
 
     Dropout is off while measuring. Weights, gradients, optimizer state, training mode and random state are left as they
     are, so training goes on bit for bit as without it. Of several processes the first measures. What cannot be measured

@@ -54,21 +54,29 @@ def solve(
 ) -> Solution:
     """Solve (A + damping I) x = b to a relative residual `tol`, for any operator A.
 
-    `b` is one right-hand side or k of them: a dict, or a flat `(n,)`, `(n, k)`. The result has `x`, its true residuals,
-    and whether it converged.
+    Args:
+        A: The operator.
+        b: One right-hand side or k of them: a dict, or a flat `(n,)`, `(n, k)`.
+        damping: Added to the diagonal.
+        method: `auto` takes the closed form of a class that has one (`exact`), else `cg` for a positive semi-definite
+            operator, `minres` for a symmetric one, `lsmr` for all others; the result says which. `lsmr` solves
+            min |A x - b|^2 + damping |x|^2; it has converged where |r| <= tol |b| or |A^T r| <= tol |A| |r|.
+            `block-cg` seeks all k solutions in one Krylov space.
+        preconditioner: M ~ (A + damping I)^-1, symmetric positive definite; for `cg`, `block-cg` and `minres`.
+        deflate: Eigenpairs that `eigenpairs` found; for the same methods.
+        start: The first guess; 0 by default.
+        tol: Relative residual.
+        max_products: Of all right-hand sides together; default 10 n steps each, at most 10,000.
+        memory: Bytes that vectors may take.
+        resume: A folder that keeps the state; a larger `max_products` goes on.
+        progress: Show progress, or a function that is told it.
+
+    Returns:
+        A `Solution`: `x`, its true residuals, and whether it converged; `note` says why not.
 
     >>> A = qf.Dense(torch.tensor([[2.0, 0.0], [0.0, 4.0]]), qf.Space((("w", (2,)),)))
     >>> qf.solve(A, torch.tensor([2.0, 2.0])).x
     tensor([1.0000, 0.5000])
-
-    `auto` takes the closed form of a class that has one (`exact`), else `cg` for a positive semi-definite operator,
-    `minres` for a symmetric one, `lsmr` for all others; the result says which. `lsmr` solves
-    min |A x - b|^2 + damping |x|^2; it has converged where |r| <= tol |b| or |A^T r| <= tol |A| |r|. `block-cg` seeks
-    all k solutions in one Krylov space. `preconditioner` is M ~ (A + damping I)^-1, symmetric positive definite;
-    `deflate` are eigenpairs that `eigenpairs` found; both are for `cg`, `block-cg` and `minres`.
-
-    What has not converged after `max_products` (all right-hand sides together; default 10 n steps each, at most 10,000)
-    says so in `converged` and `note`. `resume` names a folder that keeps the state; a larger `max_products` goes on.
     """
     if not 0 < tol < 1:
         raise InputError(f"tol is a relative residual between 0 and 1; got {tol}.")
