@@ -22,7 +22,7 @@ from quadform.experiments.catalog import CATALOG, committed, experiment, recorde
 from quadform.experiments.charts import figure_of, line_panel, side_by_side
 from quadform.experiments.claims import Claim, at_least, at_most, near
 from quadform.experiments.experiment import Experiment, Units
-from quadform.experiments.gallery import _summary, committed_entries, markdown
+from quadform.experiments.gallery import _sentence, _summary, committed_entries, markdown
 from quadform.experiments.pool import measure, parts_of
 from quadform.experiments.runner import work_of
 from quadform.report.figure import Rows
@@ -388,3 +388,10 @@ def test_experiments_without_their_data_are_left_out_of_all(tmp_path: Path, plan
         patch.setattr("quadform.corpora.fetch.store.fetched", lambda name: None)
         assert reproduce(names="all", out=tmp_path, progress=False).outcomes == ()
     assert "quadform data fetch sceptr" in capsys.readouterr().err
+
+
+def test_a_reason_is_one_sentence_that_keeps_its_symbols() -> None:
+    """It begins with a capital unless with a symbol, and ends with one full stop."""
+    said = {"both are low": "Both are low.", "A is B.": "A is B.", "a CNN": "A CNN."}
+    said |= {"lambda_max tells": "lambda_max tells.", "v averages": "v averages."}
+    assert {reason: _sentence(reason) for reason in said} == said

@@ -32,6 +32,7 @@ CATALOG: dict[str, str] = {
     "rank-collapse": ".rank_collapse",
     "signal-preserving": ".signal_preserving",
     "projections": ".projections",
+    "beta": ".beta",
     "v-skipinit": ".v_skipinit",
     "blocks": ".blocks",
     "parity": ".parity",

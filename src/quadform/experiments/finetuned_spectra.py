@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..answers.numbers import number
 from ..core.record import Estimate, Record
 from ..curvature.operators import hessian
 from ..curvature.risk import Risk
@@ -213,9 +214,10 @@ def figure(record: Record) -> Figure:
         "finetuned-spectra",
         "Spectra of real encoders, before and after fine-tuning",
         side_by_side(over, *panels),
-        headline=f"lambda_max is {s['top/pretrained'].value:.3g} before, {s['top/fine-tuned, masked'].value:.3g} "
-        f"after fine-tuning under the same masked-token loss, {s['top/fine-tuned, classes'].value:.3g} under its "
-        f"classes; {s['negative/pretrained'].value:.0%}, {s['negative/fine-tuned, masked'].value:.0%} and "
+        headline=f"lambda_max of the reaction BERT is {number(s['top/pretrained'].value)} before, "
+        f"{number(s['top/fine-tuned, masked'].value)} after fine-tuning under the same masked-token loss, "
+        f"{number(s['top/fine-tuned, classes'].value)} under its classes; "
+        f"{s['negative/pretrained'].value:.0%}, {s['negative/fine-tuned, masked'].value:.0%} and "
         f"{s['negative/fine-tuned, classes'].value:.0%} of the curvature is downwards.",
         reading="Count, at a curvature, how many directions of millions are sharper: few far out, most near zero.",
         not_meaning="Ten textbook reactions and docstrings are no training set; the classes are the net's own answers.",

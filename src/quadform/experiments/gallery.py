@@ -200,7 +200,14 @@ def _rests_on(v: Verdict) -> str:
 
 def _reason(v: Verdict) -> str:
     """Why a claim is not met, or was not tested; an undecided one has its error beside its number."""
-    return f". *{v.reason[0].upper()}{v.reason[1:]}.*" if v.reason and v.status != "undecided" else ""
+    return f". *{_sentence(v.reason)}*" if v.reason and v.status != "undecided" else ""
+
+
+def _sentence(reason: str) -> str:
+    """With a capital, unless it begins with a symbol (`lambda_max`, `v`), and one full stop."""
+    first = reason.split()[0]
+    symbol = "_" in first or (len(first) == 1 and first != "a")
+    return f"{reason if symbol else reason[0].upper() + reason[1:]}".rstrip(".") + "."
 
 
 def _page(v: Verdict) -> str:

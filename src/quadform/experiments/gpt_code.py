@@ -279,7 +279,7 @@ def figure(record: Record) -> Figure:
         for i, name in enumerate(names):
             curve = spread(sign * t["nodes"][i], t["weights"][i], s["attention_parameters"].value, SHOWN * high, high)
             rows += [{"x": x, "y": y, "series": name} for x, y in curve.tolist() if y > 0.1]
-        axis = "lambda" if sign > 0 else "-lambda"
+        axis = "lambda" if sign > 0 else "−lambda"
         panels.append(line_panel(over, rows, x=axis, y="directions per decade", title=title, points=False, order=names,
                                  colours=dict(zip(names, RAMP, strict=False)),
                                  legend=None if sign > 0 else "", size=(300, 220)))  # fmt: skip

@@ -227,8 +227,8 @@ def figure(record: Record) -> Figure:
         "heterogeneity",
         "Block heterogeneity",
         side_by_side(over, *panels),
-        headline=f"With softmax the median value entry is 10^{gaps['softmax']:.1f} times the median query entry; with "
-        f"linear attention it is 10^{gaps['linear']:.1f} times.",
+        headline=f"With softmax the median value entry is {10 ** gaps['softmax']:.2g} times the median query entry; "
+        f"with linear attention it is {10 ** gaps['linear']:.2g} times.",
         reading="Dark cells are flat directions. Two histograms apart: no single step size fits both blocks. Where "
         "they lie on each other one would.",
         not_meaning="It is one initialisation of a small block; training moves the blocks (see `training`).",

@@ -150,8 +150,8 @@ def figure(record: Record) -> Figure:
         "rank-collapse",
         "Rank collapse over depth",
         side_by_side(over, cosine, predicted, colours="shared"),
-        headline=f"At depth {max(depths)} stacks without skips and Post-LN have cosine {s['collapsed'].value:.3f} "
-        f"or more; Pre-LN is at {s[f'Pre-LN/cosine/{max(depths)}'].value:.2f}, shaped attention at "
+        headline=f"At depth {max(depths)} stacks without skips and Post-LN have cosine {s['collapsed'].value:.3f}"
+        f"; Pre-LN is at {s[f'Pre-LN/cosine/{max(depths)}'].value:.2f}, shaped attention at "
         f"{s['preserved'].value:.3f}. The mean-field limit is never further than {s['prediction_gap'].value:.2f}.",
         reading="A line at 1: all tokens point the same way, and queries and keys get no gradient.",
         not_meaning="Attention only, at initialisation: MLPs and training change the profile (see `training`).",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev
 
+from ..answers.numbers import number
 from ..core.record import Estimate, Record
 from ..core.rng import stream
 from ..curvature.operators import hessian, output_gradient
@@ -172,8 +173,9 @@ def figure(record: Record) -> Figure:
         "trained-hessian",
         "The Hessian of a trained Transformer",
         side_by_side(over, *panels, below=norms),
-        headline=f"lambda_max is {s['top/at initialisation'].value:.3g} before and {s['top/trained'].value:.3g} after, "
-        f"lambda_min {s['bottom/at initialisation'].value:.3g} and {s['bottom/trained'].value:.3g}; "
+        headline=f"lambda_max is {number(s['top/at initialisation'].value)} before training and "
+        f"{number(s['top/trained'].value)} after, lambda_min {number(s['bottom/at initialisation'].value)} and "
+        f"{number(s['bottom/trained'].value)}; "
         f"{s['negative/trained'].value:.0%} of the eigenvalues are negative "
         f"({s['negative/at initialisation'].value:.0%} at initialisation), the share of H_f goes from "
         f"{s['share/at initialisation'].value:.2f} to {s['share/trained'].value:.2f}.",
