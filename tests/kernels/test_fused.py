@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.func import grad, jvp, vmap
 
 from quadform.core.errors import InputError
-from quadform.kernels import attention, last_choice, using
+from quadform.kernels import attention, last_choice, program, programs, using
 
 pytest.importorskip("triton")
 torch.set_num_threads(1)
@@ -205,6 +205,19 @@ def test_one_traced_program():
     names = {str(node.target) for node in traced.graph.nodes}
     assert {"quadform.attend.default", "quadform.attend_grad_tangent.default"} <= names
     agree(traced(x, x), [a.double() for a in product(x, x)])
+
+
+@pytest.mark.parametrize(("tokens", "padded"), [(197, False), (256, True)])
+def test_rows_that_attention_reads_are_not_padded(tokens, padded, monkeypatch):
+    """The compiler may pad the strides of log-sum-exps of 197 tokens, not of 256: then it is told not to pad."""
+    from torch._inductor import compile_fx
+
+    asked = []
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, leaves, **given: asked.append(given["config_patches"]))
+    x = tuple(torch.zeros(1, 8, tokens, 8, device=DEVICE) for _ in range(3))
+    run = program(lambda x, t: jvp(grad(loss(ieee, {}), ALL), x, t)[1], x, x, compile=False)
+    programs._for_layout(torch.fx.GraphModule({}, run.graph), x + x)
+    assert asked == [None if padded else {"comprehensive_padding": False}]
 
 
 def test_operators_obey_their_contract():
