@@ -169,6 +169,8 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
     wide = nn.Sequential(nn.Linear(6, 700), nn.Linear(700, 2)).double()
     with pytest.raises(InputError, match="the whole Hessian, of 5,600 weights here; at most 5,000"):
         qf.prune(wide, batches, squared, method=("obs",), progress=False)
+    with pytest.raises(InputError, match="the whole Hessian"):
+        qf.prune.plan(wide, batches, squared, method=("magnitude",), compensate="obs")
     with pytest.raises(InputError, match="one half"):
         qf.prune(model, batches, squared, structure="2:4", sparsity=0.4)
     with pytest.raises(InputError, match="multiple of 4"):

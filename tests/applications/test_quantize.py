@@ -155,6 +155,8 @@ def test_what_cannot_be_quantized_is_refused(trained: tuple[nn.Module, list[Any]
             qf.quantize(model, batches, squared, bits=bits)
     with pytest.raises(InputError, match="give one of them"):
         qf.quantize(model, batches, squared, bits=4, budget=4.2)
+    with pytest.raises(InputError, match="2 bits everywhere take"):
+        qf.quantize.plan(model, batches, squared, budget=1.0)
     with pytest.raises(UnknownName, match=r"unknown method .gptqq.; .* Did you mean"):
         qf.quantize(model, batches, squared, method=("gptqq",))
     with pytest.raises(InputError, match="needs data"):

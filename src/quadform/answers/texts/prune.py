@@ -51,7 +51,7 @@ SENTENCES = {
         "rise of the loss over the loss, held out where that was measured: green up to {limit0}",
         "손실 대비 손실 증가(측정했으면 남겨 둔 배치 기준): {limit0} 이하면 초록",
     ),
-    "card_ranks_title": ("Pruning order", "가지치기 순서"),
+    "card_ranks_title": ("Order of sensitivity", "민감도 순서"),
     "card_ranks_green": ("the Hessian tells", "헤시안으로 알 수 있음"),
     "card_ranks_yellow": ("only measuring tells", "측정해야 알 수 있음"),
     "card_ranks_rule": (

@@ -141,7 +141,7 @@ class CompressMeasurement(ABC, Generic[A]):
     # --- measuring --------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> A:
         """All methods, or as many as the time allows, marked partial."""
-        self.require_output()
+        self.require()
         draft = self.answer.draft()
         self.work, self.kept = work, Kept(work)
         products = self.before + sum(map(self.expected, self.ways))
@@ -212,9 +212,19 @@ class CompressMeasurement(ABC, Generic[A]):
         """Parameters as matrices (out, in), or back."""
         return {n: self.maps[n].matrix(t) for n, t in tensors.items()}
 
-    def require_output(self) -> None:
-        """Refuse, before the work, what needs H_o where the model has no single output to split H at."""
-        if not (need := self.curved) or isinstance(self.whole, Outline):
+    def require(self) -> None:
+        """Refuse, before the work, what cannot be done with this model: a plan says so too."""
+        if isinstance(self.whole, Outline):
+            return
+        self._require_output()
+        self.require_sizes()
+
+    def require_sizes(self) -> None:
+        """Refuse what does not fit the matrices."""
+
+    def _require_output(self) -> None:
+        """What needs H_o, where the model has no single output to split H at."""
+        if not (need := self.curved):
             return
         with self.whole.context(), torch.no_grad():
             F = self.whole.run(self.whole.params, self.whole.batches[0])[1]

@@ -50,11 +50,11 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
 
     def plan(self) -> Plan:
         """Time and memory; one evaluation of the loss is timed for it."""
-        self.require_output()
+        self.require()
         whole, asked, moments = self.whole, self.asked, self.moments
         n, size = sum(t.numel() for t in self.matrices.values()), whole.dtype.itemsize
         fisher = n * size * sum(len(singles(b)) for b in self.seen.batches) if self._fisher else 0
-        square = 3 * min(n, WHOLE) ** 2 * size if "obs" in (*self.ways, *self.ways.values()) else 0
+        square = 3 * min(n, WHOLE) ** 2 * size if self._square else 0
         room = self.room(moments + fisher + square + (6 + len(self.ways)) * n * size)
         each = seconds_of_value(whole) * self.subject.scale
         products = self.before + sum(map(self.expected, self.ways))
@@ -80,6 +80,17 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     @property
     def _fisher(self) -> bool:
         return "woodfisher" in self.ways or "fisher" in self.ways.values()
+
+    @property
+    def _square(self) -> bool:
+        return "obs" in (*self.ways, *self.ways.values())
+
+    def require_sizes(self) -> None:
+        if self._square and (n := self.risk.space.size) > WHOLE:
+            raise InputError(
+                f"obs needs the whole Hessian, of {n:,} weights here; at most {WHOLE:,} are taken. Choose fewer"
+                " parameters (params), or the method hessian, which needs products alone."
+            )
 
     @property
     def before(self) -> int:
@@ -176,11 +187,6 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def surgeon(self) -> Surgeon:
         """The quadratic model with the whole |H|."""
         risk, n = self.risk, self.risk.space.size
-        if n > WHOLE:
-            raise InputError(
-                f"obs needs the whole Hessian, of {n:,} weights here; at most {WHOLE:,} are taken. Choose fewer"
-                " parameters (params), or the method hessian, which needs products alone."
-            )
         flat = {"w": risk.space.flatten(risk.params), "g": risk.space.flatten(self.gradient)}
         H, columns, told = hessian(risk), [], self.work.report()
         for start in range(0, n, COLUMNS):

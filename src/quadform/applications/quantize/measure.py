@@ -46,7 +46,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
 
     def plan(self) -> Plan:
         """Time and memory; one evaluation of the loss is timed for it."""
-        self.require_output()
+        self.require()
         whole, asked, moments, matrices = self.whole, self.asked, self.moments, self.matrices.values()
         n, size = sum(t.numel() for t in matrices), whole.dtype.itemsize
         choices = 3 * len(BITS) * n * size if asked.budget is not None else 0
@@ -99,6 +99,16 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         self.bits = self._allocated(work, draft) if self.asked.budget is not None else self._uniform
         draft.take_bits(self.bits, bits_a_weight(self.sizes, self.bits, self.risk.space.size))
 
+    def require_sizes(self) -> None:
+        if self.asked.budget is None:
+            return
+        least = bits_a_weight(self.sizes, dict.fromkeys(self.maps, BITS[0]), self.risk.space.size)
+        if self.asked.budget < least:
+            raise InputError(
+                f"budget={self.asked.budget:g}: {BITS[0]} bits everywhere take {least:.4g} a weight with groups of"
+                f" {self.asked.group}; give at least that, or larger groups."
+            )
+
     # --- bits -------------------------------------------------------------------------------------------------------
     @cached_property
     def W(self) -> dict[str, Tensor]:
@@ -128,12 +138,6 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         those above 2, and so on up to the same for all; what loses least on the calibration is taken.
         """
         n = self.risk.space.size
-        least = bits_a_weight(self.sizes, dict.fromkeys(self.maps, BITS[0]), n)
-        if self.asked.budget < least:
-            raise InputError(
-                f"budget={self.asked.budget:g}: {BITS[0]} bits everywhere take {least:.4g} a weight with groups of"
-                f" {self.asked.group}; give at least that, or larger groups."
-            )
         changes = {b: self._changes(b) for b in BITS}
         rows = [
             work.piece(f"curve {name}", partial(self._curves, name, changes), len(BITS)).double() for name in self.maps
