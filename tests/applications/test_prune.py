@@ -12,11 +12,14 @@ from taught import squared, taught
 from torch import nn
 
 import quadform as qf
+from quadform.answers.prune import Pruned
+from quadform.applications.compressing.question import CalibrationOpening
 from quadform.applications.compressing.writing import write
 from quadform.applications.opening import Opening
 from quadform.applications.subject import Subject
 from quadform.cli import main
 from quadform.core.errors import InputError, UnknownName
+from quadform.core.record import Record
 from quadform.curvature.operators import hessian
 from quadform.nn.transformer import Transformer
 
@@ -135,6 +138,38 @@ def test_a_hugging_face_folder_is_left_alone(tmp_path: Path, capsys: pytest.Capt
     assert bool((W == 0).any())
     assert not bool((model.transformer.wte.weight == 0).any())
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+def test_an_encoder_without_a_head_keeps_its_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The loss is how far the hidden states move: 0 before, and the measured rise is that of the model written."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=11,
+        max_position_embeddings=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    net = transformers.BertModel(config).eval()
+    net.save_pretrained(tmp_path / "encoder")
+    words = ["--length", "8", "--batch-size", "2", "--batches", "2", "--held-out", "0", "--products", "8"]
+    given = [str(tmp_path / "encoder"), *words]
+    assert main(["prune", *given, "--method", "wanda,hessian", "--each", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "no head: the loss is |F - F_0|^2" in said
+    assert "raises the loss least" in said
+    assert "of the loss each" not in said, "a share of 0 counts nothing"
+    found = Pruned(Record.load(tmp_path / "out"))
+    assert found.loss == 0
+    rise = {m.name: m.measured for m in found.methods}
+    assert 0 < rise["hessian"] < 0.9 * rise["wanda"]
+    pruned = transformers.BertModel.from_pretrained(tmp_path / "out" / "pruned").eval()
+    subject = CalibrationOpening(model=str(tmp_path / "encoder"), length=8, batch_size=2, batches=2).open()
+    with torch.no_grad():
+        F, F_0 = ([m(**b).last_hidden_state for b in subject.batches] for m in (pruned, net))
+        moved = [float((a - b).square().sum() / b.square().sum()) for a, b in zip(F, F_0, strict=True)]
+    assert sum(moved) / 2 == pytest.approx(rise["hessian"], rel=1e-4)
+    assert main(["quantize", *given, "--budget", "5", "--method", "gptq", "--out", str(tmp_path / "bits")]) == 0
+    assert main(["prune", str(tmp_path / "bits" / "quantized"), *words]) == 2
+    assert "quantized already" in capsys.readouterr().err
 
 
 def hashes(folder: Path) -> dict[str, str]:

@@ -171,7 +171,8 @@ class Compressed(Answer):
         e = Estimate(_rank_correlation([p for p, _ in self.each.values()], [m for _, m in self.each.values()]))
         little = sum(rise <= LITTLE * abs(self.loss) for _, rise in self.each.values())
         told = {"little": little, "all": len(self.each), "share": percent(LITTLE), "size": self.share}
-        said = say(f"{self.kind}_each", **told) + self.ends + say("compressed_ranks", ranks=f"{e.value:.2f}")
+        counted = say(f"{self.kind}_each", **told) if self.loss else NOTHING
+        said = counted + self.ends + say("compressed_ranks", ranks=f"{e.value:.2f}")
         return (judged("ranks", e, RANKED, f"{e.value:.2f}", said, lambda x: f"{x:g}"),)
 
     @property

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...core.errors import InputError, UnknownName, did_you_mean
 from ...core.question import option
 from ..opening import ModelQuestion, Opening
+
+if TYPE_CHECKING:
+    from ..subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +19,11 @@ class CalibrationOpening(Opening):
     """A model and several batches: the inputs of its matrices are measured on them."""
 
     batches: int = option(8, "Number of calibration batches, including those held out.", least=1)
+
+    def open(self) -> Subject:
+        from .headless import with_a_loss
+
+        return with_a_loss(super().open())
 
 
 @dataclass(frozen=True, kw_only=True)
