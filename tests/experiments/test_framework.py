@@ -287,13 +287,14 @@ def test_a_claim_names_the_place_in_its_paper_or_is_ours(name: str) -> None:
 def test_a_negative_control_is_told_as_such_and_is_no_failure(tmp_path: Path, planted) -> None:
     """It is not met with its reason, the score counts it apart, and the run has not failed."""
     e = _Toy().experiment(7)
-    control = dataclasses.replace(e.claims[0], control=True, because="the step is too long")
+    control = dataclasses.replace(e.claims[0], control=True, because="the step is too long", page="0001-x.md")
     planted(dataclasses.replace(e, claims=(control,)))
     done = reproduce(names="toy", out=tmp_path, progress=False)
     assert done.ok
     assert done.outcomes[0].verdicts[0].reason == "negative control: the step is too long"
     assert "1 not met (1 of them negative controls)" in str(done)
-    assert "Negative control: the step is too long." in (tmp_path / "index.html").read_text()
+    told = (tmp_path / "index.html").read_text()
+    assert "Negative control: the step is too long. More: <code>docs/decisions/0001-x.md</code>" in told
 
 
 @pytest.mark.parametrize("name", list(CATALOG))

@@ -103,7 +103,7 @@ def write_gallery(folder: str | Path) -> list[Path]:
     (folder / "gallery").mkdir(parents=True, exist_ok=True)
     files = {
         folder / "gallery.md": markdown(entries).encode(),
-        folder / "gallery.html": page(entries, "the committed records").encode(),
+        folder / "gallery.html": page(entries, "python benchmarks/experiments.py gallery docs").encode(),
     }
     for e in entries:
         files[folder / _file(e)] = e.picture
@@ -211,7 +211,16 @@ def _sentence(reason: str) -> str:
 
 
 def _page(v: Verdict) -> str:
-    return f" ([more](decisions/{v.claim.page}))" if v.claim.page and v.status in ("not met", "undecided") else ""
+    return f" ([more](decisions/{v.claim.page}))" if _has_page(v) else ""
+
+
+def _told(v: Verdict) -> str:
+    """Where more is told, in a page that may lie anywhere."""
+    return f" More: <code>docs/decisions/{v.claim.page}</code>" if _has_page(v) else ""
+
+
+def _has_page(v: Verdict) -> bool:
+    return bool(v.claim.page) and v.status in ("not met", "undecided")
 
 
 # ----------------------------------------------------------------------------------------------------------- HTML
@@ -282,7 +291,7 @@ def _section(e: Entry) -> str:
     made = e.record.made
     rows = "".join(
         f'<tr><td class="{v.status.replace(" ", "-")}">{MARKS[v.status]} {v.status}</td>'
-        f"<td>{t(v.claim.text)}{t(_reason(v)).replace('*', '')}</td>"
+        f"<td>{t(v.claim.text)}{t(_reason(v)).replace('*', '')}{_told(v)}</td>"
         f"<td>{t(v.number)}</td><td>{t(v.claim.wanted)}</td><td>{t(_rests_on(v))}</td></tr>"
         for v in e.verdicts
     )
