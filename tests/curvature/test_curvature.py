@@ -329,6 +329,20 @@ def test_the_build_of_torch_is_checked() -> None:
     assert require_sound_derivatives() < 1e-12
 
 
+class UsedUp(nn.Module):
+    """A model that runs once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.left = nn.Linear(2, 2), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.left:
+            raise RuntimeError("it is used up")
+        self.left -= 1
+        return self.linear(x)
+
+
 class Noisy(nn.Module):
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -351,6 +365,8 @@ XY = (torch.randn(3, 2), torch.randn(3, 2))
         (lambda: Risk(nn.Linear(2, 2), mse, (XY[0] * torch.nan, XY[1])), "Loss is nan on probe batch 1 of 1"),
         (lambda: Risk(nn.Linear(2, 2), lambda o, b: o - b[1], XY), "one number per batch"),
         (lambda: Risk(nn.Linear(2, 2), mse), "needs data"),
+        (lambda: Risk(UsedUp(), mse, XY), r"ran once and failed when it was run again \(it is used up\)"),
+        (lambda: Risk(nn.Linear(2, 2), mse, {"x": XY[0], "y": XY[1]}), r"keys 'x', 'y', but Linear.forward takes"),
         (lambda: Risk(nn.Linear(2, 2), mse, []), "no batches"),
         (lambda: Risk(attention_net, mse, XY), "needs params="),
         (lambda: gauss_newton(Risk(nn.Linear(2, 2), mse, XY), split="attn") @ torch.ones(6), "is not a module"),

@@ -457,3 +457,31 @@ def test_products_are_functions_of_their_vectors(net: Any) -> None:
         before = first.apply(v)
         second.apply(w), first.apply(w)
         assert gap(first.apply(v), before) == 0
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y.tanh() if float(y.detach().sum()) > 0 else y
+
+
+@pytest.mark.parametrize(
+    ("route", "why"),
+    [
+        ("traced", "cannot be traced (its code takes a value out of a tensor"),
+        ("compiled-units", "cannot be compiled block by block (the model has no repeated blocks"),
+    ],
+)
+def test_one_line_says_why_a_route_was_left(route: Any, why: str) -> None:
+    """A model that branches on values; a model without blocks, which is asked for them once."""
+    batch = (torch.randn(3, 2), torch.randn(3, 2))
+    risk = Risk(Branching(), lambda out, batch: (out - batch[1]).square().mean(), batch, quiet=True)
+    H = hessian(risk, route=route)
+    H @ risk.space.random(dtype=torch.float32)
+    assert H.route == "eager"
+    assert len(H.why) == 1
+    assert why in H.why[0]

@@ -62,7 +62,7 @@ class ByUnits(Strategy):
         risk, split = self.kind.risk, self.kind.split or ""
         units = {n: m for n, m in risk.units.items() if not split.startswith(f"{n}.")}
         if not units:
-            raise Unsuitable(f"{self.cannot(1)} ({_without(risk)})")
+            raise Unsuitable(f"{self.cannot(1)} ({_without(risk)})", lambda way: isinstance(way, ByUnits))
         batch, scalar = risk.batches[i], self.kind.scalar
         if not self.made:
             seen = risk.seen_by_units and len(units) == len(risk.units)

@@ -51,13 +51,20 @@ def called(model: nn.Module, batch: Any) -> Any:
         own = getattr(model, "forward_batch", None)
         if inspect.ismethod(own):
             return own(batch)
-        if _binds(takes, batch) and not set(takes.parameters) & set(batch):
+        if not _binds(takes, batch) or set(takes.parameters) & set(batch):
+            raise _not_taken(model, takes, batch, error) from None
+        try:
             return model(batch)
-        raise InputError(
-            f"the batch has the keys {', '.join(map(repr, batch))}, but {type(model).__name__}.forward takes {takes}:"
-            f" {error}. Name the entries as the arguments are named, or let forward take the mapping itself."
-        ) from None
+        except TypeError as inside:
+            raise _not_taken(model, takes, batch, inside) from inside
     return model(**batch)
+
+
+def _not_taken(model: nn.Module, takes: inspect.Signature, batch: Mapping[str, Any], error: TypeError) -> InputError:
+    return InputError(
+        f"the batch has the keys {', '.join(map(repr, batch))}, but {type(model).__name__}.forward takes {takes}:"
+        f" {error}. Name the entries as the arguments are named, or let forward take the mapping itself."
+    )
 
 
 def own_loss(model: nn.Module) -> Callable[..., Tensor] | None:

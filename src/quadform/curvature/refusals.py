@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import InputError
+from ..core.errors import InputError, QuadformError, pass_on_memory
 
 #: Kinds of numbers with 16 bits or fewer that torch multiplies in.
 _HALVES = (torch.bfloat16, torch.float16)
@@ -135,6 +135,22 @@ def refuse_empty(counts: Sequence[float]) -> None:
     for i, c in enumerate(counts):
         if not 0 < c < math.inf:
             raise InputError(f"batch {i + 1} of {len(counts)} has no loss terms (their number is {c:g}).")
+
+
+def twice(runner: Any, run: Callable[[], Tensor]) -> list[Tensor]:
+    """What two evaluations of a batch give; a model that runs once only is refused."""
+    runner.ran = False
+    try:
+        return [run() for _ in range(2)]
+    except Exception as error:
+        pass_on_memory(error)
+        if not runner.ran or isinstance(error, QuadformError):
+            raise
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"the model ran once and failed when it was run again ({told}). Derivatives take several evaluations of the"
+            " same batch: give a model that a call does not change."
+        ) from error
 
 
 def refuse_losses(pairs: Sequence[Sequence[Any]], where: Callable[[int], str]) -> None:

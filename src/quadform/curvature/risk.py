@@ -30,7 +30,7 @@ from .choosing import of_function, of_module
 from .counting import shifts, terms
 from .foresight import graph_bytes
 from .fsdp import Apartness, apart
-from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_losses, refuse_unusable
+from .refusals import first_not_finite, precision_notes, refuse_empty, refuse_losses, refuse_unusable, twice
 from .retained import gradients
 from .runners import FunctionRunner, ModuleRunner, Runner
 from .settings import measured
@@ -339,11 +339,14 @@ class Risk:
                     replaced |= not i and shift[2]
                     continue
                 with self.context() as attention:
-                    pairs.append([self.run(self.params, batch)[0] for _ in range(2)])
+                    pairs.append(twice(self.runner, partial(self._value, batch)))
                 replaced |= not i and attention.calls > 0
             group_of(self.space).agreed("evaluated", partial(refuse_losses, pairs, self._where))
         path = "quadform kernel" if self.fused else "math path"
         return [f"fused attention has no second derivative: the {path} is used while measuring"] * replaced
+
+    def _value(self, batch: Any) -> Tensor:
+        return self.run(self.params, batch)[0]
 
     def _where(self, i: int) -> str:
         """Where the loss of a batch stops to be finite."""

@@ -22,7 +22,9 @@ T = TypeVar("T")
 
 
 class Runner(ABC):
-    """How one batch is evaluated, for modules and for functions."""
+    """How one batch is evaluated, for modules and for functions; `ran`: it was, since somebody took that back."""
+
+    ran = False
 
     @abstractmethod
     def run(self, params: Vector, batch: Any, split: str | None, shift: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -43,6 +45,7 @@ class FunctionRunner(Runner):
         if split is not None:
             raise InputError("a function model has no modules; its split is at its output (split=None).")
         F = self.function(params, batch)
+        self.ran = True
         return self.loss(F if shift is None else F + shift, batch), F
 
 
@@ -134,4 +137,6 @@ class ModuleRunner(Runner):
         given = {f"model.{n}": t for n, t in params.items()}
         if self.fresh:
             given |= {f"model.{n}": t.clone() for n, t in self.model.named_buffers()}
-        return functional_call(self.call, given, (batch,))
+        value: Tensor = functional_call(self.call, given, (batch,))
+        self.ran = True
+        return value

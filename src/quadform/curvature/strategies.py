@@ -313,7 +313,13 @@ def _constant(leaf: Any) -> Any:
     return (type(leaf), leaf) if isinstance(leaf, str | int | float | None) else id(leaf)
 
 
+#: How torch says that the path of a program hangs on the value of a tensor.
+_VALUES = ("data-dependent", "_local_scalar_dense")
+
+
 def in_short(error: BaseException) -> str:
     """The first lines of an error, as one."""
+    if any(text in str(error) for text in _VALUES):
+        return "its code takes a value out of a tensor, as `if x.sum() > 0` or `x.item()` do"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:160] if lines else type(error).__name__
