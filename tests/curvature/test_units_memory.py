@@ -258,20 +258,26 @@ def test_graphs_are_counted_where_blocks_differ(problem: Any, monkeypatch: Any) 
     assert H.route == "units"
 
 
-def test_programs_that_do_not_fit_give_way_to_units(problem: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("room", [None, 1e6])
+def test_programs_that_do_not_fit_give_way_to_eager_products_and_then_to_units(
+    problem: Any, room: float | None, monkeypatch: Any
+) -> None:
     from quadform.curvature.strategies import ByProgram
 
     model, batch = problem
     risk = Risk(model, cross_entropy, batch, quiet=True)
+    assert risk.soundness.twice
 
     def full(*args: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(ByProgram, "_made", full)
-    A = gauss_newton(risk, route="traced")
+    if room is not None:
+        monkeypatch.setattr(Group, "free_here", lambda group, device: room)
+    A = hessian(risk, route="compiled")
     A @ risk.space.random(dtype=F64)
-    assert A.route == "units"
-    assert "a product does not fit the memory" in A.why[0]
+    assert A.route == ("eager" if room is None else "units")
+    assert "cannot be compiled (its program does not fit the memory); step by step instead" in A.why[0]
 
 
 def test_a_gradient_that_does_not_fit_is_taken_by_units(problem: Any, monkeypatch: Any) -> None:

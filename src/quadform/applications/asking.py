@@ -46,6 +46,7 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
     if isinstance(question, Task):
         return question.run(work)
     from ..core.precision import own_precision
+    from ..core.steady import steady
     from .room import counted
 
     identity = question.identity(subject)
@@ -58,7 +59,7 @@ def ask(question: Question | Task, work: Work, subject: Any = None) -> Any:
         told = measurement.plan().text  # what does not fit is refused here
         if work.progress:
             say(told)
-    with own_precision():
+    with own_precision(), steady():
         answer = measurement.measure(work)
     answer.record = work.finish(answer.record, complete=answer.complete)
     if work.folder is not None:

@@ -39,6 +39,7 @@ from .errors import CheckFailed, FileError, InputError
 from .files import alone
 from .progress import Progress, Report
 from .record import JSON_NAME, Estimate, Record, from_json, strict_json, to_json, write_atomically
+from .steady import steady
 
 WORK, QUESTION, PIECES, STATE = "work", "question.json", "pieces.jsonl", "state"
 #: What tells a folder that holds a model, which is never written over.
@@ -228,7 +229,7 @@ class Work:
         else:
             self.deadline.check(advanced=False)
             began = time.process_time()
-            with self.counting(name, expected, weight):
+            with self.counting(name, expected, weight), steady():
                 value = compute()
             self.keep(name, value, time.process_time() - began)
             self.deadline.advanced = True

@@ -41,7 +41,7 @@ def hessian(
     rows: str = "*",
     cols: str = "*",
     *,
-    route: Route = "eager",
+    route: Route = "auto",
     chunk: int = CHUNK,
     products: int | None = None,
 ) -> Operator:
@@ -51,9 +51,10 @@ def hessian(
         risk: The loss of a model over batches.
         rows: Names of parameters with wildcards; `rows="*.W_Q", cols="*.W_V"` is a block, and nothing else is computed.
         cols: The same for the columns.
-        route: How products run: `eager`, `traced`, `compiled`, `units`, or `auto`. Without `products`, `auto` begins
-            eagerly and takes a faster route once the products so far would have paid for preparing it; when depends
-            on time, so results are the same up to rounding only.
+        route: How products run: `eager`, `traced`, `compiled`, `units`, `compiled-units`, or `auto`. Without
+            `products`, `auto` starts eagerly and switches to a faster route once the products so far would have paid
+            for preparing it. The moment depends on time, so results repeat up to rounding; with `eager` they repeat
+            exactly.
         chunk: Vectors that share one pass.
         products: Products expected in all, from which `auto` chooses; of 1 no batch keeps its graph.
 
@@ -84,7 +85,7 @@ def functional(
     cols: str = "*",
     *,
     split: str | None = None,
-    route: Route = "eager",
+    route: Route = "auto",
     chunk: int = CHUNK,
     products: int | None = None,
 ) -> Operator:
@@ -132,7 +133,7 @@ def gauss_newton(
     cols: str = "*",
     *,
     split: str | None = None,
-    route: Route = "eager",
+    route: Route = "auto",
     chunk: int = CHUNK,
     products: int | None = None,
 ) -> Operator:
@@ -317,16 +318,16 @@ class _RiskOperator(Operator):
         return self.run.group.total(self.run(V), V)
 
     def adjoint(self) -> Operator:
-        return self if self.symmetric else self._between(self.domain, self.codomain, self.route)
+        return self if self.symmetric else self._between(self.domain, self.codomain, self.run.asked)
 
     def sub(self, rows: Space, cols: Space) -> Operator:
         if self.run.programs:  # made for the whole: used again rather than traced anew for a part
             return Block(self, rows, cols)
         if all(n in self.risk.space for n in (*rows.names, *cols.names)):
-            return self._between(rows, cols, self.route)
+            return self._between(rows, cols, self.run.asked)
         owner = {v.name: v.of for v in self.risk.space.views}
         wide, high = (self.risk.space.select(*dict.fromkeys(owner.get(n, n) for n in s.names)) for s in (cols, rows))
-        return Block(self._between(high, wide, self.route), rows, cols)
+        return Block(self._between(high, wide, self.run.asked), rows, cols)
 
     def _between(self, rows: Space, cols: Space, route: Route) -> Operator:
         kind, run = self.run.kind, self.run

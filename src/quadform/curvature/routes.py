@@ -8,8 +8,9 @@
 `units`     the repeated blocks of a model keep their inputs alone and are run again backwards (`units`): twice the time
             of an eager product, at the memory of one block. Taken where the others do not fit the memory.
 `compiled-units`  the same with one block compiled, for all that compute the same.
-`auto`      whichever is predicted to end first; the prediction is said in one line. Where it is not known how many
-            products there will be, eager until the products so far would have paid for preparing another (`Rent`).
+`auto`      the default: whichever is predicted to end first; the prediction is said in one line. Where it is not known
+            how many products there will be, eager until the products so far would have paid for preparing another
+            (`Rent`). Work that can be resumed stays eager (`core.steady`): its bits do not depend on the clock.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from ..core.errors import InputError
 from ..core.progress import say
 from ..core.space import Vector
+from ..core.steady import is_steady
 from ..distributed.processes import group_of
 from .by_units import ByUnits
 from .kept import Kept
@@ -67,11 +69,15 @@ class Choice:
         return self._said(left, f"{first.kind.what}: {error}; {instead}{_cost(first, left[0])}.")
 
     def smaller(self, error: torch.OutOfMemoryError, alone: bool) -> Choice:
-        """What takes less memory than the first: half as many vectors at once, or units; an error where nothing does.
+        """What takes less memory than the first: no program, half as many vectors at once, or units; an error where
+        nothing does.
 
         `alone`: it was one vector that did not fit.
         """
         first, *rest = self.ways
+        if isinstance(first, ByProgram):
+            reason = f"{first.cannot(1)} (its program does not fit the memory)"
+            return self.without(Unsuitable(reason, lambda way: isinstance(way, ByProgram)))
         if alone or isinstance(first, ByRetained):
             if not any(isinstance(way, ByUnits) for way in rest):
                 raise error if first.kind.risk.shards is not None else _too_large(first, error) from error
@@ -167,12 +173,17 @@ class Products:
         group = self.group
         self.kept = Kept(kind.what, len(risk.batches), lambda: group.free_here(risk.device), again=expected != 1)
         self.choice: Choice | None = None
-        self.rent = Rent() if route == "auto" and expected is None else None
+        self.rent = Rent() if route == "auto" and expected is None and risk.shards is None else None
 
     @property
     def route(self) -> Route:
         """The route in use; before the first product, the one that was asked for."""
         return self.wanted if self.choice is None else self.choice.ways[0].route
+
+    @property
+    def asked(self) -> Route:
+        """The route for the products of a part: the one in use, or `auto` where that may still change."""
+        return self.route if self.rent is None else self.wanted
 
     @property
     def why(self) -> tuple[str, ...]:
@@ -195,19 +206,20 @@ class Products:
         return Products(self.kind, route, chunk=self.chunk, expected=self.expected)
 
     def __call__(self, V: Vector) -> dict[str, Tensor]:
-        rent = self.rent
-        if rent is None:
-            return self._products(V)
-        if self.choice is None:
+        rent, first = self.rent, self.choice is None
+        if rent is not None and first:
             self.choice = choose(self.kind, "eager", self.chunk)
-            return self._products(V)  # the first also loads and warms up
+        if rent is None or first or is_steady():  # the first also loads and warms up
+            return self._products(V)
         images: dict[str, Tensor] = {}
+        before, k = self.route, next(iter(V.values())).shape[0]
         seconds = self.group.most(timed(lambda: images.update(self._products(V)), self.kind.risk.device))
-        k = next(iter(V.values())).shape[0]
+        if self.route != before:  # the memory was short
+            self.rent = Rent()
+            return images
         if k == 1 or self.retained:  # vectors that share a pass tell nothing about single ones
             rent.add(k, seconds)
-        route = rent.best(self) if self.choice.ways[0].route == "eager" else "units"
-        if route not in ("eager", "units"):
+        if (route := rent.best(self)) != before:
             say(f"{self.kind.what}: {route} from now on, for which {rent.products} products would have paid")
             self.choice, self.rent = choose(self.kind, route, self.chunk), None
             self.kept.clear()

@@ -30,6 +30,7 @@ from ..core.errors import FileError, InputError
 from ..core.interrupts import Asked, gently
 from ..core.operator import Operator
 from ..core.record import strict_json, write_atomically
+from ..core.steady import steady
 from ..distributed.processes import group_of, holders
 from .shard_files import ShardFiles
 from .vectors import draw, multiply, probes
@@ -119,7 +120,8 @@ class Checkpoint:
         self._keeps = self._told(self._prepared)
         if not self._keeps:
             return
-        self._print = fingerprint(A)
+        with steady():
+            self._print = fingerprint(A)
         header = self._told(lambda: self._header(self._files.saved if self._group.cut else self._path))
         if self._group.cut and not self._same_point(header):
             return
@@ -276,6 +278,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         if self._keeps:
             self._asked = self._stack.enter_context(gently("product"))
+            self._stack.enter_context(steady())
         return self
 
     def __exit__(

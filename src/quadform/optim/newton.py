@@ -102,7 +102,7 @@ class SecondOrder(torch.optim.Optimizer):
 
     @abstractmethod
     def curvature(self, risk: Risk) -> Operator:
-        """The operator whose quadratic model is trusted."""
+        """The operator whose quadratic model is trusted. Eager: a program would serve one step alone."""
 
     def size(self, values: Tensor) -> Tensor:
         """What the step divides by along the eigenvectors, beside the damping."""
@@ -166,7 +166,7 @@ class NewtonCG(SecondOrder):
     """
 
     def curvature(self, risk: Risk) -> Operator:
-        return hessian(risk)
+        return hessian(risk, route="eager")
 
     def direction(self, B: Operator, g: Vector, damping: float) -> tuple[dict[str, Tensor], int, bool]:
         return self._solved(B, g, damping)
@@ -176,7 +176,7 @@ class GaussNewtonCG(SecondOrder):
     """Levenberg-Marquardt: (H_o + damping I) d = -g by conjugate gradients; downhill for every convex loss."""
 
     def curvature(self, risk: Risk) -> Operator:
-        return gauss_newton(risk)
+        return gauss_newton(risk, route="eager")
 
     def direction(self, B: Operator, g: Vector, damping: float) -> tuple[dict[str, Tensor], int, bool]:
         return self._solved(B, g, damping)
@@ -189,7 +189,7 @@ class SaddleFreeNewton(SecondOrder):
         return values.abs()
 
     def curvature(self, risk: Risk) -> Operator:
-        return hessian(risk)
+        return hessian(risk, route="eager")
 
     def direction(self, B: Operator, g: Vector, damping: float) -> tuple[dict[str, Tensor], int, bool]:
         group = self.param_groups[0]

@@ -16,6 +16,7 @@ from ...core.errors import InputError, UnknownName
 from ...core.number import Estimate
 from ...core.operator import Operator
 from ...core.space import Vector, layer_of
+from ...core.steady import steady
 from ...curvature.batches import batches_of, of_batch
 from ...curvature.calling import Loss, bare, loss_on
 from ...curvature.operators import gauss_newton, hessian
@@ -105,7 +106,7 @@ class Measuring:
     def read(self, step: int, full: bool) -> Reading:
         """One reading; `seconds` is for the caller to fill in."""
         places = self._places()
-        with in_float32(self.model):
+        with in_float32(self.model), steady():  # a program would serve one reading alone
             self._current(places)
             return self._read(step, full)
 
