@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import quadform as qf
 from quadform.answers.spectrum import Spectrum
 from quadform.answers.spectrum_draft import root
+from quadform.applications.probes import probe_of
 from quadform.cli import main
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.record import Estimate
@@ -306,3 +310,17 @@ def test_eigenvectors_are_kept_and_placed(tmp_path: Path) -> None:
     assert other.vectors is not None
     with pytest.raises(FileError, match="another spectrum"):
         _ = type(found).load(tmp_path / "s").vectors
+
+
+def test_layers_of_a_sequential_and_batches_of_images_are_named() -> None:
+    """A loader gives lists; a layer that is a number is called so; batches without tensors are counted."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 2))
+    data = TensorDataset(torch.randn(6, 1, 3, 3), torch.randint(2, (6,)))
+    found = qf.spectrum(model, DataLoader(data, 3), nn.CrossEntropyLoss(), top=1, progress=False)
+    text = str(found)
+    assert "probe 2 batches of 3 x 1 x 3 x 3, float32" in text
+    assert [b.label(EN) for b in found.diagonal] == ["layer 0", "layer 3"]
+    assert re.search(r"eigenvector of lambda_max: layer [03] \(\d+ %\)", text)
+    assert probe_of([object()] * 3) == {"batches": 3, "probe": [], "of": ""}
+    assert probe_of([{"input_ids": torch.ones(2, 5, dtype=torch.long)}])["probe"] == [2, 5]

@@ -34,7 +34,8 @@ def probe_words(record: Record) -> str:
         size = " x ".join(map(str, shape))
         size = texts("line_tokens", size=size) if given.get("of") == " tokens" else size + given.get("of", "")
         many = given.get("batches", 1)
-        size = texts("line_batches", count=many, size=size) if many > 1 else size
+        if many > 1 or not size:
+            size = texts("line_batches" if size else "line_batch_count", count=many, size=size)
     step = given.get("source", {}).get("step")
     steps = [] if step is None else [texts("line_step", step=step)]
     return ", ".join([texts("line_probe", size=size).strip(), *steps, record.made.dtype])

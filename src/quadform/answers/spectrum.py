@@ -344,7 +344,7 @@ class Spectrum(Answer):
         """`h.3 (71 %): W_Q 40 %, W_K 31 %; head W_Q[2] 38 %`."""
         layer, share = self.where(i, "layer")[0]
         inside = [(n, s) for n, s in self.where(i, "matrix") if f"{n}.".startswith(f"{layer}.") and s >= 0.01][:3]
-        text = f"{layer} ({100 * share:.0f} %)"
+        text = f"{line('line_layer', number=layer) if layer.isdigit() else layer} ({100 * share:.0f} %)"
         if inside and inside[0][0] != layer:
             text += ": " + ", ".join(f"{n.removeprefix(layer + '.')} {100 * s:.0f} %" for n, s in inside)
         heads = self.where(i, "head")[:1] if "head" in self.record.inputs["where"] else ()

@@ -29,7 +29,9 @@ class Block:
         return self.name.rpartition(".")[2]
 
     def label(self, texts: Texts) -> str:
-        """`transformer.h.3.query`."""
+        """`transformer.h.3.query`; `layer 3` of a `nn.Sequential`."""
+        if self.name.isdigit():
+            return texts("line_layer", number=self.name)
         return f"{self.layer}.{texts.parameter(self.part)}".lstrip(".")
 
 

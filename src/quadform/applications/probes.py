@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from ..answers.measured import LIBRARY
 from ..core.errors import InputError
@@ -25,19 +26,13 @@ Encode = Callable[[str], list[int]]
 
 
 def probe_of(batches: Sequence[Any], count: int | None = None) -> dict[str, Any]:
-    """How large the probe is, as far as its tensors tell: `[8, 18]`, of tokens where they are whole numbers. `count`
-    are the batches of all processes."""
-    first = batches[0]
-    values = (
-        list(first.values()) if isinstance(first, Mapping) else list(first) if isinstance(first, tuple) else [first]
-    )
-    found = [t for t in values if isinstance(t, Tensor) and t.dim()]
+    """How large a batch is, by its first tensor: `[8, 18]` of tokens where they are whole numbers, `[8, 3, 32, 32]` of
+    images; `[]` where it has none. `count` are the batches of all processes."""
+    first = dict(batches[0]) if isinstance(batches[0], Mapping) else batches[0]
+    found = [t for t in tree_leaves(first) if isinstance(t, Tensor) and t.dim()]
     tokens = bool(found) and not found[0].is_floating_point()
-    return {
-        "batches": count or len(batches),
-        "probe": list(found[0].shape[:2]) if found else [],
-        "of": " tokens" * tokens,
-    }
+    shape = found[0].shape[:2] if tokens else found[0].shape if found else ()
+    return {"batches": count or len(batches), "probe": list(shape), "of": " tokens" * tokens}
 
 
 def whole_tensors(risk: Risk, params: str | Sequence[str]) -> list[str]:

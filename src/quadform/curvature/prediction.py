@@ -26,7 +26,7 @@ TRACED = {"cpu": (1.0, 0.38), "cuda": (0.9, 0.5)}
 COMPILED = {"cpu": (0.72, 0.29), "cuda": (0.4, 0.3)}
 UNITS = {"cpu": (2.0, 1.0), "cuda": (2.0, 1.0)}
 #: A product by compiled units over one by units (GPT-2 124M 0.68, Llama 7B 0.57 on an H200). A block has two programs.
-COMPILED_UNITS = {"cpu": 0.9, "cuda": 0.65}
+COMPILED_UNITS = {"cpu": 0.75, "cuda": 0.65}
 PROGRAMS = 2
 
 #: Seconds of eager products below which no other route is thought of.

@@ -3,6 +3,7 @@
 SENTENCES = {
     "line_probe": ("probe {size}", "측정 배치 {size}"),
     "line_batches": ("{count} batches of {size}", "{count}개, 하나에 {size}"),
+    "line_batch_count": ("{count} batches", "{count}개"),
     "line_tokens": ("{size} tokens", "{size} 토큰"),
     "line_step": ("step {step}", "{step}단계"),
     "line_untouched": ("{probe}; model left untouched", "{probe}; 모델은 그대로입니다"),
@@ -31,6 +32,7 @@ SENTENCES = {
         "{share} +-{error} % of the eigenvalues are negative.",
         "고유값의 {share} +-{error} %가 음수입니다.",
     ),
+    "line_layer": ("layer {number}", "{number}번 층"),
     "line_lives": ("eigenvector of {name}: {place}", "{name} 고유벡터: {place}"),
     "line_head": ("largest head: {head} {share} %", "가장 큰 헤드: {head} {share} %"),
     "line_next": ("next: {values}", "그다음 고유값: {values}"),
