@@ -20,7 +20,7 @@ __getattr__, __dir__, __all__ = attach(
         "hessian": ".curvature.operators",
         "gauss_newton": ".curvature.operators",
         "functional": ".curvature.operators",
-        "fisher": ".curvature.operators",
+        "fisher": ".curvature.fisher_matrix",
         "Transformer": ".nn.transformer",
         "ModelConfig": ".core.spec",
         "BlockSpec": ".core.spec",

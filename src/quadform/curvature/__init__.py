@@ -9,7 +9,7 @@ __getattr__, __dir__, __all__ = attach(
         "hessian": ".operators",
         "gauss_newton": ".operators",
         "functional": ".operators",
-        "fisher": ".operators",
+        "fisher": ".fisher_matrix",
         "activation_hessian": ".operators",
     },
 )
