@@ -64,7 +64,22 @@ def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Te
     flattest = max((scalars[f"slope/pre-ln/{part}/{w}/small"] for part, w in PARTS), key=lambda e: abs(e.value))
     note = "largest |slope| of the Pre-LN block below 0.1"
     scalars["flat_below"] = Estimate(abs(flattest.value), flattest.error, "estimate", note=note)
+    apart = {name: _apart(norms[k]) for k, name in enumerate(("pre-ln", "none"))}
+    for name, decades in apart.items():
+        note = "decades over which |H(V)| / |H(Q)| moves with the input size"
+        scalars[f"apart/{name}"] = _mean(decades, note)
+    scalars["apart"] = _mean(apart["pre-ln"] / apart["none"], "those of Pre-LN over those without a norm")
     return scalars, {"scales": scales, "norms": norms.mean(1), "spread": standard_error(norms, 1)}
+
+
+def _apart(norms: Tensor) -> Tensor:
+    """For each draw, the decades between the largest and the smallest |H(V)| / |H(Q)| of all scales."""
+    ratio = norms[:, PARTS.index(("total", "W_V"))] / norms[:, PARTS.index(("total", "W_Q"))]
+    return (ratio.amax(-1) / ratio.amin(-1)).log10()
+
+
+def _mean(values: Tensor, note: str) -> Estimate:
+    return Estimate(float(values.mean()), float(standard_error(values, 0)), "estimate", note=note)
 
 
 _FIG = "[ODS25, Fig. 6]"
@@ -102,6 +117,12 @@ CLAIMS = (
         0.3,
         _FIG,
         page="0805-red-claims-of-the-records.md",
+    ),
+    at_most(
+        "with the input size |H(V)| / |H(Q)| moves over at most half as many decades with Pre-LN as without a norm",
+        "apart",
+        0.5,
+        "[ODS25, Sec. 4]",
     ),
 )
 
