@@ -312,8 +312,8 @@ def test_pickles(tmp_path: Path, gpt2: Any, capsys: pytest.CaptureFixture[str]) 
 def test_hub_id_without_network(capsys: pytest.CaptureFixture[str], gpt2: Any) -> None:
     """A hub id that is not in the cache: no network is used, and that is said."""
     assert refused(["spectrum", "quadform-nobody/nothing", *QUICK], capsys) == (
-        "`quadform-nobody/nothing` is not in the local cache and no network is used. Give a folder, or allow the"
-        " download once (allow_download)."
+        "there is no folder `quadform-nobody/nothing`, and the local cache of Hugging Face has no model of that name."
+        " Check the path, or allow the download from the hub (allow_download)."
     )
 
 

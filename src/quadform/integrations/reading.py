@@ -159,8 +159,8 @@ def _found(where: str, allow_download: bool) -> Iterator[None]:
         if allow_download:
             raise FileError(f"`{where}` could not be downloaded: {first_line(error)}") from error
         raise FileError(
-            f"`{where}` is not in the local cache and no network is used. Give a folder, or allow the"
-            " download once (allow_download)."
+            f"there is no folder `{where}`, and the local cache of Hugging Face has no model of that name. Check the"
+            " path, or allow the download from the hub (allow_download)."
         ) from error
 
 
