@@ -24,7 +24,7 @@ from quadform.explorer.engine import Engine
 from quadform.explorer.state import State
 
 ROWS = [
-    *(({"dim": dim}, part, "blocks") for dim in (8, 12, 16) for part in ("total", "outer")),
+    *(({"dim": dim}, part, "blocks") for dim in (8, 12, 16) for part in ("total", "outer", "functional")),
     ({"dim": 12}, "total", "entries"),
     ({"design": "pre-ln", "depth": 4}, "total", "blocks"),
 ]

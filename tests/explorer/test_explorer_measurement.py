@@ -31,7 +31,7 @@ from quadform.explorer.data import LARGEST_UPLOAD, MOST_UPLOADS, Given, Uploads,
 from quadform.explorer.door import packed
 from quadform.explorer.formulas import formula, typeset
 from quadform.explorer.heat import DETAILS, cells_of, heat
-from quadform.explorer.measurement import with_spectrum
+from quadform.explorer.measurement import low_rank_eigenvalues, with_spectrum
 from quadform.explorer.python import snippet
 from quadform.explorer.stack import Stack
 from quadform.explorer.state import ALONE, RANGES, ControlError
@@ -194,6 +194,16 @@ def test_the_spectrum_of_a_part_is_added_where_it_is_looked_at() -> None:
         more = with_spectrum(record, part)
         assert torch.allclose(LiveAnswer(more).eigenvalues(part), torch.linalg.eigvalsh(M), rtol=1e-12, atol=1e-14)
         assert with_spectrum(more, part) is more
+
+
+@given(st.integers(1, 24), st.integers(0, 24), st.integers(0, 3))
+def test_eigenvalues_of_low_rank(n: int, rank: int, seed: int) -> None:
+    """Of J^T J with few rows of J, from a thin factor; of a matrix of full rank or of both signs, from itself."""
+    J = torch.randn(rank, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    indefinite = torch.diag_embed(torch.randn(n, generator=torch.Generator().manual_seed(seed)).double())
+    for M in (J.T @ J, indefinite, torch.zeros(n, n, dtype=torch.float64)):
+        right = torch.linalg.eigvalsh(M)
+        assert (low_rank_eigenvalues(M) - right).abs().max() <= 1e-12 * max(1.0, float(right.abs().max()))
 
 
 def test_slopes_of_a_stack_reach_over_its_switches() -> None:

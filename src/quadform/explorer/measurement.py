@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from scipy.linalg import eigvalsh
+from scipy.linalg.lapack import dpstrf as pstrf
 from torch import Tensor
 
 from ..answers.attention_draft import ExploredDraft, with_eigenvalues
@@ -30,7 +32,6 @@ from ..propagation.collapse import effective_rank, token_cosine
 from ..theory.kronecker import kronecker_errors
 from ..theory.moments import moment_norms
 from .data import Uploads, labels_of, tokens_of
-from .heat import sums
 from .stack import Stack
 from .state import RANGES, ControlError, State
 
@@ -88,7 +89,7 @@ def _record(subject: Any, state: State) -> Record:
     H_o, H_f = subject.parts()
     seconds = time.perf_counter() - started
     H = H_o + H_f
-    if not bool(torch.isfinite(H).all()):
+    if not math.isfinite(float(H.sum())):  # one entry that is not finite is enough
         raise ControlError("scale", "finite")
     blocks = subject.blocks
     found, (A, keys) = ExploredDraft(), subject.pattern()
@@ -132,7 +133,8 @@ def with_spectrum(record: Record, part: str) -> Record:
     read = LiveAnswer(record)
     if part in read.spectra:
         return record
-    return with_eigenvalues(record, part, _eigenvalues(read.matrix(part)))
+    M = read.matrix(part)
+    return with_eigenvalues(record, part, low_rank_eigenvalues(M) if part == "outer" else _eigenvalues(M))
 
 
 def _eigenvalues(M: Tensor) -> Tensor:
@@ -140,16 +142,32 @@ def _eigenvalues(M: Tensor) -> Tensor:
     return torch.from_numpy(eigvalsh(M.numpy(), check_finite=False))
 
 
+def low_rank_eigenvalues(M: Tensor) -> Tensor:
+    """Of a positive semi-definite matrix whose rank r is well below its size n: O(n r^2) instead of O(n^3).
+
+    A pivoted Cholesky factor L (n, r) leaves out what is below n eps max(diag M); M and L^T L have the same eigenvalues
+    but for zeros. H_o = J^T (d2l/dF2) J has at most the rank of the outputs. Where the factor does not carry the whole
+    trace, M was not positive semi-definite, and the eigenvalues are those of M itself.
+    """
+    n = len(M)
+    factor, _, rank, _ = pstrf(M.numpy(), lower=1)
+    if 2 * rank > n:
+        return _eigenvalues(M)
+    L = np.tril(factor[:, :rank])
+    if abs(np.vdot(L, L) - float(M.trace())) > n * n * np.finfo(L.dtype).eps * float(M.diagonal().abs().max()):
+        return _eigenvalues(M)
+    found = eigvalsh(L.T @ L, check_finite=False).clip(min=0.0)
+    return torch.from_numpy(np.concatenate([np.zeros(n - rank), found]))
+
+
 def _norms(blocks: tuple[str, ...], space: Space, parts: tuple[Tensor, Tensor]) -> dict[str, float]:
     """`outer/W_Q,W_K` -> Frobenius norm of that block."""
-    (H_o, H_f), names = parts, list(space.names)
-    edges = [0, *(at.stop for at in space.slices().values())]
+    (H_o, H_f), at = parts, space.slices()
     found = {}
     for part, M in (("outer", H_o), ("functional", H_f), ("total", H_o + H_f)):
-        norms = sums(M.square(), edges).sqrt().tolist()
         for block in blocks:
             row, col = block.split(",")
-            found[f"{part}/{block}"] = norms[names.index(row)][names.index(col)]
+            found[f"{part}/{block}"] = float(torch.linalg.vector_norm(M[at[row], at[col]]))
     return found
 
 
@@ -167,14 +185,14 @@ class _Closed:
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.blocks, self.space = problem, problem.blocks, problem.space
+        self.layer = problem.layer()
 
     def at(self, scale: float) -> _Closed:
         return _Closed(self.problem.at(scale))
 
     def parts(self) -> tuple[Tensor, Tensor]:
-        layer = self.problem.layer()  # memory was looked at by the size guard
-        H_o, H_f = self.problem.X.new_empty((2, self.space.size, self.space.size)).unbind()
-        return layer.matrix("outer", out=H_o), layer.matrix("functional", out=H_f)
+        H_o, H_f = self.problem.X.new_empty((2, self.space.size, self.space.size)).unbind()  # the size guard has looked
+        return self.layer.matrix("outer", out=H_o), self.layer.matrix("functional", out=H_f)
 
     def loss(self) -> float:
         return float(self.problem.loss(self.problem.weights))
@@ -194,7 +212,7 @@ class _Closed:
     def kronecker(self) -> dict[str, dict[str, float]]:
         """W -> K-FAC, Shampoo, ... -> |K - H_o(W, W)| / |H_o(W, W)|; nothing where they are not known."""
         try:
-            return kronecker_errors(self.problem.layer())
+            return kronecker_errors(self.layer)
         except InputError:
             return {}
 
