@@ -71,7 +71,7 @@ BEFORE = {
     "wandb = SimpleNamespace(log=lambda numbers, step: logged.append(numbers))\nbatches = [batch()]",
     ("panel", 1): _MLP + "qf.fit(data='reverse', steps=4, batch_size=4, depth=1, d_model=8, heads=1, out='runs/x')",
     ("panel", 3): "corpus = 'reverse'",
-    ("propagation", 2): "import torch\nfrom torch import nn\nbatches = [torch.randn(4, 6, 8)]\n"
+    ("propagation", 1): "import torch\nfrom torch import nn\nbatches = [torch.randn(4, 6, 8)]\n"
     "model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)",
     ("propagation", 3): "batches = [(torch.randn(4, 6, 8), torch.ones(4, 6, dtype=torch.bool))]",
     ("report", 1): "import quadform as qf\nqf.attention(tokens=4, d_model=4, vary=None, out='runs/attention')",
@@ -94,7 +94,7 @@ SMALLER = {
         ("[6, 18, 48], d_model=128", "[1], d_model=16"),
         ('"5m"', '"3s"'),
     ],
-    ("propagation", 2): [("depths=[4, 8], d_model=64", "depths=[2], d_model=16")],
+    ("propagation", 1): [("depths=[4, 8], d_model=64", "depths=[2], d_model=16")],
     ("training", 1): [("steps=500", "steps=4"), ("questions=200, valid_every=100", "questions=4, valid_every=2")],
 }
 

@@ -16,7 +16,9 @@ import pytest
 import quadform
 from quadform.applications.opening import Numerics
 from quadform.cli import main
+from quadform.cli.main import GROUPS, VERBS, fields_of
 from quadform.cli.options import Output
+from quadform.cli.parse import check_words
 from quadform.core import progress
 from quadform.core.errors import MissingExtra
 from quadform.core.record import Record
@@ -248,6 +250,17 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {verb}" in said for verb in ("attention", "report", "verify", "doctor"))
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"quadform {quadform.__version__}\n"
+
+
+def test_every_verb_stands_once_in_the_list_with_an_example_that_parses() -> None:
+    """`quadform --help` groups the verbs; the example of `VERB --help` is one that the verb takes."""
+    listed = [name for group in GROUPS.values() for name in group]
+    assert sorted(listed) == sorted(VERBS)
+    for name, verb in VERBS.items():
+        program, own, *words = verb.example.split()
+        assert (program, own) == ("quadform", name)
+        check_words(name, fields_of(name), words)
+        assert len(verb.question) <= 82
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "preconditioners.md"
 
 def test_the_page_runs() -> None:
     """Every block of Python, with what it says it prints."""
-    first, seen, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    seen, first, second = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     names: dict = {}
     exec(compile(first, PAGE.name, "exec"), names)
     assert names["P"].notes[0] == "K-FAC expand, exact scores: 4 of 6 tensors"

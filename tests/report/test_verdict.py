@@ -48,6 +48,7 @@ def brief(page: str) -> list[tuple[str, str, str]]:
     """(status, what it is about, sentence) of the sentences at the top."""
     top = page.split('<ul class="brief">')[1].split("</ul>")[0]
     items = re.findall(r'<li class="(\w+)">(.*?)</li>', top)
+    items = [(s, re.sub(r' <span class="do">.*?</span>', "", i)) for s, i in items]
     about = re.compile(r'<span class="about">([^<]*)</span>')
     plain = [re.sub(r"<[^>]+>", "", about.sub("", re.sub(r'<span class="unseen">.*?</span>', "", i))) for _, i in items]
     return [(s, *(about.findall(i) or [""]), text.strip()) for (s, i), text in zip(items, plain, strict=True)]
@@ -73,6 +74,17 @@ def test_what_is_red_is_read_first() -> None:
         v.status == "red" for v in spectral.PAGE.answer(spectrum(22.0, 3.5)).verdicts()
     )
     assert all(len(re.split(r"(?<=[.!?])\s", text)) <= 2 for status, _, text in told if status != "red")
+
+
+@pytest.mark.parametrize("texts", [EN, KO], ids=["en", "ko"])
+def test_a_verdict_says_what_to_do(texts) -> None:
+    """Blocks far apart: Adam. Within its error: measure more. Texts exist for verdicts there are."""
+    page = render(spectrum(22.0, 3.5), texts.lang)
+    assert f"<b>{texts('to_do')}</b> {texts('do_uneven_red')}</span>" in page
+    assert texts("do_undecided") in render(spectrum(5.0, 1.5), texts.lang)
+    for key in [key for key in texts.sentences if key.startswith("do_") and key != "do_undecided"]:
+        _, name, status = key.split("_")
+        assert f"card_{name}_{status}" in texts.sentences, key
 
 
 def test_ratios_within_their_error_are_not_claimed() -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import io
+import textwrap
 import types
 import typing
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ from ..core.errors import InputError
 from ..core.question import Option, Question, Task, options
 from .options import LongWork, Output
 from .parse import check_words, one_line
+
+#: Columns of a line of help.
+WIDTH = 80
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +40,9 @@ class Command:
         return str(getattr(self.opening or self.question, "device", "cpu"))
 
 
-def command_of(verb: str, question: str, opening: str, words: list[str]) -> Command:
+def command_of(verb: str, question: str, opening: str, words: list[str], example: str = "") -> Command:
     """Read the words; `question` and `opening` are written `module:Class`, relative to `quadform.applications`."""
-    found = read(verb, parts_of(question, opening), words)
+    found = read(verb, parts_of(question, opening), words, example)
     return Command(found[0], found[1] if opening else None, found[-2], found[-1])
 
 
@@ -53,19 +57,21 @@ def _class(where: str) -> type:
     return found
 
 
-def read(verb: str, parts: Sequence[type], words: Sequence[str]) -> list[Any]:
+def read(verb: str, parts: Sequence[type], words: Sequence[str], example: str = "") -> list[Any]:
     """The parts of a command (question, opening, limits, output) from its words; `--help` prints and leaves with 0."""
     import tyro
 
     call = call_of(verb, parts)
     check_words(verb, call, words)
+    if {"--help", "-h"} & set(words):  # tyro would join the lines
+        print(_described(parts[0], example), end="\n\n")
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             got: Any = tyro.cli(
                 call,
                 prog=f"quadform {verb}",
-                description=inspect.getdoc(parts[0]),
+                description="",
                 args=list(words),
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
@@ -74,6 +80,15 @@ def read(verb: str, parts: Sequence[type], words: Sequence[str]) -> list[Any]:
             raise
         raise InputError(f"{one_line(said.getvalue())} See `quadform {verb} --help`.") from None
     return [_part(part, got) for part in parts]
+
+
+def _described(part: type, example: str) -> str:
+    """What a verb does, in lines as wide as the box below it, and one command to try."""
+    paragraphs = [" ".join(p.split()) for p in (inspect.getdoc(part) or "").split("\n\n")]
+    if example:
+        paragraphs.append(f"Example: {example}")
+    filled = (textwrap.wrap(p, WIDTH, break_on_hyphens=False) for p in paragraphs)
+    return "\n\n".join(map("\n".join, filled))
 
 
 def call_of(verb: str, parts: Sequence[type]) -> type:
@@ -103,7 +118,7 @@ def _flag(name: str, hint: Any, default: Any, known: Option) -> tuple[str, Any, 
     if known.parse is not None and not known.positional:
         shown["help_behavior_hint"] = known.shown or (f"(default: {_text(default)})" if default is not None else "")
         hint, default = str | None, None
-    elif known.shown or default is None:
+    elif known.shown or default is None or default is False or default == ():  # "(default: False)" says nothing
         shown["help_behavior_hint"] = known.shown
     if isinstance(hint, types.UnionType) and str in typing.get_args(hint):  # other values are for Python
         hint = str | None if type(None) in typing.get_args(hint) else str

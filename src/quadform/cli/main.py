@@ -16,111 +16,203 @@ from .stopping import INTERRUPTED, TERMINATED, stopped_by_sigterm
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb: the question it answers, the value that holds it, and the one that opens the model it is about.
+    """A verb: what it answers, an example, the value that holds its question, and the one that opens its model.
 
-    Both are written `module:Class`, relative to `applications`; `cli.answering` answers.
+    The last two are written `module:Class`, relative to `applications`; `cli.answering` answers.
     """
 
     question: str
+    example: str
     asks: str
     opening: str = ""
 
 
 VERBS = {
-    "attention": Verb("the exact Hessian of one attention layer", "attention.question:AttentionQuestion"),
-    "spectrum": Verb(
-        "eigenvalues, trace, density and block norms of a model",
-        "spectrum.question:SpectrumQuestion",
-        "opening:CutOpening",
-    ),
     "report": Verb(
-        "one HTML file with all measurements of a model",
+        "all measurements of a model in one HTML file; without a MODEL, of a built-in one",
+        "quadform report runs/mine --open",
         "study.question:ReportQuestion",
         "study.question:ReportOpening",
     ),
-    "signal": Verb(
-        "does the signal survive depth? rank, token cosine, norms",
-        "signal.question:SignalQuestion",
-        "signal.question:SignalOpening",
+    "doctor": Verb(
+        "check versions, devices, memory and optional packages",
+        "quadform doctor",
+        "doctor.question:DoctorQuestion",
     ),
-    "why": Verb(
-        "what softmax, norm, skip and the QK product each do to curvature",
-        "why.question:WhyQuestion",
-        "opening:Opening",
+    "ls": Verb(
+        "list block designs, data sets, experiments or runs",
+        "quadform ls experiments",
+        ".cli.listing:LsTask",
     ),
-    "compare": Verb("block designs and depths side by side, under a time budget", "compare.question:CompareQuestion"),
-    "lr": Verb(
-        "the largest stable learning rate, computed from curvature and tested on a copy",
-        "step_size.question:StepSizeQuestion",
-        "step_size.question:StepSizeOpening",
+    "spectrum": Verb(
+        "eigenvalues, trace, density and block norms",
+        "quadform spectrum runs/mine --top 3 --density",
+        "spectrum.question:SpectrumQuestion",
+        "opening:CutOpening",
     ),
     "point": Verb(
-        "minimum, saddle, or still descending? gradient, decrement, signs of the curvature",
+        "minimum, saddle, or still descending?",
+        "quadform point runs/mine",
         "point.question:PointQuestion",
         "point.question:PointOpening",
     ),
-    "taylor": Verb(
-        "how far the quadratic model of the loss holds along directions that matter",
-        "taylor.question:TaylorQuestion",
-        "opening:Opening",
-    ),
     "landscape": Verb(
-        "the loss on a line or a plane through the model, and where its quadratic model holds",
+        "the loss on a line or a plane through the model",
+        "quadform landscape runs/mine --plane top",
         "landscape.question:LandscapeQuestion",
         "opening:Opening",
     ),
     "flat": Verb(
-        "how flat the loss is around the model, also over rescalings that do not change its outputs",
+        "how flat the loss is around the model",
+        "quadform flat runs/mine --measures lambda_max,trace",
         "flat.question:FlatQuestion",
         "flat.question:FlatOpening",
     ),
+    "taylor": Verb(
+        "how far the quadratic model of the loss holds",
+        "quadform taylor runs/mine",
+        "taylor.question:TaylorQuestion",
+        "opening:Opening",
+    ),
+    "lr": Verb(
+        "the largest stable learning rate, tested on a copy of the model",
+        "quadform lr runs/mine --optimizer adamw",
+        "step_size.question:StepSizeQuestion",
+        "step_size.question:StepSizeOpening",
+    ),
+    "precond": Verb(
+        "how well Adam, K-FAC, Shampoo and others precondition the Hessian",
+        "quadform precond runs/mine --methods none,adam,kfac",
+        "precond.question:PrecondQuestion",
+        "precond.question:PrecondOpening",
+    ),
+    "why": Verb(
+        "what softmax, norm, skip and the QK product do to curvature",
+        "quadform why new:pre-ln,depth=2,d_model=64 --remove norm,skip",
+        "why.question:WhyQuestion",
+        "opening:Opening",
+    ),
     "prune": Verb(
-        "remove weights: the loss predicted by the Hessian, and measured",
+        "remove weights: the loss predicted and measured",
+        "quadform prune runs/mine --sparsity 0.5",
         "prune.question:PruneQuestion",
         "compressing.question:CalibrationOpening",
     ),
     "quantize": Verb(
-        "store weights in fewer bits: the loss predicted by the Hessian, and measured",
+        "store weights in fewer bits: the loss predicted and measured",
+        "quadform quantize runs/mine --bits 4",
         "quantize.question:QuantizeQuestion",
         "compressing.question:CalibrationOpening",
     ),
-    "precond": Verb(
-        "how well Adam, K-FAC, Shampoo and others precondition the Hessian, and what one step gains",
-        "precond.question:PrecondQuestion",
-        "precond.question:PrecondOpening",
+    "attention": Verb(
+        "the exact Hessian of one attention layer",
+        "quadform attention --tokens 8 --d-model 8 --out runs/attention",
+        "attention.question:AttentionQuestion",
     ),
-    "verify": Verb(
-        "check the closed forms against automatic differentiation on this machine", "verify.question:VerifyQuestion"
+    "signal": Verb(
+        "does the signal survive depth? token cosine, rank and norm after every block",
+        "quadform signal pre-ln sas-p no-skip --depths 6,24",
+        "signal.question:SignalQuestion",
+        "signal.question:SignalOpening",
     ),
-    "reproduce": Verb(
-        "reproduce figures and tables of the papers and check each claim", ".experiments.question:ReproduceTask"
+    "compare": Verb(
+        "block designs and depths side by side, under a time budget",
+        "quadform compare --designs pre-ln,sas-p --depths 2,6 --budget 2m",
+        "compare.question:CompareQuestion",
     ),
-    "train": Verb("train a model with a chosen block design", "fitting.question:TrainTask"),
-    "decode": Verb(
-        "generate text with a trained model: greedy search, beam search or sampling", "decoding.question:DecodeTask"
-    ),
-    "data": Verb("list, fetch or build corpora and trained models", ".corpora.question:DataTask"),
-    "ls": Verb("list block designs, data sets, experiments or runs", ".cli.listing:LsTask"),
     "explore": Verb(
-        "the live page: move a slider, see the exact Hessian change; or look into a MODEL",
+        "the exact Hessian with sliders in the browser; with a MODEL, that model",
+        "quadform explore runs/mine",
         ".explorer.question:ExploreTask",
     ),
     "teach": Verb(
-        "the Transformer as a lecture in the browser, with a model trained live", ".lecture.question:TeachTask"
+        "a lecture on the Transformer in the browser, with a model trained live",
+        "quadform teach",
+        ".lecture.question:TeachTask",
     ),
-    "doctor": Verb("check versions, devices, memory and optional packages", "doctor.question:DoctorQuestion"),
+    "train": Verb(
+        "train a model with a chosen block design",
+        "quadform train --data reverse --out runs/mine",
+        "fitting.question:TrainTask",
+    ),
+    "decode": Verb(
+        "generate text with a trained model",
+        "quadform decode runs/mine abc --beam 4",
+        "decoding.question:DecodeTask",
+    ),
+    "data": Verb(
+        "list, fetch or build corpora and trained models",
+        "quadform data fetch tsmsg-de",
+        ".corpora.question:DataTask",
+    ),
+    "verify": Verb(
+        "check the closed forms against automatic differentiation",
+        "quadform verify",
+        "verify.question:VerifyQuestion",
+    ),
+    "reproduce": Verb(
+        "figures and tables of the papers, each claim checked",
+        "quadform reproduce rank-collapse --preset cpu",
+        ".experiments.question:ReproduceTask",
+    ),
+}
+
+#: The verbs in the order of `quadform --help`.
+GROUPS = {
+    "Start here": (
+        "report",
+        "doctor",
+        "ls",
+    ),
+    "Measure a model": (
+        "spectrum",
+        "point",
+        "landscape",
+        "flat",
+        "taylor",
+    ),
+    "Train it": (
+        "lr",
+        "precond",
+        "why",
+    ),
+    "Make it smaller": (
+        "prune",
+        "quantize",
+    ),
+    "Understand Transformers": (
+        "attention",
+        "signal",
+        "compare",
+        "explore",
+        "teach",
+    ),
+    "Models and data": (
+        "train",
+        "decode",
+        "data",
+    ),
+    "Check the results": (
+        "verify",
+        "reproduce",
+    ),
 }
 
 _HELP = """\
-usage: quadform VERB [flags]
+usage: quadform VERB [MODEL] [flags]
 
 Measure the curvature of neural-network losses and put it to use.
 
 {verbs}
+MODEL is a run folder, a local Hugging Face folder, a fetched model (`sceptr:tiny`),
+or a new one such as `new:pre-ln,depth=6,d_model=64`.
 
-Every verb takes --json --quiet --debug, those that measure or train also --device --dtype --seed --out DIR,
-those that take long also --dry-run (print plan and cost), --max-time 10m and --resume. --lang ko: Korean sentences.
-Help on one verb: `quadform VERB --help`. Version: `quadform --version`. First time here: `quadform report`.
+Every verb takes --json --quiet --debug; those that measure or train also take
+--device --dtype --seed --out DIR; those that take long also --dry-run (print plan
+and cost), --max-time 10m and --resume. Korean sentences: --lang ko.
+
+Help on one verb: `quadform VERB --help`. Version: `quadform --version`.
+First time here: `quadform report`.
 """
 
 
@@ -154,10 +246,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     if not words or words[0] in ("--help", "-h", "help"):
-        width = max(map(len, VERBS))
-        print(
-            _HELP.format(verbs="\n".join(f"  {name:{width}}  {verb.question}" for name, verb in VERBS.items())), end=""
-        )
+        print(_HELP.format(verbs="\n".join(map(_listed, GROUPS))), end="")
         return 0
     if words[0] == "--version":
         from .. import __version__
@@ -175,7 +264,7 @@ def _run(words: list[str]) -> int:
 
     verb = VERBS[name]
     try:
-        command = command_of(name, verb.asks, verb.opening, rest)
+        command = command_of(name, verb.asks, verb.opening, rest, verb.example)
     except SystemExit:  # --help was answered
         return 0
     _share_the_machine()  # before the next line, which loads torch
@@ -192,6 +281,11 @@ def _run(words: list[str]) -> int:
     finally:
         progress.quiet = before
         folders.let_go()
+
+
+def _listed(group: str) -> str:
+    width = max(map(len, VERBS))
+    return "\n".join([group, *(f"  {name:{width}}  {VERBS[name].question}" for name in GROUPS[group]), ""])
 
 
 def fields_of(name: str) -> type:

@@ -28,7 +28,7 @@ def application(place: Place, engine: Engine | None = None, seed: int = 0) -> St
 
 @cache
 def _files() -> dict[str, bytes]:
-    shared = (_HERE.parent / "explorer" / "static" / name for name in ("live.js", "svg.js"))
+    shared = (_HERE.parent / "explorer" / "static" / name for name in ("live.js", "svg.js", "symbols.js"))
     return files_of(_HERE / "templates" / "lecture.css.j2", [*shared, *(_HERE / "static").glob("*.js")])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..answers.numbers import number
+from ..answers.verdict import Verdict
 from ..core.errors import FileError, InputError
 from ..core.record import Record, strict_json, write_atomically
 from .figure import Figure, Table
@@ -157,7 +158,7 @@ def brief(study: Sequence[Record], texts: Texts) -> list[dict[str, str]]:
     for place, record in enumerate(study):
         answer = page_of(record).answer(record)
         if not answer.verdicts():
-            told = {"about": _stage(record, texts), "status": "", "said": _short(answer.said(texts.lang))}
+            told = {"about": _stage(record, texts), "status": "", "said": _short(answer.said(texts.lang)), "do": ""}
             found.append(((True, 0, place), told))
         for turn, v in enumerate(answer.verdicts()):
             whole = turn == 0 and v.status != "red"
@@ -166,9 +167,16 @@ def brief(study: Sequence[Record], texts: Texts) -> list[dict[str, str]]:
                 "about": _stage(record, texts),
                 "status": v.status,
                 "said": said if v.status == "red" else _short(said),
+                "do": _to_do(v, texts),
             }
             found.append(((v.status != "red", turn, place), told))
     return [told for _, told in sorted(found, key=lambda f: f[0])[:BRIEF]]
+
+
+def _to_do(verdict: Verdict, texts: Texts) -> str:
+    """What to do about a verdict; nothing where it says so itself."""
+    key = "do_undecided" if verdict.status == "undecided" else f"do_{verdict.name}_{verdict.status}"
+    return texts(key) if key in texts.sentences else ""
 
 
 def _short(said: str) -> str:

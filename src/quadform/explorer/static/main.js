@@ -8,7 +8,8 @@ import { bindTip } from "./tip.js";
 import { copy, firstTheme, otherTheme, setTheme } from "./theme.js";
 import { drawSpectrum } from "./spectrum.js";
 import { drawDepth } from "./depth.js";
-import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, sentence, setSymbols, text } from "./tables.js";
+import { fillBlocks, fillNumbers, fillSelected, fillSlopes, fillTable, text } from "./tables.js";
+import { sentence, setSymbols } from "./symbols.js";
 import { bindTour, tellTour } from "./tour.js";
 
 const $ = (id) => document.getElementById(id);

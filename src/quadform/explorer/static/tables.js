@@ -1,38 +1,11 @@
 // Words and tables: what the server has written, put where it belongs.
+import { symbols } from "./symbols.js";
+
 const $ = (id) => document.getElementById(id);
 
 export function text(id, words) {
   const place = $(id);
   if (place.textContent !== words) place.textContent = words;
-}
-
-/** A sentence with its symbols set as formulas: λ_max, W_Q, H_o. */
-export function sentence(id, words) {
-  const place = $(id);
-  if (place.dataset.words === words) return;
-  place.dataset.words = words;
-  place.replaceChildren(...symbols(words));
-}
-
-const SYMBOL = /(λ_(?:max|min)|\b[HW]_[A-Zof]{1,2}\b)/;
-
-/** The symbols in the words the page came with: labels and captions, not code. */
-export function setSymbols() {
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), found = [];
-  while (walk.nextNode()) {
-    const node = walk.currentNode;
-    if (SYMBOL.test(node.data) && !node.parentElement.closest("script, pre, code, option, textarea, [hidden]")) found.push(node);
-  }
-  for (const node of found) node.replaceWith(...symbols(node.data));
-}
-
-function symbols(words) {
-  return words.split(SYMBOL).map((piece, i) => {
-    if (i % 2 === 0) return document.createTextNode(piece);
-    const set = made("span", undefined, { class: "symbol" }), [letter, index] = piece.split("_");
-    set.append(made("i", letter), made("sub", index));
-    return set;
-  });
 }
 
 function made(name, words, attributes = {}) {
@@ -44,7 +17,12 @@ function made(name, words, attributes = {}) {
 
 function row(cells, kind = "td") {
   const tr = made("tr");
-  tr.append(...cells.map((cell, i) => (kind === "td" && i === 0 ? made("th", cell, { scope: "row" }) : made(kind, cell, kind === "th" ? { scope: "col" } : {}))));
+  tr.append(...cells.map((cell, i) => {
+    const head = kind === "th" ? { scope: "col" } : i === 0 ? { scope: "row" } : {};
+    const one = made(i === 0 ? "th" : kind, undefined, head);
+    one.append(...symbols(String(cell)));
+    return one;
+  }));
   return tr;
 }
 
@@ -117,7 +95,7 @@ export function fillSlopes(table, { columns, rows }, chosen) {
 
 export function fillSelected({ name, lines, numbers, facts }) {
   text("selected-name", name);
-  text("selected-facts", facts.join(" · "));
+  $("selected-facts").replaceChildren(...symbols(facts.join(" · ")));
   $("formula").replaceChildren(...lines.map((line) => {
     const p = made("p");
     p.append(...typeset(line));

@@ -1,6 +1,6 @@
 // The guided tour: each step starts in its own state and asks for one control to be moved.
 import { boot } from "./store.js";
-import { sentence } from "./tables.js";
+import { sentence } from "./symbols.js";
 
 const $ = (id) => document.getElementById(id);
 const FRAMES = 24; // pictures of a slider that is moved for the reader

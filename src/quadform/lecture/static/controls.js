@@ -1,4 +1,6 @@
 // The controls of a step: made when the step begins, kept while its values change, so that the focus stays.
+import { symbols } from "./symbols.js";
+
 const STEPS = 200; // of a logarithmic slider
 const $ = (id) => document.getElementById(id);
 const digits = (value) => Number(value.toPrecision(3));
@@ -6,7 +8,7 @@ const digits = (value) => Number(value.toPrecision(3));
 function made(name, attributes = {}, words) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (words !== undefined) node.textContent = words;
+  if (words !== undefined) node.append(...symbols(words));
   return node;
 }
 

@@ -1,6 +1,7 @@
 // The lecture: one step at a time, its controls, its pictures; the state is in the address.
 import { Live } from "./live.js";
 import { boot, draw } from "./pictures.js";
+import { sentence } from "./symbols.js";
 import { showControls, showErrors } from "./controls.js";
 
 const $ = (id) => document.getElementById(id);
@@ -43,8 +44,8 @@ const at = () => boot.steps.findIndex((s) => s.name === state.step);
 /** Show the words of the step at once; its pictures come with the answer. */
 function enter(focus) {
   const index = at(), { title, text: words } = boot.steps[index];
-  text("title", title);
-  text("text", words);
+  sentence("title", title);
+  sentence("text", words);
   text("count", $("count").dataset.text.replace("%n", index + 1));
   document.title = `${index + 1}. ${title}`;
   for (const link of document.querySelectorAll(".steps a")) {
@@ -84,9 +85,9 @@ function show() {
   if (!answer || answer.step !== state.step) return;
   showControls($("controls"), answer, { set, act });
   draw($("panels"), answer.panels);
-  text("says", answer.says);
-  text("exercise", answer.exercise);
-  text("answer-text", answer.answer);
+  sentence("says", answer.says);
+  sentence("exercise", answer.exercise);
+  sentence("answer-text", answer.answer);
   text("python", answer.python);
   say(answer.says);
   root.dataset.ready = answer.step;

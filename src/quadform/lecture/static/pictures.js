@@ -1,5 +1,6 @@
 // Pictures of a step: matrices, bars, tables, lines. Everything is drawn to the width there is, text stays its size.
 import { element } from "./svg.js";
+import { label, symbols } from "./symbols.js";
 
 export const boot = JSON.parse(document.getElementById("boot").textContent);
 const theme = () => document.documentElement.dataset.theme;
@@ -38,7 +39,7 @@ function shade(value, high) {
 
 /** A text of a size of its own; the policy of the page allows no style attributes. */
 function sized(attributes, words, pixels) {
-  const made = element("text", attributes, words);
+  const made = label(attributes, words);
   if (pixels) made.style.fontSize = `${pixels}px`;
   return made;
 }
@@ -79,7 +80,10 @@ function matrix(panel, width) {
     });
   });
   if (mark !== null) svg.append(element("rect", { x: left - 1, y: top + tall * mark - 1, width: cell * count + 1, height: tall + 1, class: "mark" }));
-  if (axes[1]) svg.append(element("text", { x: left + (cell * count) / 2, y: height - 4, "text-anchor": "middle", class: "quiet" }, axes[1]));
+  if (axes[1]) {
+    const middle = left + (cell * count) / 2, fits = middle > wide(axes[1]) / 2;
+    svg.append(element("text", { x: fits ? middle : 0, y: height - 4, "text-anchor": fits ? "middle" : "start", class: "quiet" }, axes[1]));
+  }
   return svg;
 }
 
@@ -92,7 +96,7 @@ function bars(panel, width) {
   const height = tall * labels.length + 4, svg = canvas(width, height, panel.title);
   values.forEach((value, i) => {
     const y = tall * i + 2, [from, to] = [Math.min(x(0), x(value)), Math.max(x(0), x(value))];
-    svg.append(element("text", { x: left - 6, y: y + tall / 2 + 4, "text-anchor": "end", "font-weight": i === mark ? 700 : 400 }, clip(labels[i], left - 6)));
+    svg.append(label({ x: left - 6, y: y + tall / 2 + 4, "text-anchor": "end", "font-weight": i === mark ? 700 : 400 }, clip(labels[i], left - 6)));
     const [fill] = shade(value < 0 ? -0.6 : 0.6, 1);
     svg.append(element("rect", { x: from, y: y + 3, width: Math.max(to - from, 1), height: tall - 7, fill }));
     if (i === mark) svg.append(element("rect", { x: from, y: y + 3, width: Math.max(to - from, 1), height: tall - 7, class: "mark" }));
@@ -105,7 +109,11 @@ function bars(panel, width) {
 
 // --- tables -----------------------------------------------------------------------------------------------------------
 export function tableOf(columns, rows, mark = null) {
-  const made = (name, words, more = {}) => Object.assign(document.createElement(name), { textContent: words ?? "" }, more);
+  const made = (name, words, more = {}) => {
+    const node = Object.assign(document.createElement(name), more);
+    node.append(...symbols(words ?? ""));
+    return node;
+  };
   const table = made("table"), head = made("thead"), body = made("tbody"), first = made("tr");
   first.append(...columns.map((c) => (c ? made("th", c, { scope: "col" }) : made("td"))));
   head.append(first);
@@ -262,7 +270,9 @@ export function draw(place, panels) {
   const figures = panels.map((panel) => {
     const figure = document.createElement("figure");
     if (panel.size) figure.className = panel.size;
-    figure.append(Object.assign(document.createElement("figcaption"), { textContent: panel.title }));
+    const caption = document.createElement("figcaption");
+    caption.append(...symbols(panel.title));
+    figure.append(caption);
     return figure;
   });
   const tables = panels.map((panel) => [panel.title, numbersOf(panel)]).filter(([, rows]) => rows);

@@ -52,10 +52,10 @@ SENTENCES = {
     "control_activation": ("Activation", "활성화 함수"),
     "choice_relu": ("ReLU", "ReLU"),
     "choice_gelu": ("GELU", "GELU"),
-    "panel_before": ("Widen: N W_1, {units} numbers a word", "넓히기: N W_1, 단어마다 수 {units}개"),
+    "panel_before": ("Widen: N W_1, {units} numbers per word", "넓히기: N W_1, 단어마다 수 {units}개"),
     "panel_after_relu": ("Bend: max(0, ·)", "꺾기: max(0, ·)"),
     "panel_after_gelu": ("Bend: x Φ(x)", "꺾기: x Φ(x)"),
-    "panel_out": ("Narrow: times W_2, 8 numbers a word again", "좁히기: W_2를 곱해 다시 단어마다 수 8개"),
+    "panel_out": ("Narrow: times W_2, 8 numbers per word again", "좁히기: W_2를 곱해 다시 단어마다 수 8개"),
     "axis_units": ("hidden units", "은닉 유닛"),
     "says_ffn_relu": (
         "ReLU sets {zero} of the hidden numbers to 0. With {units} hidden units the network holds {own} parameters,"

@@ -16,7 +16,7 @@ SENTENCES = {
         "기울기는 손실이 어디로 줄어드는지 말해 주고, 헤시안은 가중치 쌍마다 기울기가 얼마나 빨리 바뀌는지 말해 줍니다."
         " 다 적기에는 너무 크므로 quadform은 무작위 벡터를 곱해 블록마다 크기를 추정합니다.",
     ),
-    "control_products": ("HVPs a block", "블록당 HVP"),
+    "control_products": ("HVPs per block", "블록당 HVP"),
     "panel_blocks": ("Size of the Hessian block of two matrices", "두 행렬 사이 헤시안 블록의 크기"),
     "panel_diagonal": ("Each matrix with itself", "각 행렬과 자기 자신"),
     "says_hessian": (
@@ -90,13 +90,13 @@ SENTENCES = {
     "line_foretold": ("|1 − η λ|ᵗ", "|1 − η λ|ᵗ"),
     "says_ceiling_below": (
         "λ_max is {lam} ± {error} (estimate), so the ceiling is {top}. At {factor} times the ceiling theory multiplies"
-        " the push by {law} a step; after {steps} steps {grown} of it is left. The loss goes from {first} to {last}.",
+        " the push by {law} per step; after {steps} steps {grown} of it is left. The loss goes from {first} to {last}.",
         "λ_max: {lam} ± {error}(추정). 상한: {top}. 상한의 {factor}배에서 이론은 흔들림에 스텝마다 {law}배를 곱합니다."
         " {steps}스텝 뒤 남은 흔들림: 처음의 {grown}배. 손실: {first} → {last}.",
     ),
     "says_ceiling_above": (
         "λ_max is {lam} ± {error} (estimate), so the ceiling is {top}. At {factor} times the ceiling theory multiplies"
-        " the push by {law} a step; after {steps} steps it has become {grown} times as large. The loss goes from"
+        " the push by {law} per step; after {steps} steps it has become {grown} times as large. The loss goes from"
         " {first} to {last}.",
         "λ_max: {lam} ± {error}(추정). 상한: {top}. 상한의 {factor}배에서 이론은 흔들림에 스텝마다 {law}배를 곱합니다."
         " {steps}스텝 뒤 커진 흔들림: 처음의 {grown}배. 손실: {first} → {last}.",

@@ -81,7 +81,7 @@ SENTENCES = {
     "panel_exact": ("Held-out numbers written exactly", "처음 보는 수를 정확히 쓴 비율"),
     "panel_written": ("Numbers it was never trained on", "학습에 쓰지 않은 수"),
     "axis_step": ("step", "스텝"),
-    "axis_loss": ("loss, nats a letter", "손실 (글자당 nat)"),
+    "axis_loss": ("loss, nats per letter", "손실 (글자당 nat)"),
     "axis_exact": ("%", "%"),
     "column_number": ("number", "수"),
     "column_read": ("reads", "읽은 것"),

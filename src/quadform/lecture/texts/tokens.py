@@ -11,8 +11,8 @@ SENTENCES = {
         " 있는지 알려 줍니다.",
     ),
     "control_width": ("Width d", "너비 d"),
-    "panel_embedding": ("Embedding: one row a word", "임베딩: 단어마다 한 행"),
-    "panel_position": ("Position: one row a place", "위치: 자리마다 한 행"),
+    "panel_embedding": ("Embedding: one row per word", "임베딩: 단어마다 한 행"),
+    "panel_position": ("Position: one row per position", "위치: 자리마다 한 행"),
     "panel_input": ("Their sum: what the first layer reads", "둘의 합: 첫 층이 읽는 입력"),
     "axis_width": ("d numbers", "수 d개"),
     "says_tokens": (
