@@ -85,9 +85,9 @@ def test_the_sentence_is_about_the_rate_in_force(folder, tmp_path, capsys):
     given = found.record.inputs
     assert given["lr"] < found.ceiling.value < given["peak_lr"]  # the case that was told wrongly
     line = next(x for x in said.splitlines() if "learning rate in force at this step" in x)
-    assert f"is below it ({given['lr'] / found.ceiling.value:.2g} times the ceiling)" in line
+    assert f"is {given['lr'] / found.ceiling.value:.2g} times the ceiling" in line
     assert "The schedule peaks at 2, at another step; the ceiling of that step was not measured." in line
-    assert "above it" not in said
+    assert "Lower the learning rate" not in said
     for texts in (EN, KO):
         assert texts("rate_peak", peak="2") in found.said(texts.lang)
     assert found.verdicts()[0].status == "yellow"  # not tried, and not red
@@ -97,8 +97,8 @@ def test_a_rate_of_your_own_is_held_against_the_ceiling(folder, tmp_path, capsys
     """`--lr`: your own number, said to be yours; no peak is named beside it."""
     assert main(["lr", str(folder), *WORDS, "--lr", "1e6", "--out", str(tmp_path / "lr")]) == 0
     said = capsys.readouterr().out
-    assert "red: The largest stable learning rate" in said
-    assert "Your learning rate 1e+06 is above it" in said
+    assert "red: Lower the learning rate below" in said
+    assert "yours, 1e+06, is" in said
     assert "peak" not in said
     assert StepSize.load(tmp_path / "lr").verdicts()[0].status == "red"
 
@@ -118,7 +118,7 @@ def test_an_optimizer_object_has_its_own_rate_and_peak(data):
     assert (found.lr, found.peak) == (pytest.approx(0.3 * 0.55), 0.3)
     answer = lr(model, batches, optimizer=optimizer, verify=0, progress=False)
     assert answer.record.inputs["lr"] == pytest.approx(0.165)
-    assert any("learning rate in force at this step, 0.165, is" in line for line in answer.lines())
+    assert any("0.165, the learning rate in force at this step, is" in line for line in answer.lines())
 
 
 def test_a_record_that_does_not_say_which_rate_it_holds_is_not_judged(folder, tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_a_record_that_does_not_say_which_rate_it_holds_is_not_judged(folder, tm
     assert main(["lr", str(folder), *WORDS, "--lr", "1e6", "--out", str(tmp_path / "lr")]) == 0
     found = StepSize.load(tmp_path / "lr")
     del found.record.inputs["lr_is"]
-    assert not any("Your learning rate" in line or "in force" in line for line in found.lines())
+    assert not any("Keep the learning rate" in line or "in force" in line for line in found.lines())
     assert found.verdicts()[0].status == "yellow"
 
 
@@ -172,7 +172,7 @@ def test_the_state_beside_the_weights_is_used(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "P from optimizer.pt at step 4" in said
     assert "step 4, float32" in said
-    assert "learning rate in force at this step, 6.67e-03, is" in said
+    assert "6.67e-03, the learning rate in force at this step, is" in said
     assert "The schedule peaks at 0.02" in said
     subject = open_subject(Opening(model=str(tmp_path / "c"), batch_size=4, length=8))
     own = lr(model.eval(), subject.batches, optimizer=optimizer, verify=0, progress=False)

@@ -681,11 +681,12 @@ def test_the_words_follow_their_limits(data, batches):
         rate = found.verdicts()[0]
         places[share] = (rate.status, rate.sentence())
     assert places[2.0][0] == "red"
-    assert "is above it (2 times the ceiling)" in places[2.0][1]
+    assert "is 2 times the ceiling, and steps along the sharpest direction grow" in places[2.0][1]
     assert places[inside][0] == "undecided"
     assert "too close to tell" in places[inside][1]
     assert places[0.1][0] == "yellow"  # not tested
-    assert "is below it (0.1 times the ceiling)" in places[0.1][1]
+    assert "it is 0.1 times the ceiling" in places[0.1][1]
+    assert places[2.0][1].startswith("Lower the learning rate below")
 
 
 @pytest.mark.parametrize(
@@ -735,7 +736,7 @@ def test_the_run_of_a_trainer_gives_its_optimizer(capsys, tmp_path, data):
     assert main(["lr", str(tmp_path / "run"), *words]) == 0
     first = capsys.readouterr().out
     assert "P from the optimizer state at step 5" in first
-    assert "learning rate in force at this step, 2.00e-04, is" in first  # the last of five, decayed from 0.001
+    assert "2.00e-04, the learning rate in force at this step, is" in first  # the last of five, decayed from 0.001
     assert (
         main(
             ["lr", str(tmp_path / "run" / "model"), *words, "--state", str(tmp_path / "run"), "--data", "add:digits=1"]

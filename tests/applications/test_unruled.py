@@ -66,7 +66,7 @@ def test_a_sign_step_is_stable_up_to_where_it_lands_as_high_on_the_other_side():
     assert found.ceiling.value == pytest.approx(2.0, rel=0.06)
     assert found.rule == "no rule: measured on a copy, 1 steps"
     assert found.verdicts()[0].status == "green"
-    assert "in force at this step, 0.1, is below it" in str(found)
+    assert "No change needed: 0.1, the learning rate in force at this step," in str(found)
     high = lr(bowl, torch.zeros(1), value, optimizer=Lion(bowl.parameters()), lr=5.0, verify=1, progress=False)
     assert high.verdicts()[0].status == "red"
     assert "on copies the loss rises within 1 steps" in high.verdicts()[0].sentence()

@@ -212,6 +212,10 @@ class PointDraft(Draft):
         """|g| of the model itself, and the steps its copy took."""
         self.scalars |= {"polish/before": Estimate(before), "polish/steps": Estimate(float(steps))}
 
+    def take_steps(self, steps: int) -> None:
+        """All steps of the copy, the exact ones with them."""
+        self.scalars["polish/steps"] = Estimate(float(steps))
+
     def take_slope(self, loss: float, slope: float, noise: float | None, batches: int) -> None:
         """Loss, |g|, and the standard error of the gradient over so many batches."""
         self.scalars |= {"loss": Estimate(loss), "gradient_norm": Estimate(slope)}

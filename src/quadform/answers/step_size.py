@@ -196,7 +196,7 @@ class StepSize(Answer):
         if not math.isfinite(e.value) or not all(t.as_expected for t in self.trials):
             return "red"
         found = "green" if share is None else STABLE.grade(share)
-        if found == "green" and self.reach is not None and (self.lr or 0.0) > self.reach.value:
+        if self._place == "beyond":
             return "yellow"
         return found if found != "green" else "green" if (self.trials or self.copies) and e.converged else "yellow"
 
@@ -208,23 +208,41 @@ class StepSize(Answer):
         if self.interval is not None:
             low, high = map(rate_text, self.interval)
             said = say("rate_ceiling_range", low=low, high=high, **told)
-        if self.share is not None and self.lr:
-            place = {"green": "below", "red": "above"}.get(STABLE.grade(self.share), "near")
-            whose = "yours" if self.lr_is_yours else "now"
-            place = "rose" if place == "above" and self.copies else place
-            told |= {"steps": str(self.copies)}
-            said += say(f"rate_{whose}_{place}", rate=rate_text(self.lr), share=f"{self.share.value:.2g}", **told)
-        return said + self._reached() + (self._peak() if self.course is None else NOTHING)
+        return self._advice(told) + said + self._reached() + (self._peak() if self.course is None else NOTHING)
+
+    @property
+    def _place(self) -> str:
+        """Where the rate is: below, above or near the ceiling; below it, but beyond the reach; "" without a rate."""
+        if self.share is None or not self.lr:
+            return ""
+        found = {"green": "below", "red": "above"}.get(STABLE.grade(self.share), "near")
+        return "beyond" if found == "below" and self.reach is not None and self.lr > self.reach.value else found
+
+    def _advice(self, told: dict[str, str]) -> Said:
+        """What to do with the rate."""
+        place, share, rate = self._place, self.share, self.lr
+        if not place or share is None or rate is None:
+            return NOTHING
+        place = "rose" if place == "above" and self.copies else place
+        reach = "" if self.reach is None else rate_text(self.reach.value)
+        told = told | {
+            "steps": str(self.copies),
+            "share": f"{share.value:.2g}",
+            "rate": rate_text(rate),
+            "reach": reach,
+        }
+        return say(f"rate_{'yours' if self.lr_is_yours else 'now'}_{place}", **told)
 
     def _peak(self) -> Said:
         return say("rate_peak", peak=rate_text(self.peak_lr)) if self.peak_lr else NOTHING
 
     def _reached(self) -> Said:
-        """Whether the ceiling speaks of steps that long: the Taylor radius along the update."""
-        if self.applies is not False or self.reach is None:
+        """Where the ceiling does not speak of steps that long: the Taylor radius along the update."""
+        place = self._place
+        if self.applies is not False or self.reach is None or place == "beyond":
             return NOTHING
-        told = {"reach": rate_text(self.reach.value), "rate": rate_text(self.lr or 0.0)}
-        return say("rate_beyond" if (self.lr or 0.0) > self.reach.value else "rate_short", **told)
+        key = f"rate_short_{place}" if place in ("below", "above") else "rate_short"
+        return say(key, reach=rate_text(self.reach.value))
 
     def _tested(self, worst: Trial) -> Said:
         if worst.as_expected:

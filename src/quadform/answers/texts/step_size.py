@@ -18,60 +18,79 @@ SENTENCES = {
         "위로 휘는 방향을 아직 찾지 못했습니다. 헤시안-벡터 곱을 더 허용하십시오.",
     ),
     "rate_yours_above": (
-        "Your learning rate {rate} is above it ({share} times the ceiling): steps along the sharpest direction grow."
-        " Lower it below {ceiling}.",
-        "입력한 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 가장 가파른 방향에서 걸음이 커지므로 {ceiling}"
-        " 아래로 낮추십시오.",
+        "Lower the learning rate below {ceiling}: yours, {rate}, is {share} times the ceiling, and steps along the"
+        " sharpest direction grow.",
+        "학습률을 {ceiling} 아래로 낮추십시오. 입력한 학습률 {rate}: 상한의 {share}배이며, 가장 가파른 방향에서 걸음이"
+        " 커집니다.",
     ),
     "rate_yours_rose": (
-        "Your learning rate {rate} is above it ({share} times the ceiling): on copies the loss rises within {steps}"
-        " steps. Lower it below {ceiling}.",
-        "입력한 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 복사본에서 {steps}단계 안에 손실이 커지므로"
-        " {ceiling} 아래로 낮추십시오.",
-    ),
-    "rate_now_rose": (
-        "The learning rate in force, {rate}, is above it ({share} times the ceiling): on copies the loss rises within"
-        " {steps} steps. Lower it below {ceiling}.",
-        "현재 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 복사본에서 {steps}단계 안에 손실이 커지므로"
-        " {ceiling} 아래로 낮추십시오.",
+        "Lower the learning rate below {ceiling}: yours, {rate}, is {share} times the ceiling, and on copies the loss"
+        " rises within {steps} steps.",
+        "학습률을 {ceiling} 아래로 낮추십시오. 입력한 학습률 {rate}: 상한의 {share}배이며, 복사본에서 {steps}단계 안에"
+        " 손실이 커집니다.",
     ),
     "rate_yours_below": (
-        "Your learning rate {rate} is below it ({share} times the ceiling).",
-        "입력한 학습률 {rate}: 상한의 {share}배로 상한보다 작습니다.",
+        "Keep the learning rate {rate}: it is {share} times the ceiling.",
+        "학습률 {rate}: 상한의 {share}배이므로 그대로 두어도 됩니다.",
+    ),
+    "rate_yours_beyond": (
+        "Watch the loss at learning rate {rate}: it is {share} times the ceiling, but above {reach} the ceiling does"
+        " not apply, because its quadratic model no longer holds. If the loss rises, lower the rate below {reach}.",
+        "학습률 {rate}에서는 손실을 직접 살피십시오. 상한의 {share}배이지만 {reach}보다 큰 학습률에는 상한을 쓸 수"
+        " 없습니다(이차 근사가 맞지 않음). 손실이 오르면 학습률을 {reach} 아래로 낮추십시오.",
     ),
     "rate_yours_near": (
-        "Your learning rate {rate} is {share} times the ceiling, too close to tell.",
-        "입력한 학습률 {rate}: 상한의 {share}배로, 오차 안에 있습니다.",
+        "Do not raise the learning rate: yours, {rate}, is {share} times the ceiling, too close to tell.",
+        "학습률을 더 올리지 마십시오. 입력한 학습률 {rate}: 상한의 {share}배로, 상한과 오차 안에서 같습니다.",
     ),
     "rate_now_above": (
-        "The learning rate in force at this step, {rate}, is above it ({share} times the ceiling): steps along the"
-        " sharpest direction grow. Lower it below {ceiling}.",
-        "이 단계의 학습률 {rate}: 상한의 {share}배로 상한보다 큽니다. 가장 가파른 방향에서 걸음이 커지므로 {ceiling}"
-        " 아래로 낮추십시오.",
+        "Lower the learning rate below {ceiling}: {rate}, in force at this step, is {share} times the ceiling, and"
+        " steps along the sharpest direction grow.",
+        "학습률을 {ceiling} 아래로 낮추십시오. 이 단계의 학습률 {rate}: 상한의 {share}배이며, 가장 가파른 방향에서"
+        " 걸음이 커집니다.",
+    ),
+    "rate_now_rose": (
+        "Lower the learning rate below {ceiling}: {rate}, in force at this step, is {share} times the ceiling, and on"
+        " copies the loss rises within {steps} steps.",
+        "학습률을 {ceiling} 아래로 낮추십시오. 이 단계의 학습률 {rate}: 상한의 {share}배이며, 복사본에서 {steps}단계"
+        " 안에 손실이 커집니다.",
     ),
     "rate_now_below": (
-        "The learning rate in force at this step, {rate}, is below it ({share} times the ceiling).",
-        "이 단계의 학습률 {rate}: 상한의 {share}배로 상한보다 작습니다.",
+        "No change needed: {rate}, the learning rate in force at this step, is {share} times the ceiling.",
+        "바꿀 필요가 없습니다. 이 단계의 학습률 {rate}: 상한의 {share}배입니다.",
+    ),
+    "rate_now_beyond": (
+        "Watch the loss: {rate}, the learning rate in force at this step, is {share} times the ceiling, but above"
+        " {reach} the ceiling does not apply, because its quadratic model no longer holds. If the loss rises, lower"
+        " the rate below {reach}.",
+        "손실을 직접 살피십시오. 이 단계의 학습률 {rate}: 상한의 {share}배이지만 {reach}보다 큰 학습률에는 상한을 쓸 수"
+        " 없습니다(이차 근사가 맞지 않음). 손실이 오르면 학습률을 {reach} 아래로 낮추십시오.",
     ),
     "rate_now_near": (
-        "The learning rate in force at this step, {rate}, is {share} times the ceiling, too close to tell.",
-        "이 단계의 학습률 {rate}: 상한의 {share}배로, 오차 안에 있습니다.",
+        "Do not raise the learning rate: {rate}, in force at this step, is {share} times the ceiling, too close to"
+        " tell.",
+        "학습률을 더 올리지 마십시오. 이 단계의 학습률 {rate}: 상한의 {share}배로, 상한과 오차 안에서 같습니다.",
     ),
     "rate_peak": (
         "The schedule peaks at {peak}, at another step; the ceiling of that step was not measured.",
         "스케줄의 최대 학습률 {peak}: 다른 단계의 값이며, 그 단계의 상한은 재지 않았습니다.",
     ),
     "rate_short": (
-        "The ceiling rests on a quadratic model of the loss, which holds along this update up to learning rate {reach}."
-        " Beyond that the ceiling does not apply: watch the loss itself.",
-        "이 상한은 손실의 이차 근사에서 나온 값이며, 이 이동 방향에서 근사는 학습률 {reach}까지 맞습니다. 그보다 큰"
-        " 학습률에는 상한을 쓸 수 없으므로 손실을 직접 살피십시오.",
+        "Watch the loss above {reach}: from there on the ceiling does not apply, because its quadratic model no longer"
+        " holds.",
+        "{reach}보다 큰 학습률에서는 이차 근사가 맞지 않아 상한을 쓸 수 없으므로 손실을 직접 살피십시오.",
     ),
-    "rate_beyond": (
-        "But the quadratic model behind the ceiling holds along this update only up to {reach}. Lower the rate below"
-        " {reach}, or watch the loss itself.",
-        "그러나 상한의 바탕인 이차 근사는 이 이동 방향에서 {reach}까지만 맞습니다. 학습률을 {reach} 아래로 낮추거나"
-        " 손실을 직접 살피십시오.",
+    "rate_short_below": (
+        "Before you raise it above {reach}, watch the loss in a short trial: from there on the ceiling does not apply,"
+        " because its quadratic model no longer holds.",
+        "{reach}보다 크게 올리려면 먼저 짧게 돌려 손실을 살피십시오. 그보다 큰 학습률에서는 이차 근사가 맞지 않아"
+        " 상한을 쓸 수 없습니다.",
+    ),
+    "rate_short_above": (
+        "If the loss still rises there, go below {reach}: from there on the ceiling does not apply, because its"
+        " quadratic model no longer holds.",
+        "그래도 손실이 오르면 {reach} 아래로 낮추십시오. 그보다 큰 학습률에서는 이차 근사가 맞지 않아 상한을 쓸 수"
+        " 없습니다.",
     ),
     "course_run_below": (
         "Along the run, at {count} checkpoints, the learning rate was below the ceiling of its own step: at most"

@@ -19,14 +19,16 @@ LEVEL = 1e-6
 
 
 def inertia(risk: Risk, A: Operator, damping: float) -> dict[str, Any]:
-    """Eigenvalues, the size below which one counts as zero, the dimensions of symmetries, the lowest eigenvector, and
-    g^T (|H| + damping)^-1 g (`square`), the damping as a share of the largest |eigenvalue|.
+    """Eigenvalues, the size below which one counts as zero, the dimensions of symmetries, the lowest eigenvector,
+    g^T (|H| + damping)^-1 g (`square`), the damping as a share of the largest |eigenvalue|, and the step -|H|^-1 g
+    outside the directions of symmetries (`newton`).
 
     Along a symmetry the slope is 0 at every point: candidates along which it is not are dropped. Those that H does not
     annihilate wait for the gradient to vanish (`waiting`): H w = -(dw)^T g on the orbit.
 
     Of r orthonormal directions W with |H W| = e, r eigenvalues lie within e of 0 [Kahan]: zero is what is below 2 e, or
-    below the rounding of H.
+    below the rounding of H. Symmetries that the eps of norms breaks have W^T H W in place of H W: at a minimum as many
+    eigenvalues lie below it [Courant-Fischer].
     """
     H = A.dense().double()
     H = (H + H.T) / 2
@@ -34,22 +36,32 @@ def inertia(risk: Risk, A: Operator, damping: float) -> dict[str, Any]:
     top, n = float(eigenvalues.abs().max()), len(H)
     g = risk.space.flatten(risk.gradient()).double()
     slope = float(g.norm())
-    candidates = {family.name: span(family.flat(risk)) for family in families(risk)}
-    found = {name: Q for name, Q in candidates.items() if slope <= POLISHED or float((Q @ g).norm()) <= LEVEL * slope}
-    dead = torch.eye(n, dtype=H.dtype, device=H.device)[H.abs().amax(1) == 0]
-    found["weights without effect"] = dead
-    held = {name: Q for name, Q in found.items() if len(Q) and image(H, Q) <= HOLDS * top}
+    known = list(families(risk))
+    candidates = {family.name: span(family.flat(risk)) for family in known}
+    near = {family.name for family in known if family.near}
+    found = {
+        name: Q
+        for name, Q in candidates.items()
+        if slope <= POLISHED or name in near or float((Q @ g).norm()) <= LEVEL * slope
+    }
+    (at,) = torch.where(H.abs().amax(1) == 0)
+    found["weights without effect"] = H.new_zeros(len(at), n).scatter_(1, at[:, None], 1.0)
+    held = {n: Q for n, Q in found.items() if len(Q) and (ritz if n in near else image)(H, Q) <= HOLDS * top}
     waiting = [name for name, Q in found.items() if len(Q) and name not in held]
     W = span(torch.cat([H.new_zeros(0, n), *held.values()]))
+    exact = span(torch.cat([H.new_zeros(0, n), *(Q for name, Q in held.items() if name not in near)]))
     rounding = 10 * n**0.5 * torch.finfo(risk.dtype).eps * top
+    size = eigenvalues.abs()
+    steep = (size > rounding) & (size >= size.sort().values[min(len(W), n - 1)])
     return {
         "eigenvalues": eigenvalues.cpu(),
-        "zero": max(rounding, 2 * image(H, W)),
+        "zero": max(rounding, 2 * image(H, exact), 2 * ritz(H, W)),
         "explained": len(W),
         "symmetries": {name: len(Q) for name, Q in held.items()},
         "waiting": waiting,
         "square": float(((V.T @ g) ** 2 / (eigenvalues.abs() + damping * (top or 1.0))).sum()),
         "lowest": V[:, 0].cpu(),
+        "newton": -(V[:, steep] @ ((V[:, steep].T @ g) / size[steep])).cpu(),
     }
 
 
@@ -64,3 +76,8 @@ def span(rows: Tensor) -> Tensor:
 def image(H: Tensor, Q: Tensor) -> float:
     """|H Q^T|, the largest singular value."""
     return float(torch.linalg.matrix_norm(H @ Q.T, 2)) if len(Q) else 0.0
+
+
+def ritz(H: Tensor, Q: Tensor) -> float:
+    """|Q H Q^T|, the largest singular value."""
+    return float(torch.linalg.matrix_norm(Q @ H @ Q.T, 2)) if len(Q) else 0.0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...answers.kind import PointDraft, PointKind
+from ...answers.point import POLISHED
 from ...core.progress import clock
 from ...core.question import Plan
 from ...core.record import Provenance
@@ -32,6 +33,10 @@ from .question import PointQuestion
 
 #: Products of a polishing step, as a rule.
 PER_STEP = 60
+#: |g| to which a model is polished whose eigenvalues are all counted: what is left of it blurs the zeros.
+COUNTED = 1e-3 * POLISHED
+#: Most exact Newton steps after a polish, each with all eigenvalues; taken while some zeros are not explained.
+EXACT = 3
 
 
 class PointMeasurement:
@@ -42,7 +47,9 @@ class PointMeasurement:
         self.risk = shard(subject.risk(asked), current())
         self.polish: Polish | None = None
         if asked.polish and not isinstance(self.risk, Outline):
-            self.polish = Polish(subject, asked.globs, include_frozen=asked.include_frozen, train_mode=asked.train_mode)
+            goal = COUNTED if self.counted else POLISHED
+            modes = {"include_frozen": asked.include_frozen, "train_mode": asked.train_mode}
+            self.polish = Polish(subject, asked.globs, goal=goal, **modes)
 
     @property
     def counted(self) -> bool:
@@ -55,7 +62,8 @@ class PointMeasurement:
         asked, n = self.asked, self.risk.space.size
         found = {"polish": PER_STEP * asked.steps} if asked.polish else {}
         most = min(asked.products, n)
-        return found | ({"inertia": n} if self.counted else {"eigenvalues": most, "decrement": most})
+        inertia = n * (1 + EXACT) if asked.polish else n
+        return found | ({"inertia": inertia} if self.counted else {"eigenvalues": most, "decrement": most})
 
     def plan(self) -> Plan:
         """Time and memory; one product is timed for it."""
@@ -78,6 +86,8 @@ class PointMeasurement:
                 self._polish(work, self.polish, draft)
             self._slope(draft)
             self._ends(work, draft)
+            if self.polish is not None:
+                self._slope(draft)
             if not self.counted:
                 measured = partial(self._decrement, work, draft.size)
                 draft.take_decrement(*work.piece("decrement", measured, self.expected["decrement"]))
@@ -104,8 +114,37 @@ class PointMeasurement:
             if polish.done:
                 break
         draft.take_polish(began, polish.taken)
+        self._moved(polish)
+
+    def _moved(self, polish: Polish) -> None:
         moved = dataclasses.replace(self.subject, model=polish.model)
         self.risk = shard(moved.risk(self.asked), current())
+
+    def _inertia(self, work: Work, draft: PointDraft) -> dict[str, Any]:
+        """All eigenvalues; of a polished model after exact Newton steps, until all zeros are explained."""
+        n, polish = self.risk.space.size, self.polish
+        found: dict[str, Any] = work.piece(
+            "inertia", lambda: inertia(self.risk, hessian(self.risk), self.asked.damping), n
+        )
+        for i in range(EXACT if polish is not None else 0):
+            assert polish is not None
+            if _settled(found) and polish.slope() <= POLISHED:
+                break
+            again = work.piece(f"inertia {i + 1}", partial(self._exact, polish, found["newton"]), n)
+            if "eigenvalues" not in again:
+                break
+            polish.load(again["polish"])
+            self._moved(polish)
+            draft.take_steps(polish.taken)
+            found = again
+        return found
+
+    def _exact(self, polish: Polish, step: Tensor) -> dict[str, Any]:
+        space = self.risk.space
+        if not polish.move(space.unflatten(step.to(self.risk.device, self.risk.dtype))):
+            return {"polish": polish.state}
+        self._moved(polish)
+        return {"polish": polish.state, **inertia(self.risk, hessian(self.risk), self.asked.damping)}
 
     def _slope(self, draft: PointDraft) -> None:
         """|g|, and its standard error: sum w_i^2 |g_i - g|^2 B / (B - 1) for B batches of weights w_i."""
@@ -125,7 +164,9 @@ class PointMeasurement:
         risk, asked = self.risk, self.asked
         A = hessian(risk)
         if self.counted:
-            found = work.piece("inertia", partial(inertia, risk, A, asked.damping), self.expected["inertia"])
+            found = self._inertia(work, draft)
+            risk = self.risk
+            A = hessian(risk)
             draft.take_inertia(found)
             draft.take_decrement(found["square"])
             v: Vector = risk.space.unflatten(found["lowest"].to(risk.device, risk.dtype))
@@ -153,3 +194,8 @@ class PointMeasurement:
         assert not isinstance(found.value, Tensor)
         error = square * float(found.error.max())
         return [float(risk.space.inner(g, found.value)), error, found.converged, found.products]
+
+
+def _settled(found: dict[str, Any]) -> bool:
+    """Whether there are as many zeros as symmetries."""
+    return int((found["eigenvalues"].abs() <= found["zero"]).sum()) == found["explained"]

@@ -2,6 +2,7 @@
 
 Saddle-free Newton with a damping that follows the quadratic model, while the loss falls by more than its rounding. Then
 the same steps with next to no damping, each kept while |g| falls: the loss no longer tells the last of them apart.
+Where all eigenvalues are computed, `move` takes the exact step from them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ ROUNDING = 1e-12
 class Polish:
     """A copy of the subject's model, moved step by step. `state` is all that a resumed run needs."""
 
-    def __init__(self, subject: Subject, globs: list[str], *, include_frozen: bool, train_mode: bool) -> None:
+    def __init__(
+        self, subject: Subject, globs: list[str], *, include_frozen: bool, train_mode: bool, goal: float = POLISHED
+    ) -> None:
         if not isinstance(subject.model, nn.Module):
             raise InputError(
                 "polish moves a copy of a module; this model is a function with its tensors. Give a module, or move"
@@ -41,7 +44,7 @@ class Polish:
         self.model: nn.Module = copy.deepcopy(subject.model).train(train_mode)
         if include_frozen:
             self.model.requires_grad_(True)
-        self.damping, self.last, self.done, self.taken = 1e-3, False, False, 0
+        self.damping, self.last, self.done, self.taken, self.goal = 1e-3, False, False, 0, goal
 
     def _risk(self) -> Risk:
         model = self.model
@@ -56,7 +59,7 @@ class Polish:
     def advance(self, steps: int) -> dict[str, Any]:
         """So many steps more, or fewer where the gradient vanishes or no step helps."""
         for _ in range(steps):
-            if self.done or self.slope() <= POLISHED:
+            if self.done or self.slope() <= self.goal:
                 self.done = True
                 break
             self.taken += 1
@@ -83,6 +86,16 @@ class Polish:
         if not self.slope() < slope:
             self._put(kept)
             self.done = True
+
+    def move(self, step: dict[str, Tensor]) -> bool:
+        """One step, kept if |g| falls; whether it was."""
+        kept, slope = {n: p.detach().clone() for n, p in self.model.named_parameters()}, self.slope()
+        self._put({n: t + step[n].to(t) if n in step else t for n, t in kept.items()})
+        if fell := self.slope() < slope:
+            self.taken += 1
+        else:
+            self._put(kept)
+        return fell
 
     # --- the state --------------------------------------------------------------------------------------------------
     @property

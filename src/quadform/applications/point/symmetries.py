@@ -3,14 +3,16 @@
 A symmetry moves the weights along an orbit on which the function stays the same. At a stationary point H annihilates
 its tangents. Known are
 
-    W_Q B, -W_K B^T    of every head, any B (d_K, d_K)             [theory.gauge]
+    W_Q B, -W_K B^T    of every head, any B (d_K, d_K); with rotary positions the B that commute with turns of pairs
     W_V B, -B W_O      of every head, any B (d_V, d_V)             [theory.gauge]
     b_K                softmax does not see a shift of all keys
-    column j of W_1 (with b_1), minus row j of W_2                  ReLU is positively homogeneous
-    gain and bias j of a norm, minus row j of what reads it
+    column j of W_1 (with b_1), minus row j of W_2                  ReLU is positively homogeneous; of gated units the
+                                                                    column of the value
     1 added to a row of what a layer norm alone reads               the norm takes the mean away
 
-A family counts where H is seen to annihilate it: rotary positions break the first, a second reader the fifth.
+and, of a whole `Transformer`, those of `stream`. Together they are all there are: of Pre-LN, Post-LN, parallel and
+other designs the tests compare their dimension with that of the kernel of the Jacobian.
+A family counts where H is seen to annihilate it: a tied output breaks the last for W_E.
 """
 
 from __future__ import annotations
@@ -22,10 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.spec import GATED
 from ...curvature.risk import Risk
+from ...nn.transformer import Transformer
 from ...theory.gauge import Gauge
-
-Rows = dict[str, Tensor]
+from .stream import EPS, Rows, eye, generators, scalings
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,11 @@ class Family:
 
     name: str
     rows: Rows
+
+    @property
+    def near(self) -> bool:
+        """Whether it is a symmetry up to the eps of the norms only."""
+        return self.name.endswith(EPS)
 
     def flat(self, risk: Risk) -> Tensor:
         """The generators as rows (k, n), each of length 1; those that vanish at these weights are left out."""
@@ -48,9 +56,15 @@ def families(risk: Risk) -> Iterator[Family]:
     """All candidates of a module whose parameters are all measured; none of a function."""
     if not isinstance(risk.model, nn.Module):
         return
+    made = [m for m in risk.model.modules() if isinstance(m, Transformer)]
+    rotary = any(m.config.positions == "rotary" for m in made)
     for path, module in risk.model.named_modules():
-        own = _Own(risk.params, path, module)
-        for family in (*_attention(own), *_relu(own), *_norms(own), *_means(own)):
+        own = _Own(risk.params, path, module, rotary)
+        found = [*_attention(own), *_relu(own), *_means(own)]
+        if isinstance(module, Transformer):
+            lead = f"{path}." if path else ""
+            found += [Family(name, rows) for name, rows in generators(module, risk.params, lead)]
+        for family in found:
             if family.rows.keys() <= risk.params.keys():
                 yield family
 
@@ -62,6 +76,7 @@ class _Own:
     params: Any
     path: str
     module: nn.Module
+    rotary: bool
 
     def name(self, tensor: str) -> str:
         return f"{self.path}.{tensor}" if self.path else tensor
@@ -102,19 +117,31 @@ def _pairs(own: _Own, first: str, second: str, columns: bool) -> Iterator[Family
         heads = range(g * (H // G), (g + 1) * (H // G))
         cut = {"few": [slice(g * r, (g + 1) * r)], "many": [slice(h * r, (h + 1) * r) for h in heads]}
         side = {first: "many" if columns else "few", second: "few" if columns else "many"}
-        yield Family(own.said(f"W_{first}, W_{second}" + (f" of head {g}" if G > 1 else "")), _gauge(own, side, cut, r))
+        name = own.said(f"W_{first}, W_{second}" + (f" of head {g}" if G > 1 else ""))
+        B = _by_pairs(r, P) if columns and own.rotary else eye(r * r, P).reshape(-1, r, r)
+        yield Family(name, _gauge(own, side, cut, B))
 
 
-def _gauge(own: _Own, side: dict[str, str], cut: dict[str, list[slice]], r: int) -> Rows:
+def _by_pairs(r: int, like: Tensor) -> Tensor:
+    """The B that commute with rotations of the pairs (i, i + r/2): a turn and a scaling of each; (r, r, r)."""
+    i = torch.arange(r // 2)
+    j = i + r // 2
+    B = torch.zeros((2, r // 2, r, r), dtype=like.dtype, device=like.device)
+    B[0, i, i, i] = B[0, i, j, j] = B[1, i, i, j] = 1.0
+    B[1, i, j, i] = -1.0
+    return B.flatten(0, 1)
+
+
+def _gauge(own: _Own, side: dict[str, str], cut: dict[str, list[slice]], B: Tensor) -> Rows:
     first, second = side
-    B = torch.eye(r * r, dtype=own[f"W_{first}"].dtype, device=own[f"W_{first}"].device).reshape(-1, r, r)
+    count, r = len(B), B.shape[-1]
     rows: Rows = {}
     for x, sign in ((first, 1), (second, -1)):
         for tensor in (f"W_{x}", f"b_{x}"):
             if not own.has(tensor) or tensor == "b_O":
                 continue
             M = own[tensor]
-            out = torch.zeros((r * r, *M.shape), dtype=M.dtype, device=M.device)
+            out = torch.zeros((count, *M.shape), dtype=M.dtype, device=M.device)
             for part in cut[side[x]]:
                 if tensor == "W_O":
                     pair = Gauge.qk(M[part].T, M[part].T, M[part].T, M[part].T)
@@ -133,7 +160,18 @@ def _relu(own: _Own) -> Iterator[Family]:
     if own.has("W_1", "W_2") and getattr(module, "activation", None) in ("relu", "leaky"):
         into = {"W_1": 1, "b_1": 0}
         ways = {own.name(t): (own[t], axis, 1.0) for t, axis in into.items() if own.has(t)}
-        yield Family(own.said("ReLU scalings"), _scalings(ways | {own.name("W_2"): (own["W_2"], 0, -1.0)}))
+        yield Family(own.said("ReLU scalings"), scalings(ways | {own.name("W_2"): (own["W_2"], 0, -1.0)}))
+    if own.has("W_1", "W_2") and getattr(module, "activation", None) in GATED:
+        units = len(own["W_2"])
+        ways = {}
+        for t in ("W_1", "b_1"):
+            if own.has(t):
+                values = own[t].clone()
+                values[..., :units] = 0.0  # the gate
+                ways[own.name(t)] = (values, own[t].dim() - 1, 1.0)
+        rows = scalings(ways)
+        rows = {n: M[units:] for n, M in rows.items()} | scalings({own.name("W_2"): (own["W_2"], 0, -1.0)})
+        yield Family(own.said("scalings of gated units"), rows)
     if not isinstance(module, nn.Sequential):
         return
     parts = list(module.named_children())
@@ -142,37 +180,12 @@ def _relu(own: _Own) -> Iterator[Family]:
             names = [(f"{a}.weight", 0, 1.0), (f"{a}.bias", 0, 1.0), (f"{b}.weight", 1, -1.0)]
             ways = {own.name(t): (own[t], axis, sign) for t, axis, sign in names if own.has(t)}
             if own.has(f"{a}.weight", f"{b}.weight"):
-                yield Family(own.said(f"ReLU scalings of {a}, {b}"), _scalings(ways))
-
-
-def _norms(own: _Own) -> Iterator[Family]:
-    """Gain and bias of a norm against the rows of the matrices that read it."""
-    readers = {"attn": ("W_Q", "W_K", "W_V", "W_QK"), "mlp": ("W_1",)}
-    for branch, matrices in readers.items():
-        norm = f"norm_{branch}"
-        inside = [f"{branch}.{W}" for W in matrices if own.has(f"{branch}.{W}") and own[f"{branch}.{W}"].dim() == 2]
-        if not own.has(f"{norm}.weight") or not inside:
-            continue
-        ways = {
-            own.name(f"{norm}.{t}"): (own[f"{norm}.{t}"], 0, 1.0) for t in ("weight", "bias") if own.has(f"{norm}.{t}")
-        }
-        ways |= {own.name(W): (own[W], 0, -1.0) for W in inside}
-        yield Family(own.said(f"scalings of {norm}"), _scalings(ways))
-
-
-def _scalings(ways: dict[str, tuple[Tensor, int, float]]) -> Rows:
-    """Generator j: entry j along an axis of each tensor, times a sign; zero elsewhere."""
-    rows: Rows = {}
-    for name, (M, axis, sign) in ways.items():
-        moved = M.movedim(axis, 0)
-        out = sign * torch.diag_embed(moved.movedim(0, -1)).movedim((-2, -1), (0, 1))
-        rows[name] = out.movedim(1, axis + 1)
-    return rows
+                yield Family(own.said(f"ReLU scalings of {a}, {b}"), scalings(ways))
 
 
 def _means(own: _Own) -> Iterator[Family]:
     """1 added to each row of a matrix, or to a vector, that writes into the stream."""
-    for tensor in ("W_O", "W_2", "b_O", "b_2", "W_pos"):
+    for tensor in ("W_O", "W_2", "b_O", "b_2", "W_E", "W_pos"):
         if own.has(tensor):
             M = own[tensor]
             lead = M.shape[:-1].numel()
