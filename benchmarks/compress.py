@@ -1,11 +1,12 @@
 """Pruning and few bits on one GPU: the time of GPT-2 124M layer by layer, and the bars on a GPT of 35M trained here.
 
-    python benchmarks/compress.py [layerwise] [own] [--out FILE] [--limit SECONDS] [--train SECONDS] [--small]
+    python benchmarks/compress.py [layerwise] [own] [fetched] [--out FILE] [--limit SECONDS] [--train SECONDS] [--small]
 
 `layerwise`: GPT-2 124M of Hugging Face, random weights, half of the weights of all linear maps by SparseGPT, 16 x 4 x
 1,024 random tokens of calibration; correctness first (one matrix against the published algorithm in numpy), then what
 the plan foretells and what was taken. `own`: a GPT of 35M parameters trained on bytes of the standard library, then the
-claims of the experiment `compression`. The file is written after every row. `--small` is for a CPU.
+claims of the experiment `compression`. `fetched`: those of `--models`, by the sizes of its preset paper, part by part
+as far as the time goes. The file is written after every row. `--small` is for a CPU.
 """
 
 from __future__ import annotations
@@ -27,8 +28,20 @@ from quadform.compress.layerwise import error, sparsegpt
 from quadform.compress.maps import linear_maps
 from quadform.core.record import Provenance, strict_json
 from quadform.corpora.running import library_files
-from quadform.experiments.compression import PREDICTED, Config, each_alone, pruned, published, rounded
-from quadform.experiments.fetched_models import Task, rise_ratio
+from quadform.experiments.compression import (
+    BUDGET_BAR,
+    PREDICTED,
+    PRESETS,
+    PRUNE_BAR,
+    WAYS,
+    Config,
+    each_alone,
+    mean,
+    pruned,
+    published,
+    rounded,
+)
+from quadform.experiments.fetched_models import Task, rise_ratio, task
 
 
 class Gpt(nn.Module):
@@ -209,10 +222,47 @@ class Bench:
                 near = ((predicted - measured).abs() <= 0.1 * measured.abs()).double().mean()
                 self.keep(f"each {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
 
+    # --- fetched models -----------------------------------------------------------------------------------------------
+    def fetched(self) -> None:
+        """What is claimed of pruning and of the budget, a model at a time; `hessian` and the budget come last."""
+        config = PRESETS["paper"]
+        for name in self.given.models.split(","):
+            of = next(s for s in config.prune if s.name == name)
+            t = task(of.model, of.size, of.seen, of.held, dtype=torch.float32, seed=config.seed)
+            base, held = t.judged(t.model), dict[str, Tensor]()
+            self.keep(f"{name}, before", {"held": float(base["held"].mean()), "score": float(base["score"])})
+            for way in ("sparsegpt 0.01", "sparsegpt 0.1", "wanda", "magnitude", "hessian"):
+                if (found := self.timed(way, lambda way=way: pruned(t, config, way))) is not None:
+                    held[way] = found["held"] - base["held"]
+                    self.keep(f"{name}, {way}", self._told(held[way], found))
+            if len(held) == len(WAYS):
+                theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
+                lost = mean(held["hessian"] - PRUNE_BAR * held[theirs], "")
+                self.keep(f"{name}, lost", {"beside": theirs, "value": lost.value, "stderr": lost.error, "bar": 0})
+            of = next(s for s in config.budget if s.name == name)
+            t = task(of.model, of.size, of.seen, of.held, dtype=torch.float32, seed=config.seed)
+            base = t.judged(t.model)
+            same = self.timed("4 bits", lambda: rounded(t, config, None))
+            if same is None:
+                return
+            self.keep(f"{name}, 4 bits", self._told(same["held"] - base["held"], same))
+            chosen = self.timed("budget", lambda: rounded(t, config, float(same["seen"][2])))
+            if chosen is None:
+                return
+            self.keep(f"{name}, budget", self._told(chosen["held"] - base["held"], chosen))
+            lost = mean(chosen["held"] - base["held"] - BUDGET_BAR * (same["held"] - base["held"]), "")
+            self.keep(f"{name}, budget lost", {"value": lost.value, "stderr": lost.error, "bar": 0})
+
+    def _told(self, rise: Tensor, found: dict[str, Tensor]) -> dict[str, Any]:
+        e, seen = mean(rise, ""), found["seen"].tolist()
+        told = {"rise": e.value, "stderr": e.error, "score": float(found["score"]), "seen": seen[1], "size": seen[2]}
+        return self.cost | told | ({"bits": found["bits"].tolist()} if "bits" in found else {})
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("jobs", nargs="*", default=["layerwise", "own"], metavar="layerwise|own")
+    parser.add_argument("jobs", nargs="*", default=["layerwise", "own"], metavar="layerwise|own|fetched")
+    parser.add_argument("--models", default="anarcii,rxnfp,minilm")
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compress.json"))
     parser.add_argument("--limit", type=float, default=150.0)
     parser.add_argument("--train", type=float, default=45.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,3 +26,14 @@ def taught(steps: int) -> tuple[nn.Module, list[Any]]:
         squared(student(batches[step % 4][0]), batches[step % 4]).backward()
         optimizer.step()
     return student, batches
+
+
+def letters(folder: Path, count: int) -> None:
+    """A tokenizer in the folder of a Hugging Face model: so many tokens, the frequent letters of English among them."""
+    import tokenizers
+    import transformers
+
+    known = ["?", *"etaoinsrhl"][:count]
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({c: i for i, c in enumerate(known)}, unk_token="?"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(folder)

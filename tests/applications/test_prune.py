@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from taught import squared, taught
+from taught import letters, squared, taught
 from torch import nn
 
 import quadform as qf
@@ -128,10 +128,16 @@ def test_a_hugging_face_folder_is_left_alone(tmp_path: Path, capsys: pytest.Capt
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
-    before = hashes(tmp_path / "gpt")
     words = ["prune", str(tmp_path / "gpt"), "--length", "8", "--batch-size", "2", "--batches", "2", "--products", "8"]
-    assert main([*words, "--method", "sparsegpt,hessian", "--out", str(tmp_path / "out")]) == 0
-    assert "predicted dL" in capsys.readouterr().out
+    words += ["--method", "sparsegpt,hessian", "--out", str(tmp_path / "out")]
+    assert main(words) == 2, "random tokens are nothing to calibrate on"
+    assert "pruning needs data to calibrate on" in capsys.readouterr().err
+    letters(tmp_path / "gpt", 11)
+    before = hashes(tmp_path / "gpt")
+    assert main(words) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[4].split() == ["method", "compensate", "zeros", "predicted", "dL", "measured", "dL"], "no empty columns"
+    assert said[7].startswith("hessian: "), "how it was found is told below the table"
     assert hashes(tmp_path / "gpt") == before
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out" / "pruned")
     W = model.transformer.h[0].mlp.c_fc.weight
@@ -150,6 +156,7 @@ def test_an_encoder_without_a_head_keeps_its_output(tmp_path: Path, capsys: pyte
     torch.manual_seed(0)
     net = transformers.BertModel(config).eval()
     net.save_pretrained(tmp_path / "encoder")
+    letters(tmp_path / "encoder", 11)
     words = ["--length", "8", "--batch-size", "2", "--batches", "2", "--held-out", "0", "--products", "8"]
     given = [str(tmp_path / "encoder"), *words]
     assert main(["prune", *given, "--method", "wanda,hessian", "--each", "--out", str(tmp_path / "out")]) == 0
@@ -195,8 +202,8 @@ def test_what_cannot_be_pruned_is_refused(trained: tuple[nn.Module, list[Any]]) 
             qf.prune(model, batches, squared, sparsity=sparsity)
     with pytest.raises(UnknownName, match=r"unknown method .wando.; choose from .* Did you mean"):
         qf.prune(model, batches, squared, method=("wando",))
-    with pytest.raises(InputError, match="not rows"):
-        qf.prune(model, batches, squared, structure="rows")
+    with pytest.raises(InputError, match=r"not rows\. Leave it out"):
+        qf.prune(model, batches, squared, structure="rows", method=("magnitude", "sparsegpt"))
     with pytest.raises(InputError, match="obs chooses single weights, not heads"):
         qf.prune(model, batches, squared, structure="heads", method=("obs",))
     with pytest.raises(InputError, match="no attention heads"):
@@ -331,6 +338,23 @@ def test_each_matrix_and_head_alone() -> None:
     assert "prune-each" in found.figures()
 
 
+def test_a_prediction_that_is_far_off_is_told(trained: tuple[nn.Module, list[Any]]) -> None:
+    """More than half of what is measured: the change is beyond the quadratic model. 1 weight in 100 is within it."""
+    model, batches = trained
+    for sparsity, far in ((0.01, False), (0.9, True)):
+        found = qf.prune(model, batches, squared, sparsity=sparsity, method=("magnitude",), progress=False)
+        m = found.best
+        assert (abs(m.predicted - m.measured) > 0.5 * abs(m.measured)) == far
+        assert ("beyond the quadratic model" in found.verdicts()[0].said.en) == far
+
+
+def test_rows_take_the_methods_that_fit(trained: tuple[nn.Module, list[Any]]) -> None:
+    """SparseGPT chooses single weights; without a method being named it is left out."""
+    model, batches = trained
+    found = qf.prune(model, batches, squared, structure="rows", products=8, rounds=1, progress=False)
+    assert [m.name for m in found.methods] == ["magnitude", "wanda", "obd", "hessian"]
+
+
 def test_a_verdict_says_what_the_best_method_costs(trained: tuple[nn.Module, list[Any]]) -> None:
     """Judged by the rise over the loss on the batches held out; nothing was changed, so it is never red."""
     model, batches = trained
@@ -338,5 +362,6 @@ def test_a_verdict_says_what_the_best_method_costs(trained: tuple[nn.Module, lis
     (verdict,) = found.verdicts()
     assert verdict.number.value == pytest.approx(found.best.held / found.record.scalars["held"].value)
     assert verdict.status == ("green" if verdict.number.value <= 0.1 else "yellow")
+    assert ("To lose less" in verdict.said.en) == (verdict.status == "yellow")
     with pytest.raises(InputError, match="at least one of"):
         qf.prune(model, batches, squared, method=(), progress=False)

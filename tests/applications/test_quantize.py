@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from taught import squared, taught
+from taught import letters, squared, taught
 from torch import nn
 
 import quadform as qf
@@ -100,8 +100,11 @@ def test_a_hugging_face_folder_with_tied_weights(tmp_path: Path, capsys: pytest.
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=11, n_positions=8)
     torch.manual_seed(0)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
-    before = hashes(tmp_path / "gpt")
     words = ["quantize", str(tmp_path / "gpt"), "--length", "8", "--batch-size", "2", "--batches", "2"]
+    assert main([*words, "--dry-run"]) == 2
+    assert "quantization needs data to calibrate on" in capsys.readouterr().err
+    letters(tmp_path / "gpt", 11)
+    before = hashes(tmp_path / "gpt")
     assert main([*words, "--method", "rtn", "--bits", "8", "--out", str(tmp_path / "out")]) == 0
     assert "predicted dL" in capsys.readouterr().out
     assert hashes(tmp_path / "gpt") == before
@@ -144,7 +147,7 @@ def test_a_budget_never_loses_more_than_the_same_bits_for_all(trained: tuple[nn.
     assert set(found.bits.values()) == {4}
     assert found.best.measured == pytest.approx(same.best.measured)
     (note,) = [n for n in found.record.inputs["notes"] if n.startswith("bits of the budget")]
-    assert note.startswith("bits of the budget: the same for all, which loses least of ")
+    assert note.startswith("bits of the budget: 4 for all, the best of ")
 
 
 def test_what_cannot_be_quantized_is_refused(trained: tuple[nn.Module, list[Any]], tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ RISE = Limits(0.1, math.inf)
 RANKED, FEWEST = Limits(0.8, -1.0), 3
 #: A matrix or head that costs less than this share of the loss hardly counts.
 LITTLE = 0.01
+#: A prediction that is off by more than this share of what is measured is beyond the quadratic model.
+FAR = 0.5
+#: How the note on the bits under a budget begins.
+BUDGET = "bits of the budget: "
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,9 @@ class Compressed(Answer):
             return ()
         held = NOTHING if m.held is None else say("compressed_held", held=number(m.held))
         rise = (m.measured if m.held is None else m.held) / (abs(self._loss_beside(m)) or 1.0)
-        said = self.told(m) + held + self._scored(m)
+        far = abs(m.predicted - m.measured) > FAR * abs(m.measured)
+        said = self.told(m) + (say("compressed_far") if far else NOTHING) + held + self._scored(m)
+        said += NOTHING if RISE.of(rise) == "green" else say(f"{self.kind}_less")
         return (judged(self.kind, Estimate(rise), RISE, percent(rise), said, percent),)
 
     def _loss_beside(self, m: Method) -> float:
@@ -210,11 +216,22 @@ class Compressed(Answer):
             return []
         ranked = sorted(self.each.items(), key=lambda item: -item[1][1])
         head = f"{'alone':<48}{'predicted dL':>14}{'measured dL':>13}"
-        return [head, *(f"{self.named_alone(n):<48}{number(p):>14}{number(m):>13}" for n, (p, m) in ranked)]
+        return [head, *(f"{self.named_alone(n):<48}{cell(p):>14}{cell(m):>13}" for n, (p, m) in ranked)]
 
     def named_alone(self, name: str) -> str:
         """A matrix or head as it is shown where it was changed alone."""
         return name
+
+    @property
+    def how(self) -> list[str]:
+        """The notes on single methods and on the bits under a budget."""
+        starts = (BUDGET, *(f"{name}: " for name in self.record.inputs["ways"]))
+        return [note for note in self.notes if note.startswith(starts)]
+
+    def measured_lines(self) -> list[str]:
+        """As for every answer, but for the notes on methods, which are printed below the table."""
+        covered = [str(self.record.inputs["coverage"]), *(n for n in self.notes if n not in self.how)]
+        return ["; ".join(covered), *super().measured_lines()[1:]]
 
     def lines(self) -> Sequence[str]:
         i, s = self.record.inputs, self.record.scalars
@@ -224,7 +241,7 @@ class Compressed(Answer):
         named = i.get("score") or "score"
         out.append(before + (f", {named} {cell(s['score'].value)}" if "score" in s else ""))
         out += self._method_lines(named) if self.methods else []
-        out += self.more_lines()
+        out += [*self.how, *self.more_lines()]
         if self.folder:
             out.append(line("line_model_of", method=i["best"], folder=self.folder))
         return [*out, *self.verdict_lines()]
@@ -232,12 +249,12 @@ class Compressed(Answer):
     def _method_lines(self, named: str) -> list[str]:
         _, size, way = self.columns
         head = f"{'method':<12}{way:<15}{size:>7}{'predicted dL':>14}{'measured dL':>13}"
-        out = [f"{head}{'held out':>10}{named:>9}"]
+        held, scored = ("held" in self.record.scalars), ("score" in self.record.scalars)
+        out = [head + f"{'held out':>10}" * held + f"{named:>9}" * scored]
         for m in self.methods:
-            out.append(
-                f"{m.name:<12}{m.way:<15}{m.size:>7.3f}{cell(m.predicted):>14}{cell(m.measured):>13}"
-                f"{cell(m.held):>10}{cell(m.score and m.score.value):>9}"
-            )
+            row = f"{m.name:<12}{m.way:<15}{m.size:>7.3f}{cell(m.predicted):>14}{cell(m.measured):>13}"
+            score = cell(m.score and m.score.value)
+            out.append(row + f"{cell(m.held):>10}" * held + f"{score:>9}" * scored)
         return out
 
 

@@ -7,6 +7,18 @@ SENTENCES = {
         "{method} 방법이 가장 좋습니다. 0인 가중치 {sparsity}, 이전 손실 {loss}, 손실 변화량 {measured},"
         " 이차 근사의 예측 {predicted}.",
     ),
+    "compressed_far": (
+        "So large a change is beyond the quadratic model: rely on the measured number.",
+        "변화가 커서 이차 근사가 맞지 않으니 측정값을 보십시오.",
+    ),
+    "prune_less": (
+        "To lose less, remove fewer weights, calibrate on more data, or train the pruned model further.",
+        "손실을 덜 올리려면 더 적게 제거하거나, 더 많은 데이터로 보정하거나, 가지치기한 모델을 더 학습하십시오.",
+    ),
+    "quantize_less": (
+        "To lose less, give more bits or smaller groups, or calibrate on more data.",
+        "손실을 덜 올리려면 비트 수를 늘리거나, 그룹을 줄이거나, 더 많은 데이터로 보정하십시오.",
+    ),
     "compressed_held": (
         "On held-out batches it changes by {held}.",
         "따로 둔 배치의 손실 변화량: {held}.",

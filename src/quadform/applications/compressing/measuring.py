@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...answers.compressed import CompressDraft, Compressed, best_of
+from ...answers.measured import RANDOM
 from ...compress.layerwise import BLOCK, compensate
 from ...compress.maps import linear_maps
 from ...core.errors import InputError
@@ -45,9 +46,10 @@ class CompressMeasurement(ABC, Generic[A]):
     flat: ClassVar[str]
 
     def __init__(self, asked: Any, subject: Subject) -> None:
-        if asked.method:
-            require_plain(subject)
         self.asked, self.subject = asked, subject
+        if asked.methods:
+            require_plain(subject)
+            self._require_text()
         doing = self.doing[0]
         if current().world > 1:
             raise InputError(f"{doing} runs in one process; start it without torchrun.")
@@ -62,6 +64,15 @@ class CompressMeasurement(ABC, Generic[A]):
         self.seen = dataclasses.replace(subject, batches=subject.batches[: count - held])
         self.unseen = dataclasses.replace(subject, batches=subject.batches[count - held :]) if held else None
         self.whole = self.seen.risk(asked)
+
+    def _require_text(self) -> None:
+        """Refuse random tokens: what they leave untouched says nothing of what the model needs."""
+        if self.subject.source.get("data") == RANDOM:
+            raise InputError(
+                f"{self.doing[0]} needs data to calibrate on, and `{self.subject.name}` has no tokenizer to read a text"
+                " with. Put the tokenizer into that folder, or give batches in Python:"
+                f" qf.{self.asked.verb}(model, batches)."
+            )
 
     # --- what each verb gives ---------------------------------------------------------------------------------------
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -40,6 +41,11 @@ class CompressQuestion(ModelQuestion):
     score: int = option(
         200, "Number of questions for the task's own score, if the training data have one; 0: none.", least=0
     )
+
+    @property
+    @abstractmethod
+    def methods(self) -> tuple[str, ...]:
+        """The methods to be measured."""
 
 
 def require_known(methods: tuple[str, ...], known: Collection[str]) -> None:

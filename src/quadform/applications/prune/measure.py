@@ -71,7 +71,7 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     @cached_property
     def ways(self) -> dict[str, str]:
         """How the kept weights make up for the others, by method."""
-        return {m: self.asked.compensation(m) for m in self.asked.method}
+        return {m: self.asked.compensation(m) for m in self.asked.methods}
 
     @property
     def _diagonal(self) -> bool:
@@ -213,7 +213,7 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
             keep = partly(self._select(method, W).keep, W, k / rounds)
             d, solved, damping = self._step(weights, keep, damping, f"solve-{method}-{k}")
             weights = {n: weights[n] + t for n, t in d.items()}
-        note = f"{self._damped(damping)}; last round {_brief(solved)}"
+        note = f"{rounds} {'round' if rounds == 1 else 'rounds'} with {self._damped(damping)}, {_brief(solved)}"
         return self._or_from_layers(weights, note) if method == "hessian" and self._walks else (weights, note)
 
     def _or_from_layers(self, weights: dict[str, Tensor], note: str) -> tuple[dict[str, Tensor], str]:
@@ -229,8 +229,8 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
         d, solved, damping = self._step(own, chosen.keep, self._damping, f"solve-layers-{c:g}", start=start)
         moved = {n: t + d[n] for n, t in own.items()}
         helps = self._value(moved) < self._value(theirs)
-        how = f"{self._damped(damping)}; {_brief(solved)}" if helps else "a step of all matrices did not help"
-        begun = f"begun at the weights of SparseGPT with damping {c:g}, which loses less"
+        how = f"one step with {self._damped(damping)}, {_brief(solved)}" if helps else "no step of all matrices helped"
+        begun = f"started from the weights of SparseGPT (damping {c:g}), which lose less"
         return moved if helps else theirs, f"{begun}; {how}"
 
     def _layerwise(self, damping: float) -> tuple[Chosen, dict[str, Tensor]]:
@@ -282,5 +282,5 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
 
 
 def _brief(solved: Solution) -> str:
-    end = "" if solved.converged else f" (above {TOL:g})"
-    return f"residual {float(solved.residual.max()):.1e}{end} after {solved.products} products"
+    end = "" if solved.converged else f", above {TOL:g}: more products may help"
+    return f"residual {float(solved.residual.max()):.1e} after {solved.products} products{end}"

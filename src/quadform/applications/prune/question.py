@@ -28,13 +28,13 @@ class PruneQuestion(CompressQuestion):
     verb = "prune"
 
     sparsity: float = option(0.5, "Share of the weights of linear layers to remove.", least=0, below=1)
-    method: tuple[str, ...] = option(
-        tuple(METHODS),
+    method: tuple[str, ...] | None = option(
+        None,
         "How weights are chosen (comma-separated): magnitude, wanda, obd, sparsegpt, hessian (the smallest,"
         " compensated together), woodfisher, obs (with the whole |H|, small models).",
         parse=words_of,
         metavar="LIST",
-        shown=f"(default: {','.join(METHODS)})",
+        shown=f"(default: {','.join(METHODS)}; without sparsegpt for rows and heads)",
     )
     structure: str = option(
         "none",
@@ -61,14 +61,26 @@ class PruneQuestion(CompressQuestion):
     )
 
     def check(self) -> None:
-        if self.method or not self.each:
-            require_known(self.method, METHODS | NAMED)
+        if self.methods or not self.each:
+            require_known(self.methods, METHODS | NAMED)
         if self.structure == "2:4" and self.sparsity != 0.5:
             raise InputError(f"2:4 removes one half of the weights; got sparsity={self.sparsity:g}. Give 0.5.")
-        if self.structure in ("rows", "heads") and "sparsegpt" in self.method:
-            raise InputError(f"sparsegpt chooses single weights or 2:4, not {self.structure}; name the other methods.")
-        if self.structure != "none" and "obs" in self.method:
-            raise InputError(f"obs chooses single weights, not {self.structure}; name the other methods.")
+        if self.structure in ("rows", "heads") and "sparsegpt" in self.methods:
+            raise InputError(
+                f"sparsegpt chooses single weights or 2:4, not {self.structure}. Leave it out of method, or take"
+                " structure none or 2:4."
+            )
+        if self.structure != "none" and "obs" in self.methods:
+            raise InputError(
+                f"obs chooses single weights, not {self.structure}. Leave it out of method, or take structure none."
+            )
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Those that were named, else all of `METHODS` that fit the structure."""
+        if self.method is not None:
+            return self.method
+        return tuple(m for m in METHODS if m != "sparsegpt" or self.structure in ("none", "2:4"))
 
     def compensation(self, method: str) -> str:
         """How the kept weights make up for the others."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...answers.compressed import BUDGET
 from ...answers.quantize import QuantizedModel, QuantizeDraft
 from ...compress.allocation import allocate, choices_of
 from ...compress.layerwise import Quantized
@@ -154,9 +155,10 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
             rises = [float(self.risk.value(self._moved(changes, bits))) - own for bits in tried]
         best = min(range(len(tried)), key=rises.__getitem__)
         lowest, same = min(tried[best].values()), tried[best] == tried[-1]
+        chosen = f"{fit[-1]} for all" if same else f"{lowest} to {max(tried[best].values())} a matrix"
+        beside = "" if same else f", with {fit[-1]} for all {rises[-1]:.3g}"
         draft.notes.append(
-            f"bits of the budget: {'the same for all' if same else f'{lowest} or more a matrix'}, which loses least of"
-            f" {len(tried)} ways measured (dL {rises[best]:.3g}; {fit[-1]} for all {rises[-1]:.3g})"
+            f"{BUDGET}{chosen}, the best of {len(tried)} choices measured: dL {rises[best]:.3g} by GPTQ{beside}"
         )
         return tried[best]
 

@@ -60,6 +60,10 @@ class QuantizeQuestion(CompressQuestion):
                 f"bits={self.bits} and budget={self.budget:g}: give one of them. A budget lets matrices differ."
             )
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return self.method
+
     def measurement(self, subject: Any = None) -> Any:
         from .measure import QuantizeMeasurement
 
