@@ -269,7 +269,7 @@ def mean(values: Tensor, note: str) -> Estimate:
     return Estimate(float(values.mean()), spread, "estimate" if spread else "exact", note=note)
 
 
-_PAGE = "0830-compression-of-fetched-models.md"
+_PAGE = "0832-compression-measured-again.md"
 _BECAUSE = {
     "close/anarcii": "its loss is near 0, and a rounded matrix moves it out of the range of the quadratic model",
 }
@@ -297,27 +297,37 @@ def _claims() -> tuple[Claim, ...]:
     return tuple(found)
 
 
+def _ends(e: Estimate) -> dict[str, float]:
+    return {"low": e.value - e.reach, "high": e.value + e.reach} if e.error else {}
+
+
+def _with_error(e: Estimate) -> str:
+    return f"{e.value:.2g} ± {e.error:.1g}" if e.error else f"{e.value:.2g}"
+
+
 def figure(record: Record) -> Figure:
     over, s = Rows(), record.scalars
     names = [m["model"].partition(":")[0] for m in record.inputs["config"]["prune"]]
     charts, table = [], []
     for name in names:
-        held = record.tensors[f"held/{name}"].tolist()
-        score = s[f"score/{name}"].value
+        rises = {way: s[f"rise/{name}/{way}"] for way in WAYS}
+        log = all(e.value > e.reach for e in rises.values())
         charts.append(
             bar_panel(
                 over,
-                [{"name": way, "value": v} for way, v in zip(WAYS, held, strict=True)],
+                [{"name": way, "value": e.value, **_ends(e)} for way, e in rises.items()],
                 x="rise of the loss, held out",
-                title=f"{name}, loss {s[f'loss/{name}'].value:.2g}, score {score:.2f}",
+                title=f"{name}, loss {s[f'loss/{name}'].value:.2g}, score {s[f'score/{name}'].value:.2f}",
                 order=list(WAYS),
+                log=log,
                 width=260,
             )
         )
-        table += [(name, way, v, s[f"score/{name}/{way}"].value) for way, v in zip(WAYS, held, strict=True)]
+        table += [(name, way, e.value, e.error, s[f"score/{name}/{way}"].value) for way, e in rises.items()]
     told = [
-        f"{n}: the loss changes by {s[f'rise/{n}/hessian'].value:.2g} with all matrices together, by"
-        f" {min(s[f'rise/{n}/{way}'].value for way in WAYS if 'sparsegpt' in way):.2g} with SparseGPT"
+        f"{n}: the loss changes by {_with_error(s[f'rise/{n}/hessian'])} with all matrices together, by"
+        f" {_with_error(min((s[f'rise/{n}/{way}'] for way in WAYS if 'sparsegpt' in way), key=lambda e: e.value))} with"
+        " SparseGPT"
         for n in names
     ]
     return figure_of(
@@ -325,10 +335,12 @@ def figure(record: Record) -> Figure:
         "Half of the weights, and few bits, on fetched models",
         side_by_side(over, *charts, columns=2),
         headline="; ".join(told) + "; held out.",
-        reading="Left is better: the rise of the loss on batches that no method has seen, half of the weights gone.",
+        reading="Left is better: the rise of the loss on batches that no method has seen, half of the weights gone."
+        " Lines are two standard errors over batches to each side; where they cross 0, nothing was lost that these"
+        " batches can show.",
         not_meaning="Few sequences of calibration, nothing trained again. Reactions are put together from textbook"
         " kinds; the targets of anarcii are its own answers, and its loss is nearly 0.",
-        columns=("model", "method", "rise of the loss", "score"),
+        columns=("model", "method", "rise of the loss", "standard error", "score"),
         rows=table,
     )
 
