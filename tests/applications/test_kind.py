@@ -56,6 +56,19 @@ def test_planted_points(eigenvalues: list[float], at: float, kind: str, word: st
     assert (found.inertia is None) == (inertia == 0)
 
 
+@pytest.mark.parametrize("worse", [{"converged": False}, {"error": 0.6}])
+def test_a_decrement_that_is_not_known_is_not_told(worse: dict[str, Any]) -> None:
+    """The sentence then goes by a step of gradient descent, which is certain."""
+    found = planted([4.0, 1.0, 2.0, 3.0], 0.1, inertia=0)
+    assert "one Newton step lowers the loss" in str(found)
+    s = found.record.scalars
+    s["descent"] = Estimate(1.0, **({"error": 0.1, "error_kind": "residual", "kind": "estimate"} | worse))
+    assert found.point is not None
+    assert (found.point.newton, found.point.descent.kind) == (False, "bound")
+    assert found.point.descent.value == pytest.approx(0.3 / 8, rel=1e-6)
+    assert "one step at 1/λ_max lowers the loss of 1.05 by at least 0.0375" in str(found)
+
+
 def test_the_direction_of_a_saddle_is_certified(tmp_path: Path) -> None:
     """The vector that is kept has length 1 and the curvature that is told, read back as well; another's is refused."""
     found = planted([4.0, 1.0, -2.0, 3.0], 0.0, inertia=0)

@@ -20,7 +20,7 @@ from ..core.errors import FileError
 from ..core.record import Estimate, Record, write_atomically
 from .answer import Answer, Draft, Grid, cell
 from .numbers import number
-from .point import POLISHED, STATIONARY, Point
+from .point import POLISHED, STATIONARY, Point, descent
 from .texts import line
 from .verdict import NOTHING, Said, Status, Verdict, say
 
@@ -69,13 +69,18 @@ class PointKind(Answer):
 
     @property
     def point(self) -> Point | None:
-        """The judgement; None where the time was up before the gradient and both ends were known."""
+        """The judgement; None where the time was up before the gradient and both ends were known.
+
+        Where the Newton decrement is not known to its half, it goes by a step of gradient descent.
+        """
         s = self.record.scalars
         needed = ("loss", "gradient_norm", "descent", "lambda_max", "lambda_min")
         if any(name not in s for name in needed):
             return None
-        loss, slope, descent, top, bottom = (s[name] for name in needed)
-        return Point(loss, slope, descent, top, bottom, zero=self.zero, newton=True)
+        loss, slope, newton, top, bottom = (s[name] for name in needed)
+        known = newton.converged and newton.reach <= newton.value / 2
+        sure = None if known else descent(slope.value, top)
+        return Point(loss, slope, sure or newton, top, bottom, zero=self.zero, newton=sure is None)
 
     @property
     def zero(self) -> float | None:

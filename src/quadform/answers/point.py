@@ -28,9 +28,14 @@ ROUNDING = 1e-6
 Kind = Literal["descends", "saddle", "minimum"]
 
 
-def descent(gradient_norm: float, lambda_max: float) -> float | None:
-    """What a step at 1 / lambda_max takes off the quadratic model at least; None where nothing curves up."""
-    return gradient_norm**2 / (2 * lambda_max) if lambda_max > 0 else None
+def descent(gradient_norm: float, top: Estimate) -> Estimate | None:
+    """What a step at 1 / lambda_max takes off the quadratic model at least; None where nothing curves up, or where
+    lambda_max is not known."""
+    most = top.value + top.reach
+    if not top.converged or most <= 0:
+        return None
+    note = "to second order, one step at 1 / lambda_max, at least"
+    return Estimate(gradient_norm**2 / (2 * most), kind="bound", note=note)
 
 
 @dataclass(frozen=True)

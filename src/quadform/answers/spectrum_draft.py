@@ -68,12 +68,9 @@ class SpectrumDraft(Draft):
         """Loss and slope, and what a step of gradient descent takes off at least: whether the point is stationary."""
         self.scalars |= {"loss": Estimate(loss), "gradient_norm": Estimate(slope)}
         top = self.scalars.get("top/0")
-        if top is None or not top.converged or curvature != "hessian":
-            return
-        drop = descent(slope, top.value + (top.error or 0.0))
+        drop = None if top is None or curvature != "hessian" else descent(slope, top)
         if drop is not None:
-            note = "to second order, one step at 1 / lambda_max, at least"
-            self.scalars["descent"] = Estimate(drop, kind="bound", note=note)
+            self.scalars["descent"] = drop
 
     def answer(self, made: Provenance, *, blocks: Sequence[str], **inputs: Any) -> Spectrum:
         """The finished answer; blocks whose norms were not measured are left out."""

@@ -40,10 +40,10 @@ SENTENCES = {
         " 늘리십시오. 길을 찾지 못했다고 길이 없는 것은 아닙니다.",
     ),
     "way_curve_below": (
-        "Its lowest loss is {low}, well below both ends: they are no minima of these batches, and the curve may have"
-        " learned them by heart. Measure on more batches.",
-        "곡선에서 가장 낮은 손실은 {low}, 양 끝보다 훨씬 낮습니다. 양 끝은 이 배치의 극소점이 아니며 곡선이 배치를"
-        " 외웠을 수 있습니다. 배치를 늘려 측정하십시오.",
+        "Its lowest loss is {low}, well below both ends. The curve may have memorised these batches: measure on more of"
+        " them.",
+        "곡선에서 가장 낮은 손실은 {low}, 양 끝보다 훨씬 낮습니다. 곡선이 이 배치를 외웠을 수 있으니 배치를 늘려"
+        " 측정하십시오.",
     ),
     "landscape_model": (
         "The quadratic model is right to {within} at {share} of the points; statements from the Hessian hold there.",
