@@ -12,7 +12,7 @@
 # ## 2. Settings and measurement
 #
 # Settings are a frozen dataclass with a seed. `run` returns numbers (`qf.Estimate`) and tensors; it does not print, draw or write. It
-# hands out its work in parts, `units(name, function, *arguments)`: a run that is cut short goes on with the part it was at.
+# hands out its work in parts, `units(name, function, *arguments)`: a run that is cut short resumes with the part it was at.
 
 # %%
 from dataclasses import dataclass
@@ -146,5 +146,5 @@ EXPERIMENT.figure(record).chart
 #
 # ## What to try next
 #
-# - [Experiments](../experiments.md): presets, records, how a run goes on after Ctrl-C.
+# - [Experiments](../experiments.md): presets, records, how a run resumes after Ctrl-C.
 # - [The gallery](../gallery.md): what came out for every experiment of the papers, red claims included.

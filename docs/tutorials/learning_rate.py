@@ -60,7 +60,7 @@ print("\n".join(found.verdict_lines()))
 #
 # ## 3. See the overshoot
 #
-# Two copies of the model go on from here, one at half the ceiling, one at twice the ceiling.
+# Two copies of the model continue from here, one at half the ceiling, one at twice the ceiling.
 
 # %%
 shown = (0, 5, 10, 12, 13, 14, 15, 16)
@@ -75,7 +75,7 @@ for factor in (0.5, 2.0):
 # %% [markdown]
 # **How to read it.** At twice the ceiling, 1 - η λ_max is -3: the error along the sharpest direction changes its sign and grows
 # three times in each step. It begins far below what the loss shows, so nothing is seen for ten steps. Then the
-# loss rises, about nine times (3 squared) in each step. At half the ceiling the loss goes on falling.
+# loss rises, about nine times (3 squared) in each step. At half the ceiling the loss keeps falling.
 #
 # ## 4. Let quadform try it
 #

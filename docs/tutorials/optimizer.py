@@ -69,7 +69,7 @@ found.plot()
 # %% [markdown]
 # ## 3. Does it show in training?
 #
-# The ranking is about one step from one point. Copies of the model go on with SGD and with Adam, each at half of its own
+# The ranking is about one step from one point. Copies of the model continue with SGD and with Adam, each at half of its own
 # largest stable rate.
 
 # %%

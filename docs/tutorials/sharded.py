@@ -70,7 +70,7 @@ print(done.stdout if done.returncode == 0 else done.stderr)
 
 # %% [markdown]
 # Each process gathers the weights of one block while that block runs, and keeps its shard of every vector. Nothing of the model is changed:
-# training with FSDP2 goes on afterwards.
+# training with FSDP2 continues afterwards.
 #
 # ## 3. The same in one process
 #

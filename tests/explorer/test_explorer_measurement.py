@@ -226,6 +226,8 @@ def test_the_tour_tells_what_the_numbers_say(step: Step) -> None:
         assert tell(step.name, end, start, t).endswith(so)
         if step.name != "scale":  # slopes are the same at both ends of small inputs
             assert so not in tell(step.name, start, start, t)
+        assert "×1," not in tell(step.name, start, start, t)  # nothing has moved yet
+        assert "×1." not in tell(step.name, start, start, t)
     s, was = end.scalars, start.scalars
 
     def ratio(name: str) -> str:

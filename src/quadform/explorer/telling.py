@@ -1,6 +1,7 @@
 """What a step of the tour has found, in a sentence: every number is of the record on the page or of the step's start.
 
-The last clause of a step (`tour_NAME_so`) is its conclusion. It is said only where the numbers bear it.
+The last clause of a step (`told_NAME_so`) is its conclusion. It is said only where the numbers bear it. Before anything
+has moved there is nothing to compare with: `told_NAME_first` says what is there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ Found = tuple[dict[str, Any], bool]
 def tell(name: str, record: Record, start: Record, t: Texts) -> str:
     """The sentence of a step for what the page shows now."""
     found, holds = _STEPS[name](LiveAnswer(record), LiveAnswer(start))
+    first = f"told_{name}_first"
+    if record.inputs["state"] == start.inputs["state"] and first in t.sentences:
+        return t(first, **found)
     return " ".join([t(f"told_{name}", **found), *([t(f"told_{name}_so")] if holds else [])])
 
 

@@ -3,6 +3,7 @@ import { Live } from "./live.js";
 import { drawMatrix, matrixAt } from "./heat.js";
 import { address, save, written } from "./picture.js";
 import { boot } from "./store.js";
+import { symbols } from "./symbols.js";
 import { bindTip } from "./tip.js";
 import { copy, firstTheme, otherTheme, setTheme } from "./theme.js";
 
@@ -46,7 +47,8 @@ function showPanel({ name, status, done, total, left, text, shown }) {
   card.querySelector(".status .small").textContent = status === "running" ? `${done} / ${total} ${text}${left > 1 && Number.isFinite(left) ? ` · ${Math.round(left)} s` : ""}` : status === "failed" ? text : "";
   if (!shown) return;
   have.push(name);
-  card.querySelector(".says").textContent = shown.says;
+  const repeated = shown.figures.some((f) => f.headline === shown.says); // the figure says it already
+  card.querySelector(".says").replaceChildren(...symbols(repeated ? "" : shown.says));
   say(shown.says);
   card.querySelector(".shown").replaceChildren(...shown.figures.map(figure));
 }
@@ -55,7 +57,7 @@ function figure({ name, title, headline, reading, caption, svg }) {
   const made = $("figure").content.cloneNode(true).firstElementChild;
   made.dataset.name = name;
   made.querySelector("h3").textContent = title;
-  for (const [part, words] of Object.entries({ headline, reading, caption })) made.querySelector(`.${part}`).textContent = words;
+  for (const [part, words] of Object.entries({ headline, reading, caption })) made.querySelector(`.${part}`).replaceChildren(...symbols(words));
   Object.assign(made.querySelector("img"), { src: address(svg), alt: `${title}. ${headline}` });
   bindSave(made, name, () => svg);
   return made;

@@ -170,10 +170,12 @@ SENTENCES = {
     "tour_saturation": "Move the input scale from {start} up to {to} and watch the attention become one-hot.",
     "told_saturation": "Attention entropy is {entropy} of its maximum. Since the step began"
     " the query block has changed by ×{query}, the value block by ×{value}.",
+    "told_saturation_first": "Attention entropy is {entropy} of its maximum.",
     "told_saturation_so": "Query curvature dies while value curvature grows.",
     "tour_temperature_title": "Temperature",
     "tour_temperature": "Raise the temperature from {start} to {to}: scores shrink.",
     "told_temperature": "Attention entropy {before} → {entropy} of its maximum, λ_max {was} → {high}.",
+    "told_temperature_first": "Attention entropy is {entropy} of its maximum, λ_max is {high}.",
     "told_temperature_so": "Attention spreads again, and the sharpest curvature falls.",
     "tour_softmax_title": "Without softmax",
     "tour_softmax": "Choose linear attention and look at the functional part H_f.",
@@ -184,16 +186,19 @@ SENTENCES = {
     "tour_norm": "Change the design from Pre-LN without norm to Pre-LN.",
     "told_norm": "λ_max has changed by ×{ratio}. Blocks grow with powers from {low} to"
     " {high} ({was_low} to {was_high} at the start).",
+    "told_norm_first": "Blocks grow with powers from {low} to {high}.",
     "told_norm_so": "With the norm no block grows with its inputs any more.",
     "tour_depth_title": "Depth without skips",
     "tour_depth": "Raise the depth from {start} to {to} in a design without skips. Then choose Pre-LN and compare.",
     "told_depth": "Token cosine goes from {first} to {last} over {blocks} blocks; λ_max"
     " of the first layer has changed by ×{ratio}.",
+    "told_depth_first": "Token cosine goes from {first} to {last} over one block.",
     "told_depth_so": "All tokens turn the same way, and the curvature of the first layer dies with them.",
     "tour_sink_title": "Attention sink",
     "tour_sink": "Raise the sink from {start} to {to}: every token is drawn to the first one.",
     "told_sink": "The first token gets {first} of the attention. ‖M2‖, the spread of"
     " the keys, has changed by ×{spread}, the query block by ×{query}, the key block by ×{keys}.",
+    "told_sink_first": "The first token gets {first} of the attention.",
     "told_sink_so": "The spread of the keys goes, and query and key curvature goes with it.",
     # the page of a model
     "model_title": "quadform: {name}",
