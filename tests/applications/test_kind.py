@@ -159,6 +159,7 @@ def test_the_zeros_of_a_polished_head_are_its_gauge(d_k: int, d_v: int) -> None:
     assert found.inertia == (n - zeros, zeros, 0)
     assert found.explained == zeros
     assert found.symmetries == {"W_Q, W_K": d_k**2, "W_V, W_O": d_v**2}
+    assert f"Symmetries of the model explain all {zeros} zeros." in str(found)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
@@ -230,7 +231,7 @@ def test_the_command_line_tells_how_far_the_polish_came(tmp_path: Path, capsys: 
 def test_a_fall_below_zero_is_not_promised() -> None:
     """A Newton step that would take more than the whole loss is told as what the quadratic model cannot say."""
     known = Estimate(1.0)
-    for drop, words in ((0.5, "lowers the loss of 1 by 0.5"), (2.0, "does not hold that far")):
+    for drop, words in ((0.5, "takes 0.5 off the loss of 1"), (2.0, "does not hold that far")):
         point = Point(known, known, Estimate(drop), known, Estimate(-1.0), newton=True)
         assert point.said is not None
         assert words in point.said.en

@@ -151,6 +151,8 @@ class PointKind(Answer):
             return found
         if not self.symmetries and not self.record.inputs.get("waiting"):
             return found + say("point_unexplained", zeros=zeros)
+        if self.explained == self.inertia[1]:
+            return found + say("point_zeros_all", zeros=zeros)
         return found + say("point_zeros", explained=f"{self.explained:,}", zeros=zeros)
 
     def _polish(self) -> Said:

@@ -24,7 +24,7 @@ from .verdict import NOTHING, Said, say
 
 #: A rise below this share, of the higher end or of the rise of the straight line, is no barrier.
 FREE = 0.01
-#: A curve whose lowest loss is this share below both ends has learned the batches, and the ends are no minima of them.
+#: A curve whose lowest loss is this share below both ends may have learned the batches by heart.
 BELOW = 0.1
 
 
@@ -114,9 +114,11 @@ class Landscape(Answer):
         line = self.ways["line"]
         told: dict[str, Any] = {"other": self.other, "count": len(line)}
         told |= {"here": number(float(line[0])), "there": number(float(line[-1])), "line": number(float(line.max()))}
-        told["middle"] = number(float(line[len(line) // 2]))
+        middle, better = float(line[len(line) // 2]), min(float(line[0]), float(line[-1]))
+        told |= {"middle": number(middle), "better": number(better)}
         limit = FREE * max(abs(float(line[0])), abs(float(line[-1])), self.barrier())
-        said = say("way_line_free" if self.barrier() <= limit else "way_line_barrier", **told)
+        free = "way_line_free" if middle <= better + FREE * abs(better) else "way_line_worse"
+        said = say(free if self.barrier() <= limit else "way_line_barrier", **told)
         if "curve" not in self.ways:
             return said
         told |= {"curve": number(float(self.ways["curve"].max())), "steps": f"{self.record.inputs['curve']:,}"}
@@ -125,8 +127,8 @@ class Landscape(Answer):
             "way_curve_free" if rise <= limit else "way_curve_lower" if rise < self.barrier() else "way_curve_no_lower"
         )
         said += say(key, **told)
-        low, ends = float(self.ways["curve"].min()), min(float(line[0]), float(line[-1]))
-        return said + say("way_curve_below", low=number(low)) if low < (1 - BELOW) * ends else said
+        low = float(self.ways["curve"].min())
+        return said + say("way_curve_below", low=number(low)) if low < (1 - BELOW) * better else said
 
     @property
     def said(self) -> Said:

@@ -76,5 +76,5 @@ class Point:
         told = {"slope": self.gradient_norm, "drop": self.descent, "loss": self.loss, "low": self.bottom}
         key = f"point_{self.kind}"
         if self.newton and self.kind == "descends":
-            key = "point_descends_far" if 0 < self.loss.value < self.descent.value else "point_descends_newton"
+            key = "point_descends_far" if 0 <= self.loss.value < self.descent.value else "point_descends_newton"
         return say(key, **{name: number(e.value) for name, e in told.items()})

@@ -20,7 +20,7 @@ from ..core.errors import InputError
 from ..core.record import Estimate, Provenance
 from .answer import Answer, Draft, Grid
 from .course import Course, Stop, packed_stops, share_of
-from .numbers import rate_text
+from .numbers import rate_text, times
 from .texts import line
 from .trial import HOLDS, Trial
 from .verdict import NOTHING, Limits, Said, Status, Verdict, say
@@ -227,7 +227,7 @@ class StepSize(Answer):
         reach = "" if self.reach is None else rate_text(self.reach.value)
         told = told | {
             "steps": str(self.copies),
-            "share": f"{share.value:.2g}",
+            "share": times(share.value),
             "rate": rate_text(rate),
             "reach": reach,
         }

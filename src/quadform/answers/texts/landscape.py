@@ -15,6 +15,12 @@ SENTENCES = {
         "{other}까지 직선 위 {count}개 점에서 손실은 {line} 이하입니다(여기 {here}, 저기 {there}). 장벽이 없습니다."
         " 두 가중치를 평균한 모델의 손실은 {middle}, 이 배치에서는 평균을 써도 됩니다.",
     ),
+    "way_line_worse": (
+        "On the straight line to {other} the loss stays at or below {line} at all {count} points (here {here}, there"
+        " {there}): no barrier. But do not average the two: the better one has loss {better}, their mean {middle}.",
+        "{other}까지 직선 위 {count}개 점에서 손실은 {line} 이하입니다(여기 {here}, 저기 {there}). 장벽은 없지만"
+        " 평균하지 마십시오. 둘 중 나은 쪽의 손실은 {better}, 평균한 모델의 손실은 {middle}입니다.",
+    ),
     "way_line_barrier": (
         "On the straight line to {other} the loss rises to {line} (here {here}, there {there}): a barrier. Do not"
         " average these weights; their mean has loss {middle}.",
@@ -40,10 +46,10 @@ SENTENCES = {
         " 늘리십시오. 길을 찾지 못했다고 길이 없는 것은 아닙니다.",
     ),
     "way_curve_below": (
-        "Its lowest loss is {low}, well below both ends. The curve may have memorised these batches: measure on more of"
-        " them.",
-        "곡선에서 가장 낮은 손실은 {low}, 양 끝보다 훨씬 낮습니다. 곡선이 이 배치를 외웠을 수 있으니 배치를 늘려"
-        " 측정하십시오.",
+        "Measure on more batches: the lowest loss of the curve is {low}, well below both ends, so it may have memorised"
+        " these batches.",
+        "배치를 늘려 측정하십시오. 곡선에서 가장 낮은 손실은 {low}, 양 끝보다 훨씬 낮으므로 곡선이 이 배치를 외웠을 수"
+        " 있습니다.",
     ),
     "landscape_model": (
         "The quadratic model is right to {within} at {share} of the points; statements from the Hessian hold there.",
