@@ -60,7 +60,7 @@ def test_planted_points(eigenvalues: list[float], at: float, kind: str, word: st
 def test_a_decrement_that_is_not_known_is_not_told(worse: dict[str, Any]) -> None:
     """The sentence then goes by a step of gradient descent, which is certain."""
     found = planted([4.0, 1.0, 2.0, 3.0], 0.1, inertia=0)
-    assert "one Newton step lowers the loss" in str(found)
+    assert "to second order one Newton step takes" in str(found)
     s = found.record.scalars
     s["descent"] = Estimate(1.0, **({"error": 0.1, "error_kind": "residual", "kind": "estimate"} | worse))
     assert found.point is not None
