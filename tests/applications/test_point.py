@@ -76,7 +76,7 @@ def test_the_gradient_is_in_the_record():
 def test_no_text_calls_a_point_a_saddle_unseen():
     """Every text that names a saddle or a minimum is one of `point`, or says where it does not apply."""
     allowed = {"point_saddle", "point_minimum", "card_point_green", "card_point_red", "point_not", "spectrum_not"}
-    allowed |= {"landscape_not", "do_point_red"}
+    allowed |= {"landscape_not"}
     for texts in (EN, KO):
         named = {k for k, v in texts.sentences.items() if re.search(r"saddle|\bminim(um|a)\b|안장|극소", v)}
         assert named <= allowed
