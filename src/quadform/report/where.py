@@ -19,6 +19,8 @@ from .texts import EN, Texts
 
 #: A map has at most this many rows.
 PAIRS_UP_TO = 48
+#: A map of fewer heads shows no more than its headline.
+HEADS_FROM = 3
 #: Colours of a map.
 SHADES = 9
 
@@ -134,8 +136,9 @@ def where_tokens(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Fig
 def where_figures(answer: Spectrum) -> list[Draw]:
     """The figures this spectrum has the data for."""
     layers, heads = answer.shares("layer"), answer.shares("head")
+    cells = {} if heads is None else heads_of(*heads)
     found: list[Draw] = [where_map] * (layers is not None and 1 < len(layers[0]) <= PAIRS_UP_TO)
-    found += [where_heads] * (heads is not None and len(heads_of(*heads)) <= PAIRS_UP_TO)
+    found += [where_heads] * (len(cells) <= PAIRS_UP_TO and sum(map(len, cells.values())) >= HEADS_FROM)
     return found + [where_tokens] * (answer.shares("token") is not None)
 
 
