@@ -110,6 +110,7 @@ def test_every_sentence_is_used() -> None:
     sources = "".join(p.read_text(encoding="utf-8") for p in files)
     built = (
         "parameter",
+        "do",
         "tag",
         "card",
         "check",
