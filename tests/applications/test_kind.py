@@ -235,3 +235,16 @@ def test_a_fall_below_zero_is_not_promised() -> None:
         point = Point(known, known, Estimate(drop), known, Estimate(-1.0), newton=True)
         assert point.said is not None
         assert words in point.said.en
+
+
+def test_a_polish_with_exact_steps_is_kept_and_goes_on(tmp_path: Path) -> None:
+    """The last steps are exact: more are taken than were asked for. Cut short and resumed, the answer is the same."""
+    model, batch = taught()
+    asked: dict[str, Any] = {"polish": True, "steps": 6, "progress": False}
+    whole = qf.point(model, batch, squared, **asked)
+    assert whole.inertia == (22, 8, 0)
+    assert 6 < whole.record.scalars["polish/steps"].value <= 9
+    qf.point(model, batch, squared, out=tmp_path / "kept", max_time="0.2s", **asked)
+    again = qf.point(model, batch, squared, out=tmp_path / "kept", resume=True, **asked)
+    assert again.inertia == whole.inertia
+    assert again.record.scalars["polish/steps"].value == whole.record.scalars["polish/steps"].value
