@@ -216,9 +216,12 @@ def test_a_beam_that_does_not_fit(run, capsys):
 
 
 def test_no_run_to_decode(tmp_path, capsys):
-    """A folder without a run says how to make one."""
+    """A folder without a run says how to make one, unless it holds a model."""
     assert main(["decode", str(tmp_path), "abc"]) == 2
     assert "`quadform train --out" in capsys.readouterr().err
+    (tmp_path / "model.json").write_text("{}")
+    assert main(["decode", str(tmp_path), "abc"]) == 2
+    assert "holds a model without the data it was trained on. Give the folder of" in capsys.readouterr().err
 
 
 # -------------------------------------------------------------------------------------------------------------- python

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quadform.core.errors import FileError, InputError, pass_on_memory
 from quadform.core.spec import ModelConfig
+from quadform.core.work import MODEL_FILES
 from quadform.corpora.datasets import Addition, Dataset, Letters
 from quadform.nn.decode import Sampling, Search, generate
 from quadform.nn.tokens import EOS, UNK, CharTokenizer, Tokenizer, shortened
@@ -179,6 +180,10 @@ def open_run(
 ) -> Run:
     """The run in `folder` as its last checkpoint has it, or with the mean of its last `average` snapshots as model."""
     found = load_checkpoint(RunFolder(folder).checkpoint)
+    if found is None and any((Path(folder) / name).exists() for name in MODEL_FILES):
+        raise FileError(
+            f"{folder} holds a model without the data it was trained on. Give the folder of a training run."
+        )
     if found is None:
         raise FileError(f"there is no training run at {folder}. `quadform train --out {folder}` makes one.")
     state, tensors = found
