@@ -28,7 +28,7 @@ def rate_course(record: Record, texts: Texts = EN, style: Style = LIGHT) -> Figu
     ]
     ends = [row["y"] for row in lines]
     domain = [10.0 ** math.floor(math.log10(min(ends))), 10.0 ** math.ceil(math.log10(max(ends)))]
-    x = alt.X("step:Q", axis=alt.Axis(title=texts("training_step")), scale=alt.Scale(nice=False))
+    x = alt.X("step:Q", axis=alt.Axis(title=texts("training_step"), tickCount=8), scale=alt.Scale(nice=False))
     y = alt.Y(
         "y:Q",
         scale=alt.Scale(type="log", domain=domain, nice=False),

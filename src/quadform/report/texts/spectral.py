@@ -41,7 +41,7 @@ EN = {
     " stable learning rate: look at its logits and norms first.",
     "where_head_column": "head",
     "where_tokens_title": "The sharpest direction by token",
-    "where_tokens_head": "No token holds more of {name}'s direction than {token}: {share}.",
+    "where_tokens_head": "The token with the largest share of {name}'s direction is {token}: {share}.",
     "where_tokens_reading": "The rows of the embedding with the largest shares of the squared length of the first"
     " eigenvector; the number is that of the token. A large share means that one token of these batches sets the"
     " curvature: see whether it is padding, a separator or very frequent.",
