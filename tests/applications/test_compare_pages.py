@@ -100,7 +100,7 @@ def test_the_card_of_the_ceiling_follows_its_rule():
     assert status(rate(lr=0.02)) == "red"
     assert status(rate(measured=(0.9, 1.4, 3.0))) == "red"
     assert status(rate(ceiling=math.inf)) == "red"
-    assert "above it (2 times the ceiling)" in page_of(rate()).summary(rate(lr=0.02), EN)
+    assert "0.02, in force at this step, is 2 times the ceiling" in page_of(rate()).summary(rate(lr=0.02), EN)
     assert status(rate(lr=0.0101)) == "undecided"  # the ceiling has an error of 2 %
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from ..core.record import Estimate
 from .attention import MOMENTS, PARTS, AttentionAnswer, spectrum_key
@@ -40,6 +41,11 @@ class LiveAnswer(AttentionAnswer):
     @property
     def route(self) -> str:
         return str(self.record.inputs["route"])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where the controls of the page stand."""
+        return dict(self.record.inputs["state"])
 
     @property
     def labels(self) -> list[str]:

@@ -40,6 +40,8 @@ from .state import RANGES, ControlError, State
 REACH = {"closed": 0.005, "autodiff": 0.1}
 #: Scales at which the attention's entropy is looked at, to know where it saturates.
 LOOKED_AT = 25
+#: Rows up to which SciPy takes a matrix apart.
+LOCKED_UP_TO = 1000
 
 
 def measure(state: State, uploads: Uploads | None = None) -> Record:
@@ -138,7 +140,10 @@ def with_spectrum(record: Record, part: str) -> Record:
 
 
 def _eigenvalues(M: Tensor) -> Tensor:
-    """Of a symmetric matrix on the CPU, by SciPy's LAPACK: at 432 rows half the processor time of torch's."""
+    """Of a symmetric matrix on the CPU, by SciPy's LAPACK: at 432 rows half the processor time of torch's. SciPy holds
+    Python's lock meanwhile, so that nothing hears a Ctrl-C: of large matrices torch's."""
+    if len(M) > LOCKED_UP_TO:
+        return torch.linalg.eigvalsh(M)
     return torch.from_numpy(eigvalsh(M.numpy(), check_finite=False))
 
 
@@ -150,6 +155,8 @@ def low_rank_eigenvalues(M: Tensor) -> Tensor:
     trace, M was not positive semi-definite, and the eigenvalues are those of M itself.
     """
     n = len(M)
+    if n > LOCKED_UP_TO:
+        return _eigenvalues(M)
     factor, _, rank, _ = pstrf(M.numpy(), lower=1)
     if 2 * rank > n:
         return _eigenvalues(M)

@@ -22,9 +22,10 @@ Found = tuple[dict[str, Any], bool]
 
 def tell(name: str, record: Record, start: Record, t: Texts) -> str:
     """The sentence of a step for what the page shows now."""
-    found, holds = _STEPS[name](LiveAnswer(record), LiveAnswer(start))
+    now, then = LiveAnswer(record), LiveAnswer(start)
+    found, holds = _STEPS[name](now, then)
     first = f"told_{name}_first"
-    if record.inputs["state"] == start.inputs["state"] and first in t.sentences:
+    if now.state == then.state and first in t.sentences:
         return t(first, **found)
     return " ".join([t(f"told_{name}", **found), *([t(f"told_{name}_so")] if holds else [])])
 
