@@ -6,7 +6,7 @@ A Pre-LN Transformer with random weights (two blocks, two heads, ReLU, all biase
 with its own probabilities, so its loss is at a minimum. `qf.point` computes all eigenvalues there. With `--noise` the
 weights are moved by that much of the size of each tensor, and polished first. Goal, fixed before the run: as many zeros
 as directions of symmetries, and none negative. Beside the count stands the gap: the largest |eigenvalue| among the
-zeros and the smallest one that is none. About 20 minutes on one core, 6 GiB, an hour with noise; `--small` has 1,072
+zeros and the smallest one that is none. About 10 minutes on one core, 6 GiB, an hour with noise; `--small` has 1,072
 weights.
 """
 
