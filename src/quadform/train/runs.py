@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import string
 import sys
 import unicodedata
@@ -180,7 +181,7 @@ def open_run(
 ) -> Run:
     """The run in `folder` as its last checkpoint has it, or with the mean of its last `average` snapshots as model."""
     found = load_checkpoint(RunFolder(folder).checkpoint)
-    if found is None and any((Path(folder) / name).exists() for name in MODEL_FILES):
+    if found is None and any(os.path.exists(Path(folder) / name) for name in MODEL_FILES):  # also of a name too long
         raise FileError(
             f"{folder} holds a model without the data it was trained on. Give the folder of a training run."
         )
