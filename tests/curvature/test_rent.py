@@ -131,3 +131,18 @@ def test_a_number_of_products_decides_at_once(risk: Risk) -> None:
     assert hessian(risk).run.rent is not None
     assert hessian(risk, products=5).run.rent is None
     assert hessian(risk, route="eager").run.rent is None
+
+
+def test_a_few_products_are_not_timed_first(risk: Risk, monkeypatch: Any) -> None:
+    """A prediction takes two eager products: of one or two it is left out, and inside resumable work always."""
+    taken: list[str] = []
+    own = ByRetained.__call__
+    monkeypatch.setattr(ByRetained, "__call__", lambda way, *args: taken.append(way.route) or own(way, *args))
+    v = risk.space.random(dtype=F64)
+    hessian(risk, products=1) @ v
+    assert taken == ["eager"]
+    with steady():
+        hessian(risk, products=50) @ v
+    assert len(taken) == 2
+    hessian(risk, products=50) @ v
+    assert len(taken) == 5

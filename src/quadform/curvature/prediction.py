@@ -29,6 +29,8 @@ UNITS = {"cpu": (2.0, 1.0), "cuda": (2.0, 1.0)}
 COMPILED_UNITS = {"cpu": 0.75, "cuda": 0.65}
 PROGRAMS = 2
 
+#: So many products are eager without a prediction, which takes two eager ones itself.
+FEW = 2
 #: Seconds of eager products below which no other route is thought of.
 WORTH_LOOKING = 0.2
 _LARGE: tuple[Route, ...] = ("eager", "traced", "compiled")

@@ -30,7 +30,7 @@ from ..core.steady import is_steady
 from ..distributed.processes import group_of
 from .by_units import ByUnits
 from .kept import Kept
-from .prediction import Rent, fastest, in_time, measure, slower, timed
+from .prediction import FEW, Rent, fastest, in_time, measure, slower, timed
 from .retained import TooLarge
 from .sharded import BySharded
 from .strategies import ByForward, ByProgram, ByRetained, ByReverse, Kind, Route, Strategy, Unsuitable
@@ -231,12 +231,7 @@ class Products:
             return {n: risk.params[n].new_zeros((0, *risk.params[n].shape)) for n in rows}
         with risk.context():
             if self.choice is None:
-                route = (
-                    self._fastest({n: t[:1] for n, t in V.items()})
-                    if self.wanted == "auto" and risk.shards is None
-                    else self.wanted
-                )
-                self.choice = choose(self.kind, route, self.chunk)
+                self.choice = choose(self.kind, self._chosen({n: t[:1] for n, t in V.items()}), self.chunk)
             if not risk.batches:  # a process without data
                 return {n: risk.params[n].new_zeros((k, *risk.params[n].shape)) for n in rows}
             parts: list[dict[str, Tensor]] = []
@@ -266,6 +261,13 @@ class Products:
                 part = t if weight == 1 else weight * t
                 total[name] = part if name not in total else total[name] + part
         return total
+
+    def _chosen(self, v: Vector) -> Route:
+        """The wanted route; of `auto` with a number of products the one that is predicted to end first."""
+        if self.wanted != "auto" or self.kind.risk.shards is not None:
+            return self.wanted
+        few = self.expected is not None and self.expected <= FEW
+        return "eager" if few or is_steady() else self._fastest(v)
 
     def _fastest(self, v: Vector) -> Route:
         predicted = measure(self, v)

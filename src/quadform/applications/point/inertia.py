@@ -46,7 +46,8 @@ def inertia(risk: Risk, A: Operator, damping: float) -> dict[str, Any]:
     }
     (at,) = torch.where(H.abs().amax(1) == 0)
     found["weights without effect"] = H.new_zeros(len(at), n).scatter_(1, at[:, None], 1.0)
-    held = {n: Q for n, Q in found.items() if len(Q) and (ritz if n in near else image)(H, Q) <= HOLDS * top}
+    size_of = {name: (ritz if name in near else image)(H, Q) for name, Q in found.items()}
+    held = {name: Q for name, Q in found.items() if len(Q) and size_of[name] <= HOLDS * top}
     waiting = [name for name, Q in found.items() if len(Q) and name not in held]
     W = span(torch.cat([H.new_zeros(0, n), *held.values()]))
     exact = span(torch.cat([H.new_zeros(0, n), *(Q for name, Q in held.items() if name not in near)]))
