@@ -6,6 +6,7 @@
                                                        largest eigenvalue and the residual
     python benchmarks/units.py first [--models gpt2]   seconds to the first product where the disk cache is empty, and
                                                        in the next process
+    python benchmarks/units.py switch                  when the default route changes (`units_switch.py`)
     python benchmarks/units.py widths                  eleven architectures at their real width (`units_widths.py`)
 
 GPT-2 124M of Hugging Face, random weights, 8 x 1,024 tokens with an attention mask (of half of the sequences the last
@@ -35,15 +36,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import units_switch
 import units_widths
 from quadform.core import progress
 from quadform.core.record import Provenance, strict_json
 from quadform.curvature import Risk, functional, gauss_newton, hessian
 
 ROUTES = ("units", "compiled-units", "eager", "compiled")
-FRESH_ROUTES = {"first": ("compiled-units", "compiled", "eager"), "widths": ("compiled",)}
+FRESH_ROUTES = {"first": ("compiled-units", "compiled", "eager"), "widths": ("compiled",), "switch": ()}
 JOBS: dict[str, Callable[..., None] | None] = {
     "routes": None, "long": None, "large": None, "first": units_widths.first, "widths": units_widths.widths,
+    "switch": units_switch.switch,
 }  # fmt: skip
 
 
@@ -255,6 +258,7 @@ def main() -> None:
     parser.add_argument("--routes", nargs="+")
     parser.add_argument("--tokens", type=int, help="of the sequence of `long` and `large`")
     parser.add_argument("--top", type=int, default=0, help="products for the largest eigenvalue of `large`")
+    parser.add_argument("--after", type=int, default=20, help="products of `switch` after its change")
     parser.add_argument("--small", action="store_true")
     units_widths.add_options(parser)
     options = parser.parse_args()

@@ -63,7 +63,7 @@ def evaluate(risk: Risk, plane: Plane, points: Tensor, *, progress: Callable[[in
     """The loss at each row of `points` (k, axes), float64 on the CPU."""
     if points.dim() != 2 or points.shape[1] != len(plane.axes):
         raise InputError(f"points of shape {tuple(points.shape)}: give one row of {len(plane.axes)} numbers a point.")
-    together = max(1, min(len(points), TOGETHER // risk.space.size))
+    together = at_once(risk, len(points))
     found: list[Tensor] = []
     with risk.context(), torch.no_grad():
         for rows in points.split(together):
@@ -71,6 +71,11 @@ def evaluate(risk: Risk, plane: Plane, points: Tensor, *, progress: Callable[[in
             if progress is not None:
                 progress(sum(map(len, found)), len(points))
     return group_of(risk.space).sum(torch.cat(found).cpu())
+
+
+def at_once(risk: Risk, points: int) -> int:
+    """How many of so many points are evaluated in one pass."""
+    return max(1, min(points, TOGETHER // risk.space.size))
 
 
 def _value(risk: Risk, plane: Plane, x: Tensor) -> Tensor:

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 #: for each operator of one forward pass, and the time of a product over that of an eager one, for retained gradients
 #: and for `jvp`-based products.
 LOAD_TRACER_S, LOAD_COMPILER_S = 1.0, 3.0
-TRACE_S = {"cpu": 0.022, "cuda": 0.03}
-COMPILE_S = {"cpu": 0.17, "cuda": 0.12}
+TRACE_S = {"cpu": 0.022, "cuda": 0.02}
+COMPILE_S = {"cpu": 0.17, "cuda": 0.05}
 TRACED = {"cpu": (1.0, 0.38), "cuda": (0.9, 0.5)}
 COMPILED = {"cpu": (0.72, 0.29), "cuda": (0.4, 0.3)}
 UNITS = {"cpu": (2.0, 1.0), "cuda": (2.0, 1.0)}
-#: A product by compiled units over one by units (GPT-2 124M 0.68, Llama 7B 0.57 on an H200). A block has two programs.
+#: A product by compiled units over one by units (GPT-2 124M 0.68, Llama 7B 0.57 on an H200). A block has two programs,
+#: and to prepare them takes as long as so many of the block's forward pass.
 COMPILED_UNITS = {"cpu": 0.75, "cuda": 0.65}
-PROGRAMS = 2
+PROGRAMS = {"cpu": 2, "cuda": 4}
 
 #: So many products are eager without a prediction, which takes two eager ones itself.
 FEW = 2
@@ -58,7 +59,7 @@ def predict(
 def predict_units(operators: int, each: float, products: int, device: str, *, blocks: int) -> dict[Route, float]:
     """The same of products by units, of which one takes `each` seconds, and by compiled ones."""
     kind = _known(device)
-    compiled = _preparing(PROGRAMS * operators / blocks, kind)[1]
+    compiled = _preparing(PROGRAMS[kind] * operators / blocks, kind)[1]
     return {"units": products * each, "compiled-units": compiled + products * each * COMPILED_UNITS[kind]}
 
 

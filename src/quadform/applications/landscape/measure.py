@@ -16,11 +16,13 @@ from ...core.question import Plan
 from ...core.record import Provenance
 from ...core.space import Vector
 from ...core.work import Work
-from ...curvature.landscape import Bend, Plane, bezier, evaluate, line, principal, quadratic, random_axis
+from ...curvature.landscape import Bend, Plane, at_once, bezier, evaluate, line, principal, quadratic, random_axis
 from ...curvature.operators import hessian
+from ...curvature.outline import Outline
 from ...curvature.taylor import along, measured_radius, unit
 from ...distributed import current, shard
 from ...estimate.lanczos import ROWS, eigenpairs
+from ..machine import least_seconds
 from ..others import called, others_of, weights_at
 from ..probes import probe_of
 from ..room import Room, note_of, seconds_of_value
@@ -57,16 +59,28 @@ class LandscapeMeasurement:
         return asked.points**self.axes + ways * asked.points + PER_STEP * asked.curve
 
     def plan(self) -> Plan:
-        """Time and memory; one evaluation of the loss is timed for it."""
+        """Time and memory; one evaluation of the loss is timed for it, and one of several points at once."""
         risk, n, count = self.risk, self.risk.space.size, self.spent
         room = Room.of(risk, (ROWS + 6) * n * risk.dtype.itemsize).require(risk)
         products = (EIGEN if self.asked.plane != "random" and not self.through else 0) + self.axes + 1
-        seconds = seconds_of_value(risk) * self.subject.scale * (count + 9 * products)
+        value = seconds_of_value(risk)
+        seconds = self.subject.scale * (count * self._seconds_of_point(value) + 9 * products * value)
         text = (
             f"{note_of(risk)}plan: {count:,} points, {products} products, {clock(seconds)} in all; {room};"
             f" {n:,} parameters; the model is not touched"
         )
         return Plan(text, products, seconds, room.bytes, {"points": count, "room": dataclasses.asdict(room)})
+
+    def _seconds_of_point(self, value: float) -> float:
+        """Time of one point of a row, where one evaluation of the loss by itself takes `value`."""
+        risk, together = self.risk, at_once(self.risk, self.asked.points)
+        if isinstance(risk, Outline) or together == 1:
+            return value
+        nowhere = {n: t.new_zeros(()).expand_as(t) for n, t in risk.params.items()}
+        points = torch.zeros(together, self.axes, dtype=torch.float64)
+        row = partial(evaluate, risk, Plane(risk.params, (nowhere,) * self.axes), points)
+        row()
+        return least_seconds(row, risk.device) / together
 
     def measure(self, work: Work) -> Landscape:
         """The loss at every point, or at as many rows as the time allows, marked partial."""
