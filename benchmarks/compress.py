@@ -1,12 +1,14 @@
 """Pruning and few bits on one GPU: the time of GPT-2 124M layer by layer, and the bars on a GPT of 35M trained here.
 
     python benchmarks/compress.py [layerwise] [own] [fetched] [--out FILE] [--limit SECONDS] [--train SECONDS] [--small]
+                                  [--layers N --width N]
 
 `layerwise`: GPT-2 124M of Hugging Face, random weights, half of the weights of all linear maps by SparseGPT, 16 x 4 x
 1,024 random tokens of calibration; correctness first (one matrix against the published algorithm in numpy), then what
 the plan foretells and what was taken. `own`: a GPT of 35M parameters trained on bytes of the standard library, then the
-claims of the experiment `compression`. `fetched`: those of `--models`, by the sizes of its preset paper, part by part
-as far as the time goes. The file is written after every row. `--small` is for a CPU.
+claims of the experiment `compression` (`--layers`, `--width`: another size). `fetched`: those of `--models`, by the
+sizes of its preset paper, part by part as far as the time goes. The file is written after every row. `--small` is for a
+trial on a CPU.
 """
 
 from __future__ import annotations
@@ -127,7 +129,8 @@ class Bench:
     def trained(self) -> tuple[Gpt, Tensor]:
         """(model, bytes held out)."""
         small = self.given.small
-        sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2} if small else {"n_layer": 11, "n_embd": 512, "n_head": 8}
+        width = 32 if small else self.given.width
+        sizes = {"n_layer": 1 if small else self.given.layers, "n_embd": width, "n_head": max(2, width // 64)}
         model = Gpt(256, vocab_size=256, **sizes).to(self.device)
         text = "".join(text for _, text in library_files()).encode()
         data = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device)
@@ -266,6 +269,8 @@ def main() -> None:
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compress.json"))
     parser.add_argument("--limit", type=float, default=150.0)
     parser.add_argument("--train", type=float, default=45.0)
+    parser.add_argument("--layers", type=int, default=11, help="of the GPT of `own`")
+    parser.add_argument("--width", type=int, default=512, help="of the GPT of `own`")
     parser.add_argument("--small", action="store_true")
     bench = Bench(parser.parse_args())
     for job in bench.given.jobs:

@@ -117,3 +117,10 @@ def test_bits_under_a_budget(seed):
     assert min(allocate(choices.at_least(3), budget).values()) >= 3
     with pytest.raises(InputError, match="fewest bits"):
         allocate(choices, 10.0)
+
+
+def test_a_budget_that_is_the_size_of_the_fewest_bits_fits():
+    """Sizes over a number of weights and times it again may be less by rounding."""
+    least, n = next((s, n) for s in range(1000, 2000) for n in range(3, 400) if (s / n) * n < s)
+    choices = choices_of({"a": {4: float(least), 8: 2.0 * least}}, torch.eye(2, dtype=torch.double))
+    assert allocate(choices, (least / n) * n) == {"a": 4}

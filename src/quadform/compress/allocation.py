@@ -50,11 +50,11 @@ def allocate(choices: Choices, budget: float) -> dict[str, int]:
     """
     by_matrix = [torch.nonzero(choices.owner == i)[:, 0] for i in range(len(choices.names))]
     least = sum(int(choices.size[options].min()) for options in by_matrix)
+    budget *= 1 + 1e-12  # what was computed from the sizes themselves fits
     if budget < least:
         raise InputError(
             f"the budget of {budget:.4g} bits is below {least:.4g}, the minimum with the fewest bits everywhere."
         )
-    budget *= 1 + 1e-12  # what was computed from the sizes themselves fits
     same = [torch.nonzero(choices.bits == b)[:, 0] for b in choices.bits.unique()]
     starts = [_alone(choices, by_matrix, budget), torch.stack([o[choices.size[o].argmin()] for o in by_matrix])]
     starts += [c for c in same if len(c) == len(by_matrix) and float(choices.size[c].double().sum()) <= budget]

@@ -136,7 +136,7 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         """Bits for each matrix under the budget, from GPTQ's changes and H_o with terms between matrices.
 
         The quadratic model may not hold for the fewest bits. So it is asked once with all numbers of bits, once with
-        those above 2, and so on up to the same for all; what loses least on the calibration is taken.
+        those above 2, and so on up to the same for all; what loses least (`lost`) is taken.
         """
         n = self.risk.space.size
         changes = {b: self._changes(b) for b in BITS}
@@ -150,15 +150,13 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
             *(allocate(choices.at_least(b), self.asked.budget * n) for b in fit),
             dict.fromkeys(self.maps, fit[-1]),
         ]
-        with torch.no_grad():
-            own = float(self.risk.value())
-            rises = [float(self.risk.value(self._moved(changes, bits))) - own for bits in tried]
+        rises = [self.lost(self._moved(changes, bits)) for bits in tried]
         best = min(range(len(tried)), key=rises.__getitem__)
         lowest, same = min(tried[best].values()), tried[best] == tried[-1]
         chosen = f"{fit[-1]} for all" if same else f"{lowest} to {max(tried[best].values())} a matrix"
         beside = "" if same else f", with {fit[-1]} for all {rises[-1]:.3g}"
         draft.notes.append(
-            f"{BUDGET}{chosen}, the best of {len(tried)} choices measured: dL {rises[best]:.3g} by GPTQ{beside}"
+            f"{BUDGET}{chosen}, the best of {len(tried)} choices measured: {rises[best]:.3g} lost by GPTQ{beside}"
         )
         return tried[best]
 
@@ -192,8 +190,8 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
 
     def _together(self) -> tuple[dict[str, Quantized], str]:
         """In rounds: the most sensitive matrices are rounded, the others move to where d.(H_o + damping) d is least
-        with the changes so far, and so on; the last ones are rounded as they come. Moves that raise the loss are left
-        out."""
+        with the changes so far, and so on; the last ones are rounded as they come. Moves that do not help (`lost`) are
+        left out."""
         asked, risk, H_o = self.asked, self.risk, gauss_newton(self.risk)
         own, weights, found = risk.params, dict(risk.params), dict[str, Quantized]()
         mean = sum(float(t.sum()) for t in self.diagonal.values()) / risk.space.size
@@ -219,10 +217,9 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
                 progress=self.work.report(),
             )
             moved = {n: weights[n] if n in found else own[n] + t for n, t in d.items()}
-            with torch.no_grad():
-                better = bool(risk.value(moved) < risk.value(weights))
+            better = self.lost(moved) < self.lost(weights)
             weights, used = (moved, used + 1) if better else (weights, used)
-        note = f"H_o + {asked.damping:g} of its mean diagonal; {used} of {len(parts) - 1} moves lowered the loss"
+        note = f"H_o + {asked.damping:g} of its mean diagonal; {used} of {len(parts) - 1} moves helped"
         return {n: found[n] for n in self.maps}, note
 
     def _sensitive(self) -> list[str]:
