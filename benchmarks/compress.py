@@ -1,12 +1,12 @@
 """Pruning and few bits on one GPU: the time of GPT-2 124M layer by layer, and the bars on a GPT of 35M trained here.
 
     python benchmarks/compress.py [layerwise] [own] [fetched] [--out FILE] [--limit SECONDS] [--train SECONDS] [--small]
-                                  [--layers N --width N]
+                                  [--layers N --width N --batch N]
 
 `layerwise`: GPT-2 124M of Hugging Face, random weights, half of the weights of all linear maps by SparseGPT, 16 x 4 x
 1,024 random tokens of calibration; correctness first (one matrix against the published algorithm in numpy), then what
 the plan foretells and what was taken. `own`: a GPT of 35M parameters trained on bytes of the standard library, then the
-claims of the experiment `compression` (`--layers`, `--width`: another size). `fetched`: those of `--models`, by the
+claims of the experiment `compression` (`--layers`, ...: another size). `fetched`: those of `--models`, by the
 sizes of its preset paper, part by part as far as the time goes. The file is written after every row. `--small` is for a
 trial on a CPU.
 """
@@ -140,7 +140,7 @@ class Bench:
         while (gone := time.perf_counter() - began) < seconds:
             for group in optimizer.param_groups:
                 group["lr"] = 1e-3 * min((steps + 1) / 100, 1) * max(1 - gone / seconds, 0.02)
-            ids = self.drawn(data[:cut], 64)
+            ids = self.drawn(data[:cut], self.given.batch)
             with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
                 loss = after(model(ids), {"ids": ids})
             optimizer.zero_grad()
@@ -269,6 +269,7 @@ def main() -> None:
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compress.json"))
     parser.add_argument("--limit", type=float, default=150.0)
     parser.add_argument("--train", type=float, default=45.0)
+    parser.add_argument("--batch", type=int, default=64, help="sequences of one step of `own`")
     parser.add_argument("--layers", type=int, default=11, help="of the GPT of `own`")
     parser.add_argument("--width", type=int, default=512, help="of the GPT of `own`")
     parser.add_argument("--small", action="store_true")

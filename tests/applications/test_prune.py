@@ -348,6 +348,20 @@ def test_a_prediction_that_is_far_off_is_told(trained: tuple[nn.Module, list[Any
         assert ("beyond the quadratic model" in found.verdicts()[0].said.en) == far
 
 
+def test_rounding_of_the_loss_is_not_beyond_the_quadratic_model() -> None:
+    """A weight that hardly counts: both changes are below what float32 can tell of the loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-4)
+    batches = [(torch.randn(8, 4), torch.full((8, 1), 100.0)) for _ in range(2)]
+    asked: dict[str, Any] = {"sparsity": 0.5, "method": ("magnitude",), "held_out": 0, "progress": False}
+    found = qf.prune(model, batches, nn.MSELoss(), params=["0.weight"], **asked)
+    assert found.best.measured != found.best.predicted
+    assert abs(found.best.predicted) < 1e-6 * found.loss
+    assert "beyond the quadratic model" not in found.verdicts()[0].said.en
+
+
 def test_rows_take_the_methods_that_fit(trained: tuple[nn.Module, list[Any]]) -> None:
     """SparseGPT chooses single weights; without a method being named it is left out."""
     model, batches = trained

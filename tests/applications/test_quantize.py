@@ -15,6 +15,8 @@ from torch import nn
 import quadform as qf
 from quadform.applications.opening import Opening
 from quadform.applications.quantize.measure import QuantizeMeasurement
+from quadform.applications.quantize.question import QuantizeQuestion
+from quadform.applications.subject import Subject
 from quadform.cli import main
 from quadform.core.errors import FileError, InputError, UnknownName
 from quadform.core.packed import PACKED, dequantized
@@ -148,6 +150,22 @@ def test_a_budget_never_loses_more_than_the_same_bits_for_all(trained: tuple[nn.
     assert found.best.measured == pytest.approx(same.best.measured)
     (note,) = [n for n in found.record.inputs["notes"] if n.startswith("bits of the budget")]
     assert note.startswith("bits of the budget: 4 for all, the best of ")
+
+
+def test_a_falling_slope_is_no_gain(trained: tuple[nn.Module, list[Any]]) -> None:
+    """Along -g the loss falls, and what is lost is the curvature alone; along g it is all of the rise."""
+    model, batches = trained
+    found = QuantizeMeasurement(QuantizeQuestion(held_out=0), Subject.of(model, batches, squared))
+    g, own = found.gradient, found.risk.params
+    t = 1e-3 / float(sum(a.square().sum() for a in g.values())) ** 0.5
+    with torch.no_grad():
+        before, gg = float(found.risk.value()), float(sum(a.square().sum() for a in g.values()))
+        down, up = ({n: own[n] + s * t * a for n, a in g.items()} for s in (-1, 1))
+        falls, rises = (float(found.risk.value(w)) - before for w in (down, up))
+    assert falls < 0 < rises
+    assert found._lost(down) == pytest.approx(falls + t * gg)
+    assert 0 < found._lost(down) < -falls
+    assert found._lost(up) == pytest.approx(rises)
 
 
 def test_what_cannot_be_quantized_is_refused(trained: tuple[nn.Module, list[Any]], tmp_path: Path) -> None:

@@ -245,6 +245,19 @@ def test_a_shifted_loss_of_ones_own_is_seen() -> None:
     assert Risk(made("GPT2"), shifted, batches, quiet=True).weights == [14 / 16, 2 / 16]
 
 
+@pytest.mark.parametrize("shifted", [False, True])
+def test_a_loss_that_does_not_know_minus_100(shifted: bool) -> None:
+    """No label is put before a loss that the batch does not have: on a GPU that would end the process."""
+    batches = [batch_of("none", 2, 8), batch_of("none", 1, 3)]
+
+    def loss(out: Any, batch: Any) -> Tensor:
+        z, y = (out.logits[:, :-1], batch["labels"][:, 1:]) if shifted else (out.logits, batch["labels"])
+        return -(z.log_softmax(-1) * nn.functional.one_hot(y, z.shape[-1])).sum(-1).mean()
+
+    want = [14 / 16, 2 / 16] if shifted else [16 / 19, 3 / 19]
+    assert Risk(made("GPT2"), loss, batches, quiet=True).weights == want
+
+
 # --- keys for tokens to come ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("cache", [{}, {"use_cache": True}, {"use_cache": False}])
 @pytest.mark.parametrize("inside", [False, True])

@@ -244,6 +244,20 @@ def test_block_norms_cover() -> None:
     assert all(0.5 <= k / 60 <= 0.86 for k in inside.values())
 
 
+def test_blocks_outside_of_the_loss_are_not_the_flattest() -> None:
+    """Rows of zeros are left out of sharpest over flattest; a zero diagonal block with others beside it is not."""
+    A = torch.zeros(8, 8, dtype=torch.float64)
+    A[0:2, 0:2], A[2:4, 2:4] = 8 * torch.eye(2), 2 * torch.eye(2)
+    space = Space(tuple((n, (2,)) for n in "abcd"))
+    found = block_norms(Dense(A, space), "abcd", 4).heterogeneity([2] * 4)
+    assert (found.value, found.note) == (4.0, "a over b")
+    A[4, 6] = A[6, 4] = 1.0
+    found = block_norms(Dense(A, space), "abcd", 4).heterogeneity([2] * 4)
+    assert found.value == math.inf
+    assert found.note.endswith(", which is zero")
+    assert block_norms(Dense(0 * A, space), "abcd", 4).heterogeneity([2] * 4).value == 1.0
+
+
 def test_groups_of_blocks() -> None:
     """Blocks may be groups of globs; a block of an operator is measured as any operator."""
     H = layer().hessian()

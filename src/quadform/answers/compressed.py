@@ -32,6 +32,8 @@ RANKED, FEWEST = Limits(0.8, -1.0), 3
 LITTLE = 0.01
 #: A prediction that is off by more than this share of what is measured is beyond the quadratic model.
 FAR = 0.5
+#: A difference of two losses below so many units of the last place of one is their rounding.
+ROUNDING = 16
 #: How the note on the bits under a budget begins.
 BUDGET = "bits of the budget: "
 
@@ -162,10 +164,15 @@ class Compressed(Answer):
             return ()
         held = NOTHING if m.held is None else say("compressed_held", held=number(m.held))
         rise = (m.measured if m.held is None else m.held) / (abs(self._loss_beside(m)) or 1.0)
-        far = abs(m.predicted - m.measured) > FAR * abs(m.measured)
+        far = abs(m.predicted - m.measured) > max(FAR * abs(m.measured), self._rounding)
         said = self.told(m) + (say("compressed_far") if far else NOTHING) + held + self._scored(m)
         said += NOTHING if RISE.of(rise) == "green" else say(f"{self.kind}_less")
         return (judged(self.kind, Estimate(rise), RISE, percent(rise), said, percent),)
+
+    @property
+    def _rounding(self) -> float:
+        dtype = getattr(torch, self.record.made.dtype or "float32")
+        return ROUNDING * torch.finfo(dtype).eps * abs(self.loss)
 
     def _loss_beside(self, m: Method) -> float:
         """The loss before, on the batches that a method's rise is judged by."""

@@ -37,11 +37,24 @@ def shifts(risk: Risk) -> tuple[int, list[Tensor], bool] | None:
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
             return None
-        if bool((labels[..., 0] != IGNORED).any()) and bool((labels[..., 1:] != IGNORED).any()):
-            without = labels.clone()
-            without[..., 0] = IGNORED
+        other = _other_first(labels)
+        if other is not None:
             with torch.no_grad(), risk.context() as attention:
-                pair = [risk.run(risk.params, {**batch, "labels": t})[0] for t in (labels, without)]
+                pair = [risk.run(risk.params, {**batch, "labels": t})[0] for t in (labels, other)]
             equal = isinstance(pair[0], Tensor) and torch.equal(*pair)
             return (i, pair, attention.calls > 0) if equal else None
     return None
+
+
+def _other_first(labels: Tensor) -> Tensor | None:
+    """The labels with another in the first place of every row that has one; None where nothing is to be learnt.
+
+    Another label of the same batch: -100 is one that not every loss knows (segmentation leaves out 255).
+    """
+    first, rest = labels[..., 0], labels[..., 1:]
+    used = labels[labels != IGNORED].unique()
+    if len(used) < 2 or not bool((first != IGNORED).any()) or not bool((rest != IGNORED).any()):
+        return None
+    other = labels.clone()
+    other[..., 0] = torch.where(first == IGNORED, first, torch.where(first == used[0], used[1], used[0]))
+    return other

@@ -176,17 +176,18 @@ class BlockNorms:
     def heterogeneity(self, sizes: Sequence[int]) -> Estimate:
         """Largest over smallest root mean square eigenvalue |A(b, b)|_F / sqrt(n_b) of the diagonal blocks.
 
-        1 where all blocks are alike; `heterogeneity.heterogeneity` compares their whole spectra. Source of the idea:
-        [Zhang24]; the definition is [own].
+        1 where all blocks are alike; `heterogeneity.heterogeneity` compares their whole spectra. Blocks whose rows are
+        zero altogether do not enter the loss and are left out. Source of the idea: [Zhang24]; the definition is [own].
         """
+        used = torch.nonzero((self.value != 0).any(1))[:, 0]
+        if not len(used):
+            return Estimate(1.0, matvecs=self.matvecs, note=f"{self.names[0]} over {self.names[-1]}")
         value = self.value.diagonal() / torch.tensor(sizes, dtype=torch.float64).sqrt()
         error = self.stderr.diagonal() / torch.tensor(sizes, dtype=torch.float64).sqrt()
-        high, low = int(value.argmax()), int(value.argmin())
+        high, low = (int(used[i]) for i in (value[used].argmax(), value[used].argmin()))
         note = f"{self.names[high]} over {self.names[low]}"
         if float(value[low]) == 0:
-            return Estimate(
-                math.inf if float(value[high]) else 1.0, matvecs=self.matvecs, note=f"{note}, which is zero"
-            )
+            return Estimate(math.inf, matvecs=self.matvecs, note=f"{note}, which is zero")
         ratio = float(value[high] / value[low])
         if bool(self.exact[high, high]) and bool(self.exact[low, low]):
             return Estimate(ratio, matvecs=self.matvecs, note=note)

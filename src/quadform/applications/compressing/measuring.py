@@ -259,22 +259,6 @@ class CompressMeasurement(ABC, Generic[A]):
         return {n: t.to(self.risk.dtype) for n, t in found.value.items()}
 
     # --- predicted and measured -------------------------------------------------------------------------------------
-    @cached_property
-    def _own(self) -> float:
-        with torch.no_grad():
-            return float(self.risk.value())
-
-    def lost(self, weights: Mapping[str, Tensor]) -> float:
-        """What the loss rises by on the calibration, no less for its slope: methods choose by this.
-
-        Of a trained model g is mostly noise of the batches seen. A change that happens to follow it, g.d < 0, is no
-        better on others (docs/decisions/0834).
-        """
-        with torch.no_grad():
-            rise = float(self.risk.value(weights)) - self._own
-        slope = sum(float((g * (weights[n] - self.risk.params[n])).sum()) for n, g in self.gradient.items())
-        return rise - min(slope, 0.0)
-
     def parts(self, d: Mapping[str, Tensor]) -> dict[str, float]:
         """g.d + d.Hd / 2 with the exact Hessian, the share of each matrix."""
         Hd = hessian(self.risk, products=1) @ d

@@ -219,16 +219,16 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
     def _or_from_layers(self, weights: dict[str, Tensor], note: str) -> tuple[dict[str, Tensor], str]:
         """The weights; where SparseGPT loses less, its weights, moved by one step of all matrices if that helps."""
         starts = {c: self._layerwise(c) for c in self._walks}
-        if min(self.lost(theirs) for _, theirs in starts.values()) >= self.lost(weights):
+        if min(self._value(theirs) for _, theirs in starts.values()) >= self._value(weights):
             return weights, note
-        return min((self._from(*start, c) for c, start in starts.items()), key=lambda found: self.lost(found[0]))
+        return min((self._from(*start, c) for c, start in starts.items()), key=lambda found: self._value(found[0]))
 
     def _from(self, chosen: Chosen, theirs: dict[str, Tensor], c: float) -> tuple[dict[str, Tensor], str]:
         own = self.risk.params
         start = {n: theirs[n] - t for n, t in own.items()}
         d, solved, damping = self._step(own, chosen.keep, self._damping, f"solve-layers-{c:g}", start=start)
         moved = {n: t + d[n] for n, t in own.items()}
-        helps = self.lost(moved) < self.lost(theirs)
+        helps = self._value(moved) < self._value(theirs)
         how = f"one step with {self._damped(damping)}, {_brief(solved)}" if helps else "no step of all matrices helped"
         begun = f"started from the weights of SparseGPT (damping {c:g}), which lose less"
         return moved if helps else theirs, f"{begun}; {how}"
@@ -255,6 +255,10 @@ class PruneMeasurement(CompressMeasurement[Pruned]):
 
     def _damped(self, damping: float) -> str:
         return f"H_o + {self.asked.damping * damping / self._damping:g} of its mean diagonal"
+
+    def _value(self, weights: Mapping[str, Tensor]) -> float:
+        with torch.no_grad():
+            return float(self.risk.value(weights))
 
     def _step(
         self, w: Mapping[str, Tensor], keep: Mapping[str, Tensor], damping: float, name: str, **options: Any
