@@ -67,12 +67,8 @@ def quadform(model: nn.Module, ids: Tensor, tol: float, options: argparse.Namesp
     before = time.perf_counter() - begun
     pairs = eigenpairs(H, TOP, tol=tol, max_products=options.most)
     values = torch.tensor([e.value for e in pairs.top], dtype=torch.float64)
-    return (
-        values,
-        list(risk.space.flatten(pairs.vectors).T),
-        pairs.products,
-        f"route {H.route}, first product {before:.1f} s",
-    )
+    how = f"route {H.route}, first product {before:.1f} s"
+    return values, list(risk.space.flatten(pairs.vectors).T), pairs.products, how
 
 
 def curvlinops(model: nn.Module, ids: Tensor, tol: float, options: argparse.Namespace) -> Found:

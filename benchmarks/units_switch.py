@@ -34,8 +34,8 @@ def switch(options: argparse.Namespace, out: Path | None) -> None:
     record: dict[str, Any] = {"made": asdict(Provenance.collect(dtype=torch.float32, device=device)), "loops": []}
     for name in options.models or (None,):
         left = options.limit - (time.monotonic() - began)
-        record["loops"].append(loop(name, options, device, left))
-        print(told(record["loops"][-1]), flush=True)
+        record["loops"].append(found := loop(name, options, device, left))
+        print(told(found), flush=True)
         if out is not None:
             out.write_text(strict_json(record))
         cleared(device)
@@ -49,7 +49,8 @@ def loop(name: str | None, options: argparse.Namespace, device: str, limit: floa
     began = time.monotonic()
     if name is None:
         model, batch = llama(device, 48 if options.small else 2048, options.small)
-        found: dict[str, Any] = {"model": "Llama 6.7B", "parameters": sum(p.numel() for p in model.parameters())}
+        n = sum(p.numel() for p in model.parameters())
+        found: dict[str, Any] = {"model": f"Llama of {n / 1e6:,.0f}M", "parameters": n}
     else:
         model, batch, found = built(name, options.layers, options.mask, device, options.small)
     risk = Risk(model, None, batch, quiet=True)

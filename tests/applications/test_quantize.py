@@ -163,9 +163,9 @@ def test_a_falling_slope_is_no_gain(trained: tuple[nn.Module, list[Any]]) -> Non
         down, up = ({n: own[n] + s * t * a for n, a in g.items()} for s in (-1, 1))
         falls, rises = (float(found.risk.value(w)) - before for w in (down, up))
     assert falls < 0 < rises
-    assert found._lost(down) == pytest.approx(falls + t * gg)
-    assert 0 < found._lost(down) < -falls
-    assert found._lost(up) == pytest.approx(rises)
+    assert found._lost(down, before) == pytest.approx(falls + t * gg)
+    assert 0 < found._lost(down, before) < -falls
+    assert found._lost(up, before) == pytest.approx(rises)
 
 
 def test_what_cannot_be_quantized_is_refused(trained: tuple[nn.Module, list[Any]], tmp_path: Path) -> None:

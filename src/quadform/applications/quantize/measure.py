@@ -150,7 +150,9 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
             *(allocate(choices.at_least(b), self.asked.budget * n) for b in fit),
             dict.fromkeys(self.maps, fit[-1]),
         ]
-        rises = [self._lost(self._moved(changes, bits)) for bits in tried]
+        with torch.no_grad():
+            own = float(self.risk.value())
+        rises = [self._lost(self._moved(changes, bits), own) for bits in tried]
         best = min(range(len(tried)), key=rises.__getitem__)
         lowest, same = min(tried[best].values()), tried[best] == tried[-1]
         chosen = f"{fit[-1]} for all" if same else f"{lowest} to {max(tried[best].values())} a matrix"
@@ -160,14 +162,14 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         )
         return tried[best]
 
-    def _lost(self, weights: dict[str, Tensor]) -> float:
-        """What the loss rises by on the calibration, no less for its slope.
+    def _lost(self, weights: dict[str, Tensor], own: float) -> float:
+        """What the loss rises by from `own` on the calibration, no less for its slope.
 
         Of a trained model g is mostly noise of the batches seen. A change that happens to follow it, g.d < 0, is no
         better on others (docs/decisions/0834).
         """
         with torch.no_grad():
-            rise = float(self.risk.value(weights)) - float(self.risk.value())
+            rise = float(self.risk.value(weights)) - own
         slope = sum(float((g * (weights[n] - self.risk.params[n])).sum()) for n, g in self.gradient.items())
         return rise - min(slope, 0.0)
 
