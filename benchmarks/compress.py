@@ -7,8 +7,8 @@
 1,024 random tokens of calibration; correctness first (one matrix against the published algorithm in numpy), then what
 the plan foretells and what was taken. `own`: a GPT of 35M parameters trained on bytes of the standard library, then the
 claims of the experiment `compression` (`--layers`, ...: another size). `fetched`: those of `--models`, by the
-sizes of its preset paper, part by part as far as the time goes. The file is written after every row. `--small` is for a
-trial on a CPU.
+sizes of its preset paper, part by part (`--parts`) as far as the time goes. The file is written after every row.
+`--small` is for a trial on a CPU.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Bench:
             value, spread = rise_ratio(held["hessian"].cpu(), held[theirs].cpu(), base["held"].cpu())
             self.keep("hessian over SparseGPT", {"beside": theirs, "ratio": value, "stderr": spread, "bar": 0.8})
         self._budget(config)
-        self._each(config)
+        self._each(config, self.task(1, 8, torch.float64))
         t = self.task(2, 64, torch.float32)
         for way in ("magnitude", "wanda"):
             self._pruned(t, base, config, way, held)
@@ -215,46 +215,56 @@ class Bench:
             rise = {"rise_seen": float(chosen["seen"][1]), "rise_held": float((chosen["held"] - base).mean())}
             self.keep("budget over 4 bits", self.cost | row | rise | {"bits": chosen["bits"].tolist()})
 
-    def _each(self, config: Config) -> None:
-        """What is predicted of each matrix beside what is measured, both on the same 8 x 256 bytes."""
-        t = self.task(1, 8, torch.float64)
+    def _each(self, config: Config, t: Task, name: str = "each") -> None:
+        """What is predicted of each matrix beside what is measured, both on the same batches."""
         for bits in PREDICTED:
-            found = self.timed(f"each {bits}", lambda bits=bits: each_alone(t, config, bits))
+            found = self.timed(f"{name} {bits}", lambda bits=bits: each_alone(t, config, bits))
             if found is not None:
                 predicted, measured = found["each"].unbind(1)
                 near = ((predicted - measured).abs() <= 0.1 * measured.abs()).double().mean()
-                self.keep(f"each {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
+                self.keep(f"{name} {bits}", self.cost | {"close": float(near), "matrices": len(measured), "bar": 0.9})
 
     # --- fetched models -----------------------------------------------------------------------------------------------
     def fetched(self) -> None:
-        """What is claimed of pruning and of the budget, a model at a time; `hessian` and the budget come last."""
-        config = PRESETS["paper"]
+        """What is claimed of each model, by the sizes of the preset paper; `--parts` says of what."""
         for name in self.given.models.split(","):
-            of = next(s for s in config.prune if s.name == name)
-            t = task(of.model, of.size, of.seen, of.held, dtype=torch.float32, seed=config.seed)
-            base, held = t.judged(t.model), dict[str, Tensor]()
-            self.keep(f"{name}, before", {"held": float(base["held"].mean()), "score": float(base["score"])})
-            for way in ("sparsegpt 0.01", "sparsegpt 0.1", "wanda", "magnitude", "hessian"):
-                if (found := self.timed(way, lambda way=way: pruned(t, config, way))) is not None:
-                    held[way] = found["held"] - base["held"]
-                    self.keep(f"{name}, {way}", self._told(held[way], found))
-            if len(held) == len(WAYS):
-                theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
-                lost = mean(held["hessian"] - PRUNE_BAR * held[theirs], "")
-                self.keep(f"{name}, lost", {"beside": theirs, "value": lost.value, "stderr": lost.error, "bar": 0})
-            of = next(s for s in config.budget if s.name == name)
-            t = task(of.model, of.size, of.seen, of.held, dtype=torch.float32, seed=config.seed)
-            base = t.judged(t.model)
-            same = self.timed("4 bits", lambda: rounded(t, config, None))
-            if same is None:
-                return
-            self.keep(f"{name}, 4 bits", self._told(same["held"] - base["held"], same))
-            chosen = self.timed("budget", lambda: rounded(t, config, float(same["seen"][2])))
-            if chosen is None:
-                return
-            self.keep(f"{name}, budget", self._told(chosen["held"] - base["held"], chosen))
-            lost = mean(chosen["held"] - base["held"] - BUDGET_BAR * (same["held"] - base["held"]), "")
-            self.keep(f"{name}, budget lost", {"value": lost.value, "stderr": lost.error, "bar": 0})
+            for part in self.given.parts.split(","):
+                getattr(self, f"_fetched_{part}")(PRESETS["paper"], name)
+
+    def _fetched(self, config: Config, sizes: Any, name: str, dtype: torch.dtype = torch.float32) -> Task:
+        of = next(s for s in sizes if s.name == name)
+        return task(of.model, of.size, of.seen, of.held, dtype=dtype, seed=config.seed)
+
+    def _fetched_each(self, config: Config, name: str) -> None:
+        self._each(config, self._fetched(config, config.each, name, torch.float64), f"{name}, each")
+
+    def _fetched_prune(self, config: Config, name: str) -> None:
+        """`hessian` comes last."""
+        t = self._fetched(config, config.prune, name)
+        base, held = t.judged(t.model), dict[str, Tensor]()
+        self.keep(f"{name}, before", {"held": float(base["held"].mean()), "score": float(base["score"])})
+        for way in ("sparsegpt 0.01", "sparsegpt 0.1", "wanda", "magnitude", "hessian"):
+            if (found := self.timed(way, lambda way=way: pruned(t, config, way))) is not None:
+                held[way] = found["held"] - base["held"]
+                self.keep(f"{name}, {way}", self._told(held[way], found))
+        if len(held) == len(WAYS):
+            theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
+            lost = mean(held["hessian"] - PRUNE_BAR * held[theirs], "")
+            self.keep(f"{name}, lost", {"beside": theirs, "value": lost.value, "stderr": lost.error, "bar": 0})
+
+    def _fetched_budget(self, config: Config, name: str) -> None:
+        t = self._fetched(config, config.budget, name)
+        base = t.judged(t.model)
+        same = self.timed("4 bits", lambda: rounded(t, config, None))
+        if same is None:
+            return
+        self.keep(f"{name}, 4 bits", self._told(same["held"] - base["held"], same))
+        chosen = self.timed("budget", lambda: rounded(t, config, float(same["seen"][2])))
+        if chosen is None:
+            return
+        self.keep(f"{name}, budget", self._told(chosen["held"] - base["held"], chosen))
+        lost = mean(chosen["held"] - base["held"] - BUDGET_BAR * (same["held"] - base["held"]), "")
+        self.keep(f"{name}, budget lost", {"value": lost.value, "stderr": lost.error, "bar": 0})
 
     def _told(self, rise: Tensor, found: dict[str, Tensor]) -> dict[str, Any]:
         e, seen = mean(rise, ""), found["seen"].tolist()
@@ -266,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=["layerwise", "own"], metavar="layerwise|own|fetched")
     parser.add_argument("--models", default="anarcii,rxnfp,minilm")
+    parser.add_argument("--parts", default="prune,budget,each", help="of `fetched`")
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compress.json"))
     parser.add_argument("--limit", type=float, default=150.0)
     parser.add_argument("--train", type=float, default=45.0)
