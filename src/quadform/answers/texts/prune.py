@@ -42,8 +42,8 @@ SENTENCES = {
         "하나씩 {size}비트로 양자화할 때 손실 증가가 {share} 이하인 행렬: {all}개 중 {little}개.",
     ),
     "compressed_ends": (
-        "{low} raises the loss least ({least}), {high} most ({most}).",
-        "손실 증가가 가장 작은 것: {low} ({least}), 가장 큰 것: {high} ({most}).",
+        "Changed alone, {low} raises the loss least ({least}), {high} most ({most}).",
+        "하나만 바꿀 때 손실 증가가 가장 작은 것: {low} ({least}), 가장 큰 것: {high} ({most}).",
     ),
     "compressed_ranks": (
         "The Hessian predicts this order with a rank correlation of {ranks}.",
