@@ -16,17 +16,17 @@ from .strategies import Route
 if TYPE_CHECKING:
     from .routes import Products
 
-#: Calibration (benchmarks/curvature.py route): seconds to load torch's tracer and its compiler, to trace and to compile
-#: for each operator of one forward pass, and the time of a product over that of an eager one, for retained gradients
-#: and for `jvp`-based products.
+#: Calibration (CPU: `benchmarks/curvature.py route`; CUDA: records units-h200 and units-switch-h200). Seconds to load
+#: torch's tracer and its compiler, to trace and to compile for each operator of one forward pass; and the time of a
+#: product over that of an eager one, for retained gradients and for `jvp`-based products.
 LOAD_TRACER_S, LOAD_COMPILER_S = 1.0, 3.0
 TRACE_S = {"cpu": 0.022, "cuda": 0.02}
 COMPILE_S = {"cpu": 0.17, "cuda": 0.05}
 TRACED = {"cpu": (1.0, 0.38), "cuda": (0.9, 0.5)}
 COMPILED = {"cpu": (0.72, 0.29), "cuda": (0.4, 0.3)}
 UNITS = {"cpu": (2.0, 1.0), "cuda": (2.0, 1.0)}
-#: A product by compiled units over one by units (GPT-2 124M 0.68, Llama 7B 0.57 on an H200). A block has two programs,
-#: and to prepare them takes as long as so many of the block's forward pass.
+#: A product by compiled units over one by units (GPT-2 124M 0.68, Llama 7B 0.57 on an H200). A block has two programs;
+#: to prepare both takes as long as to prepare so many of its forward pass.
 COMPILED_UNITS = {"cpu": 0.75, "cuda": 0.65}
 PROGRAMS = {"cpu": 2, "cuda": 4}
 

@@ -177,7 +177,8 @@ class BlockNorms:
         """Largest over smallest root mean square eigenvalue |A(b, b)|_F / sqrt(n_b) of the diagonal blocks.
 
         1 where all blocks are alike; `heterogeneity.heterogeneity` compares their whole spectra. Blocks whose rows are
-        zero altogether do not enter the loss and are left out. Source of the idea: [Zhang24]; the definition is [own].
+        all zero, as those of weights that the loss does not use, are left out. Source of the idea: [Zhang24]; the
+        definition is [own].
         """
         used = torch.nonzero((self.value != 0).any(1))[:, 0]
         if not len(used):
