@@ -158,7 +158,8 @@ class QuantizeMeasurement(CompressMeasurement[QuantizedModel]):
         chosen = f"{fit[-1]} for all" if same else f"{lowest} to {max(tried[best].values())} a matrix"
         beside = "" if same else f", with {fit[-1]} for all {rises[-1]:.3g}"
         draft.notes.append(
-            f"{BUDGET}{chosen}, the best of {len(tried)} choices measured: {rises[best]:.3g} lost by GPTQ{beside}"
+            f"{BUDGET}{chosen}, the best of {len(tried)} choices measured: dL {rises[best]:.3g} by GPTQ, a falling"
+            f" slope left out{beside}"
         )
         return tried[best]
 
