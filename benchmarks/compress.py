@@ -7,7 +7,7 @@
 1,024 random tokens of calibration; correctness first (one matrix against the published algorithm in numpy), then what
 the plan foretells and what was taken. `own`: a GPT of 35M parameters trained on bytes of the standard library, then the
 claims of the experiment `compression` (`--layers`, ...: another size). `fetched`: those of `--models`, by the
-sizes of its preset paper, part by part (`--parts`) as far as the time goes. The file is written after every row.
+sizes of its preset paper. Both part by part (`--parts`) as far as the time goes. The file is written after every row.
 `--small` is for a trial on a CPU.
 """
 
@@ -173,8 +173,13 @@ class Bench:
         return Task(model.to(dtype), batches, held, after, lambda net, b: after(net(**b), b), score)
 
     def own(self) -> None:
-        """What the bars are about first. A product is bound by launches, so few large batches: 2 x 64 x 256 bytes."""
+        """`--parts` of what the bars are about."""
         config = Config(products=20, rounds=1)
+        for part in self.given.parts.split(","):
+            {"prune": self._prune, "budget": self._budget, "each": self._each}[part](config)
+
+    def _prune(self, config: Config) -> None:
+        """A product is bound by launches, so few large batches: 2 x 64 x 256 bytes."""
         t = self.task(2, 64, torch.float32)
         base = t.judged(t.model)
         self.keep("before", {"held": float(base["held"].mean()), "score": float(base["score"])})
@@ -185,9 +190,6 @@ class Bench:
             theirs = min(("sparsegpt 0.01", "sparsegpt 0.1"), key=lambda way: float(held[way].mean()))
             value, spread = rise_ratio(held["hessian"].cpu(), held[theirs].cpu(), base["held"].cpu())
             self.keep("hessian over SparseGPT", {"beside": theirs, "ratio": value, "stderr": spread, "bar": 0.8})
-        self._budget(config)
-        self._each(config, self.task(1, 8, torch.float64))
-        t = self.task(2, 64, torch.float32)
         for way in ("magnitude", "wanda"):
             self._pruned(t, base, config, way, held)
 
@@ -215,8 +217,9 @@ class Bench:
             rise = {"rise_seen": float(chosen["seen"][1]), "rise_held": float((chosen["held"] - base).mean())}
             self.keep("budget over 4 bits", self.cost | row | rise | {"bits": chosen["bits"].tolist()})
 
-    def _each(self, config: Config, t: Task, name: str = "each") -> None:
+    def _each(self, config: Config, t: Task | None = None, name: str = "each") -> None:
         """What is predicted of each matrix beside what is measured, both on the same batches."""
+        t = t or self.task(1, 8, torch.float64)
         for bits in PREDICTED:
             found = self.timed(f"{name} {bits}", lambda bits=bits: each_alone(t, config, bits))
             if found is not None:
@@ -276,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", default=["layerwise", "own"], metavar="layerwise|own|fetched")
     parser.add_argument("--models", default="anarcii,rxnfp,minilm")
-    parser.add_argument("--parts", default="prune,budget,each", help="of `fetched`")
+    parser.add_argument("--parts", default="prune,budget,each", help="of `own` and `fetched`")
     parser.add_argument("--out", default=str(Path(os.environ.get("OUT", ".")) / "compress.json"))
     parser.add_argument("--limit", type=float, default=150.0)
     parser.add_argument("--train", type=float, default=45.0)

@@ -43,7 +43,8 @@ class Config:
     """Masked tokens for `steps`, then `tune_steps` of classes; `seeds` of the scored designs, one of the others.
 
     `tests` batches of 64 windows are scored. `task` is the fetched package whose parts are told apart (`quadform data
-    fetch sympy`), empty for the standard library.
+    fetch sympy`), empty for the standard library. `rates` are learning rates of designs that are not pretrained at
+    `lr`, as pairs.
     """
 
     depth: int = 12
@@ -53,6 +54,7 @@ class Config:
     batch: int = 64
     steps: int = 4000
     lr: float = 1e-3
+    rates: tuple[tuple[str, float], ...] = ()
     warmup: float = 0.3
     tune_steps: int = 1000
     tune_lr: float = 3e-4
@@ -70,7 +72,7 @@ PRESETS = {
                     valid_batches=2, limit=60_000),
     "cpu": Config(depth=4, dim=48, seq_len=48, batch=16, steps=900, lr=3e-3, tune_steps=300, tune_lr=1e-3, seeds=2,
                   tests=16, valid_batches=24, limit=3_000_000, task="sympy"),
-    "paper": Config(task="sympy"),
+    "paper": Config(task="sympy", rates=(("shaped", 3e-4),)),
 }  # fmt: skip
 
 
@@ -88,8 +90,8 @@ def packages(config: Config) -> Packages:
 def recipe(config: Config, design: str, seed: int) -> Recipe:
     """A design, LayerNorm as in BERT, and how it is pretrained."""
     return Recipe(design=design, depth=config.depth, dim=config.dim, heads=config.heads, d_ff=4 * config.dim,
-                  steps=config.steps, batch=config.batch, lr=config.lr, warmup=config.warmup, seed=seed,
-                  norm="layer")  # fmt: skip
+                  steps=config.steps, batch=config.batch, lr=dict(config.rates).get(design, config.lr),
+                  warmup=config.warmup, seed=seed, norm="layer")  # fmt: skip
 
 
 def run(config: Config, units: Units) -> tuple[dict[str, Estimate], dict[str, Tensor]]:
