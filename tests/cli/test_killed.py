@@ -62,11 +62,20 @@ SERVER = """
 import json, os, sys, time
 import torch
 torch.set_num_threads(1)
-import quadform.applications.why.measure, quadform.applications.compare.measure
+import altair, docstring_parser, jinja2, safetensors.torch, scipy.sparse.linalg, torch._decomp.decompositions_for_jvp
+import tyro, vl_convert
+import quadform.applications.attention.measure, quadform.applications.compare.measure
+import quadform.applications.point.measure, quadform.applications.prune.measure
+import quadform.applications.quantize.measure, quadform.applications.signal.measure
 import quadform.applications.spectrum.call, quadform.applications.spectrum.measure
-import quadform.applications.signal.measure, quadform.applications.step_size.measure, quadform.report
-import quadform.applications.study.measure, quadform.applications.attention.measure
-import quadform.applications.verify.measure
+import quadform.applications.step_size.measure, quadform.applications.step_size.unruled
+import quadform.applications.study.measure, quadform.applications.taylor.measure
+import quadform.applications.verify.measure, quadform.applications.why.measure
+import quadform.cli.answering, quadform.cli.parse, quadform.cli.show, quadform.curvature.convexity
+import quadform.experiments.gallery, quadform.experiments.runner, quadform.experiments.scalar_sinks
+import quadform.report.along, quadform.report.depth, quadform.report.html, quadform.report.isometry
+import quadform.report.packages, quadform.report.point, quadform.report.prune, quadform.report.signal
+import quadform.report.spectral, quadform.report.step_size, quadform.report.where, quadform.report.why
 from quadform.cli import main
 from quadform.core.work import Work
 from quadform.estimate import resume
