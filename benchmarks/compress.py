@@ -161,10 +161,10 @@ class Bench:
         return data[starts[:, None] + torch.arange(tokens, device=self.device)].long()
 
     def task(self, seen: int, size: int, dtype: torch.dtype) -> Task:
-        """So many batches of `size` x 256 bytes of files that were not trained on, and 8 of 32 x 256 held out."""
+        """So many batches of `size` x 256 bytes of files that were not trained on, and 64 of 32 x 256 held out."""
         model, data = self.trained
         torch.manual_seed(1)
-        held = [{"ids": self.drawn(data, 4 if self.given.small else 32)} for _ in range(8)]
+        held = [{"ids": self.drawn(data, 4 if self.given.small else 32)} for _ in range(8 if self.given.small else 64)]
         batches = [{"ids": self.drawn(data, 4 if self.given.small else size)} for _ in range(seen)]
 
         def score(net: Any, held: Any) -> Tensor:

@@ -20,6 +20,7 @@ from quadform.estimate import (
     nuclear_norm,
     spectral_norm,
     trace,
+    vectors,
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -69,3 +70,20 @@ def test_resume(tmp_path: Path) -> None:
     second = eigenpairs(A, 3, resume=tmp_path)
     assert second.products > first.products
     assert second.converged
+
+
+def test_a_basis_that_half_of_the_memory_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where half of what is free is too little, what is free beside a product counts, and the answer is right."""
+    d, row = outliers(2000), 8 * 2000
+    torch.cuda.reset_peak_memory_stats()
+    monkeypatch.setattr("quadform.distributed.processes.free_bytes", lambda device: 24.0 * row + 2**21)
+    pairs = eigenpairs(Spectrum(d.cuda()), 5, max_products=400)
+    assert all(
+        abs(e.value - w) <= e.error + 1e-12
+        for e, w in zip(pairs.top, d.sort(descending=True).values.tolist(), strict=False)
+    )
+    asked = []
+    monkeypatch.setattr(vectors, "free_beside_a_product", lambda A: asked.append(A) or 15.0 * row)
+    monkeypatch.setattr("quadform.distributed.processes.free_bytes", lambda device: 24.0 * row)
+    eigenpairs(Spectrum(d.cuda()), 5, max_products=400)
+    assert len(asked) == 1

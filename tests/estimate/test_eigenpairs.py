@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,8 +13,9 @@ from spectra import Spectrum, outliers
 from quadform.core.errors import InputError, TooLarge
 from quadform.core.operator import Dense, Operator
 from quadform.core.space import Space
-from quadform.estimate import eigenpairs
+from quadform.estimate import eigenpairs, vectors
 from quadform.estimate.krylov import Krylov
+from quadform.estimate.lanczos import _SPARE
 from quadform.theory.attention import AttentionLayer
 
 
@@ -251,6 +254,31 @@ def test_semi_orthogonality() -> None:
             basis.absorb((A @ basis.first(1).T).T)
         Q = basis.Q[: basis.count]
         assert float((Q @ Q.T - torch.eye(len(Q))).abs().max()) <= allowed
+
+
+def test_no_room_for_the_vectors_beside_the_basis(tmp_path: Path) -> None:
+    """With room for the smallest basis, a vector and its image alone, the basis makes way for the eigenvectors: right
+    ones, and a search that can be continued."""
+    d = outliers(400)
+    rows, given = 5 + 2 + _SPARE, 8 * 400
+    check(Spectrum(d), d, top=5, max_products=400, memory=(rows + 2) * given)
+    few = eigenpairs(Spectrum(d), 5, max_products=12, memory=(rows + 2) * given, resume=tmp_path)
+    assert not few.converged
+    whole = eigenpairs(Spectrum(d), 5, max_products=400, memory=(rows + 2) * given, resume=tmp_path)
+    assert whole.converged
+    torch.testing.assert_close(torch.tensor([e.value for e in whole.top]), truth(d, 5, 0).float(), rtol=1e-3, atol=0)
+    with pytest.raises(TooLarge, match=f"at least {rows + 2} vectors"):
+        eigenpairs(Spectrum(d), 5, memory=(rows + 2) * given - 1)
+
+
+def test_wide_rows_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that go to the matrix library in pieces give the pairs of whole rows."""
+    d = outliers(400)
+    whole = check(Spectrum(d), d, top=3, rows=18)
+    monkeypatch.setattr(vectors, "wide", lambda Q: True)
+    monkeypatch.setattr(vectors, "_COLUMNS", 64)
+    cut = check(Spectrum(d), d, top=3, rows=18)
+    torch.testing.assert_close(cut.residuals, whole.residuals, rtol=1e-4, atol=1e-12)
 
 
 def test_refusals() -> None:

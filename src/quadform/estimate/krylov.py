@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from ..distributed.processes import ALONE, Group
-from .vectors import orthogonalise
+from .vectors import columns, orthogonalise
 
 #: Columns of the basis that one step of a restart rotates: bounds its temporary memory.
 _PANEL = 2**18
@@ -112,7 +112,7 @@ class Krylov:
         U = self.group.same(torch.linalg.svd(directions, full_matrices=True).U)
         m, small = self.multiplied, U.T.to(self.Q).contiguous()
         for panel in self._panels():
-            self.Q[m : self.count, panel] = small @ self.Q[m : self.count, panel]
+            self.Q[m : self.count, panel] = small @ columns(self.Q[m : self.count], panel)
         self.T[m : self.count, :m] = U.T @ self.T[m : self.count, :m]
         self._ritz = None
 
@@ -176,6 +176,13 @@ class Krylov:
         self._rotate(S, out)
         return self.group.whole(out, self.n)
 
+    def ended(self, S: Tensor) -> Tensor:
+        """`vectors` where a device has no room for them beside the basis, which is given up: through the host."""
+        out = torch.empty((S.shape[1], self.Q.shape[1]), dtype=self.Q.dtype)
+        self._rotate(S, out)
+        self.Q, device = self.Q.new_empty(0), self.Q.device
+        return self.group.whole(out.to(device), self.n)
+
     def coupling(self, S: Tensor) -> Tensor:
         """The residuals of the Ritz vectors S in coordinates of the pending rows: `(pending, k)`."""
         return self.T[self.multiplied : self.count, : self.multiplied] @ S
@@ -209,7 +216,7 @@ class Krylov:
         m, k = S.shape
         small = S.to(self.Q).T.contiguous()
         for panel in self._panels():
-            out[:k, panel] = small @ self.Q[:m, panel]
+            out[:k, panel] = small @ columns(self.Q[:m], panel)
 
     def _panels(self) -> list[slice]:
         return [slice(a, a + _PANEL) for a in range(0, self.Q.shape[1], _PANEL)]

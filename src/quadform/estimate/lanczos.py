@@ -113,11 +113,12 @@ def eigenpairs(
     given = _start_rows(A, start)
     width = min(n, max(block, len(given)))
     least = min(n, wanted + 2 * width + _SPARE)
-    # Beside the basis: one batch and its images, and the vectors that are returned.
-    beside = (2 * width + wanted) * group_of(A.domain).slices  # these are whole, the basis is in slices
-    fit = rows_that_fit(A, memory, least=least + beside, purpose="Lanczos", sliced=True) - beside
+    # Beside the basis: one batch and its images, and at the end the vectors that are returned.
+    slices = group_of(A.domain).slices  # these are whole, the basis is in slices
+    fit = rows_that_fit(A, memory, least=least + 2 * width * slices, purpose="Lanczos", sliced=True)
     rows = max(ROWS, 2 * wanted + 24) if rows is None else at_least("rows", rows, 1)
-    capacity = min(n, fit, max(rows, least))
+    capacity = min(n, max(least, fit - (2 * width + wanted) * slices), max(rows, least))
+    short = capacity + (2 * width + wanted) * slices > fit
     digest = hashlib.sha256(given.cpu().numpy().tobytes()).hexdigest()[:8] if len(given) else "random"
     if len(given) and group_of(A.domain).cut:
         digest = f"{len(given)} given"  # cut in another way their shards are others
@@ -135,7 +136,7 @@ def eigenpairs(
                 used = search.step(budget - search.products)
                 checkpoint.reached(search.state)
                 shown.step(used, search.text())
-        return search.result()
+    return search.result(short)  # the state is saved: the basis may go
 
 
 def _start_rows(A: Operator, start: Vector | None) -> Tensor:
@@ -277,7 +278,8 @@ class _Search:
         i = -1 if self.top else 0
         return f"lambda_{'max' if self.top else 'min'} {float(theta[i]):.4g} (+-{float(residual[i]):.1g})"
 
-    def result(self) -> Eigenpairs:
+    def result(self, short: bool) -> Eigenpairs:
+        """The pairs; where memory is `short` the basis is given up for their vectors, and the search has ended."""
         krylov = self.krylov
         theta, S, residual = krylov.ritz()
         chosen, open_ = self.chosen(theta), set(self.open(theta, residual).tolist())
@@ -303,14 +305,15 @@ class _Search:
         top = min(self.top, len(theta))
         names = ["lambda_max", *(f"lambda_{i + 1}" for i in range(1, top))]
         ends = ["lambda_min", *(f"lambda_-{i + 1}" for i in range(1, len(chosen) - top))]
-        vectors = krylov.vectors(S[:, chosen])
+        asymmetry = krylov.asymmetry()
+        vectors = krylov.ended(S[:, chosen]) if short else krylov.vectors(S[:, chosen])
         return Eigenpairs(
             top=tuple(value(int(p), names[i], "lower") for i, p in enumerate(chosen[:top])),
             bottom=tuple(value(int(p), ends[i], "upper") for i, p in enumerate(chosen[top:])),
             vectors=self.A.domain.unflatten(vectors.T),
             residuals=residual[chosen],
             products=self.products,
-            asymmetry=krylov.asymmetry(),
+            asymmetry=asymmetry,
         )
 
     def state(self) -> State:

@@ -25,6 +25,14 @@ Probe = Literal["rademacher", "gaussian", "sphere"]
 #: Vectors given to one call of `apply`; operators that need more room for each cut the batch themselves.
 AT_ONCE = 16
 
+#: Entries from which rows on a GPU go to cuBLAS in pieces: with 13 rows of 1.24e9 float32 entries it reads outside of
+#: the matrix (as in pytorch#17897 and #31708); with 48 rows of 1.24e8 it does not.
+WIDE = 2**28
+_COLUMNS = 2**24
+
+#: What is used of the memory that is free beside a product; the rest is lost between allocations.
+BESIDE = 0.9
+
 #: Entries of a shard that are drawn at a time.
 _PIECE = 2**20
 
@@ -122,7 +130,8 @@ def _at_places(seed: int, name: str, kind: Probe, where: str, at: Tensor) -> Ten
 
 
 def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str, sliced: bool = False) -> int:
-    """How many rows of the longer space fit the budget in bytes (default: half of what is free on the device).
+    """How many rows of the longer space fit the budget in bytes (default: half of what is free on the device, and on a
+    GPU where that is too little, what is free beside a product).
 
     The budget is that of each process; `sliced` rows are kept in slices, one in each process.
     """
@@ -130,12 +139,26 @@ def rows_that_fit(A: Operator, memory: float | None, *, least: int, purpose: str
     entries = group.longest(max(A.shape)) if sliced or group.cut else max(A.shape)
     each = entries * working_dtype(A).itemsize
     budget = group.free_bytes(A.device) / 2 if memory is None else float(memory)
+    if memory is None and budget < least * each and A.device.type == "cuda":
+        budget = free_beside_a_product(A)
     if budget < least * each:
         raise TooLarge(
             f"{purpose} keeps at least {least} vectors of {entries:,} entries, {in_words(least * each)};"
             f" the budget is {in_words(budget)}. Measure a named block, or raise `memory=`."
         )
     return int(budget // each)
+
+
+def free_beside_a_product(A: Operator) -> float:
+    """Bytes of a GPU that stay free while A multiplies a vector: it multiplies one, to see what that takes.
+
+    What it took is at most the peak of this process since its beginning, so that nobody's statistics are reset.
+    """
+    held = torch.cuda.memory_allocated(A.device)
+    multiply(A, probes(A, 0, "free", [0], "gaussian"))
+    taken = torch.cuda.max_memory_allocated(A.device) - held
+    group = group_of(A.domain)
+    return group.least(BESIDE * (group.free_here(A.device) - taken))
 
 
 def chunks(start: int, stop: int, size: int) -> list[range]:
@@ -153,10 +176,27 @@ def orthogonalise(w: Tensor, Q: Tensor, passes: int = 2, group: Group = ALONE) -
     if not len(Q):
         return h, w
     for _ in range(passes):
-        part = group.sum(Q @ w)
-        w = torch.addmv(w, Q.T, part, alpha=-1)
+        part = group.sum(sum((columns(Q, p) @ w[p] for p in pieces(Q)), w.new_zeros(len(Q))))
+        rest = [torch.addmv(w[p], columns(Q, p).T, part, alpha=-1) for p in pieces(Q)]
+        w = rest[0] if len(rest) == 1 else torch.cat(rest)
         h += part.double().cpu()
     return h, w
+
+
+def wide(Q: Tensor) -> bool:
+    """Whether a product with these rows is made in pieces."""
+    return Q.is_cuda and Q.stride(0) >= WIDE
+
+
+def pieces(Q: Tensor) -> list[slice]:
+    """The columns of Q in one product, or in several where it is wide."""
+    size = _COLUMNS if wide(Q) else max(1, Q.shape[1])
+    return [slice(p.start, p.stop) for p in chunks(0, Q.shape[1], size)] or [slice(0, 0)]
+
+
+def columns(Q: Tensor, piece: slice) -> Tensor:
+    """`Q[:, piece]`, of a wide Q as a matrix of its own."""
+    return Q[:, piece].contiguous() if wide(Q) else Q[:, piece]
 
 
 def orthonormal_rows(Y: Tensor, group: Group = ALONE) -> tuple[Tensor, Tensor]:
