@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -75,6 +76,11 @@ class Why(Answer):
         given = self.record.inputs
         left = [f"{part} is left out: {reason}" for part, reason in given.get("left_out", {}).items()]
         return (*left, *(f"{variant}, step {step}: {note}" for variant, step, note in given["notes"]))
+
+    @property
+    def P(self) -> dict[str, str]:
+        """Where P of the AdamW ceiling comes from at the first step, by variant."""
+        return dict(self.record.inputs.get("P", {}))
 
     def data(self, texts: Texts | None = None) -> str:
         return data_words(self.source or self.record.inputs, texts)
@@ -202,10 +208,19 @@ class Why(Answer):
             line("line_data", data=self.data()),
             *str(self.table()).splitlines(),
             f"[{tags}]",
+            *self._about_P(),
             *self.notes,
             *parts,
         ]
         return [*lines, *(line for line in missing if line not in told), *self.verdict_lines()]
+
+    def _about_P(self) -> list[str]:
+        """Where P of the AdamW ceiling is from: one line, the variants apart where theirs is from elsewhere."""
+        full = self.P.get("full", "")
+        state = re.search(r"optimizer state at step (\d+)", full)
+        if state is None:
+            return [line("line_why_P", P=full)] if full else []
+        return [line("line_why_P_state", step=state[1])]
 
 
 def ratio_of(after: Estimate | None, before: Estimate | None) -> Estimate | None:
@@ -228,11 +243,14 @@ class WhyDraft(Draft):
     def __init__(self) -> None:
         super().__init__()
         self.notes: list[list[Any]] = []
+        self.P: dict[str, str] = {}
 
-    def take(self, variant: str, step: int, found: Mapping[str, Estimate], note: str) -> None:
-        """What was measured of a variant at a step, by measure."""
+    def take(self, variant: str, step: int, found: Mapping[str, Estimate], note: str, P: str = "") -> None:
+        """What was measured of a variant at a step, by measure; at its first step also where P of AdamW is from."""
+        if P and "ceiling_adamw" in found:
+            self.P.setdefault(variant, P)
         self.scalars |= {f"{variant}/{step}/{measure}": e for measure, e in found.items()}
         self.notes += [[variant, step, note]] if note else []
 
     def answer(self, made: Provenance, **inputs: Any) -> Why:
-        return Why(self.record(Why.kind, {**inputs, "notes": self.notes}, made))
+        return Why(self.record(Why.kind, {**inputs, "notes": self.notes, "P": self.P}, made))

@@ -208,8 +208,8 @@ CLAIMS = (
     at_least("... Parallel (78.5 against 78.9)", "score_gap/parallel", -0.05, _HH, presets=_BIG),
     at_least("... SAS (78.4 against 78.9)", "score_gap/sas", -0.05, _HH, presets=_BIG),
     at_least("... V-SkipInit (78.0 against 78.9)", "score_gap/shaped", -0.05, _HH, presets=_BIG,
-             because="V-SkipInit has hardly left the plateau, at the learning rate of the others and at 3e-4 alike: with "
-             "W_V, W_O that move freely it trains slowly, as in `beta`", page="0810-encoders-on-a-cpu.md"),
+             because="V-SkipInit has hardly left the plateau, at the learning rate of the others and at 3e-4 alike: "
+             "with W_V, W_O that move freely it trains slowly, as in `beta`", page="0810-encoders-on-a-cpu.md"),
     at_least("fine-tuned Pre-LN is at twice chance", "over_chance/pre-ln", 2, "[own]", presets=_BIG),
     at_least("masked pretraining helps: Pre-LN from scratch is at least 2 points lower", "gain/pre-ln", 0.02,
              "[DCLT19, abstract]", presets=_BIG, page="0810-encoders-on-a-cpu.md"),

@@ -28,7 +28,7 @@ from ...preconditioners import Seen
 from ..probes import probe_of
 from ..room import Room, note_of
 from ..step_size.ceiling import seconds_of_product
-from ..step_size.measure import one_batch
+from ..step_size.fresh import one_batch
 from ..subject import Subject
 from ..threads import fitting_threads
 from .methods import Methods

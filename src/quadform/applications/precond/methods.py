@@ -15,7 +15,7 @@ from ...core.space import Vector
 from ...core.structured import Diagonal
 from ...curvature.operators import gauss_newton, hessian
 from ...curvature.risk import Risk
-from ..step_size.measure import each_gradient
+from ..step_size.fresh import each_gradient
 from ..step_size.rules import Stepper
 from ..subject import Subject
 from .question import SAVED, PrecondQuestion

@@ -6,11 +6,10 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...answers.course import Stop
 from ...answers.step_size import FLOOR, StepSize, StepSizeDraft
@@ -27,7 +26,7 @@ from ...curvature.outline import Outline
 from ...curvature.risk import Risk
 from ...curvature.share import share_of
 from ...curvature.taylor import Line, measured_radius
-from ...distributed import current, group_of, shared
+from ...distributed import current, shared
 from ...distributed.processes import holders
 from ...estimate.lanczos import ROWS, Eigenpairs, eigenpairs
 from ..machine import guard_kept
@@ -38,6 +37,7 @@ from ..threads import fitting_threads
 from .ceiling import ceiling_of, seconds_of_product
 from .chosen import at_step_0, opened
 from .course import Path, Waypoint, path_of
+from .fresh import held, one_batch
 from .question import StepSizeQuestion
 from .rules import Rule, Stepper, floor_share, sgd
 from .trial import Pair, double_copy, trial_gradients, try_out
@@ -107,9 +107,8 @@ class StepSizeMeasurement:
     # --- the work ---------------------------------------------------------------------------------------------------
     def measure(self, work: Work) -> StepSize:
         """The ceilings under SGD, SGD with momentum and the optimizer; with too little time bounds, marked partial."""
-        asked, risk, stepper = self.asked, self.risk, self.stepper
-        if not stepper.second and risk.batch_count > 1:
-            stepper = stepper.after(each_gradient(risk))
+        asked, risk = self.asked, self.risk
+        stepper = held(self.stepper, risk)
         total = TYPICAL * self.searches + SEARCH + trial_gradients(asked.verify)
         with fitting_threads(risk), work.bar(total, "lr: products"):
             pieces = _Pieces(asked, risk, stepper, work)
@@ -164,26 +163,6 @@ def _rows(stepper: Stepper) -> list[tuple[str, Rule]]:
         return [*rows, ("yours", stepper.rule)]
     rows[1 if stepper.rule.b else 0] = ("yours", stepper.rule)
     return rows
-
-
-def one_batch(risk: Risk, i: int) -> Risk:
-    """The same loss on one batch of the probe alone."""
-    whole = risk.whole
-    alone = Risk(
-        whole.model,
-        whole.loss,
-        [whole.batches[i]] if risk.shards is None else risk.shards.only(risk.batches, i),
-        list(whole.params) if isinstance(whole.model, nn.Module) else whole.params,
-        include_frozen=True,
-        train_mode=whole.train_mode,
-        quiet=True,
-    )
-    return shared(alone, group_of(risk.space))
-
-
-def each_gradient(risk: Risk) -> Iterator[dict[str, Tensor]]:
-    """The gradient on each batch of the probe alone."""
-    return (one_batch(risk, i).gradient() for i in range(risk.batch_count))
 
 
 def _first_row(vectors: Vector) -> dict[str, Tensor]:
@@ -337,8 +316,7 @@ class _Pieces:
             work.skip(TYPICAL)
             known: Estimate | None = work[name]
             return known
-        stepper = dataclasses.replace(self.stepper, second={}, steps={})
-        stepper = stepper.after(each_gradient(risk)) if risk.batch_count > 1 else stepper
+        stepper = held(dataclasses.replace(self.stepper, second={}, steps={}), risk)
         P = stepper.preconditioner(risk.gradient(), risk.params)
         with work.counting(name, TYPICAL):
             pairs = self.search(stepper.operator(hessian(risk), P), name)

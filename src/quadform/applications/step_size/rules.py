@@ -215,7 +215,7 @@ def stepper_by_name(
     beta2: float = 0.999,
     eps: float = 1e-8,
 ) -> Stepper:
-    """An optimizer that has not stepped yet; on one batch P of Adam is then that of the first step, |g| + eps."""
+    """An optimizer that has not stepped yet: P of Adam is then that of the first step, |g| + eps (see `fresh.held`)."""
     source = "no optimizer state, so P is that of the first step, |gradient| + eps"
     if name in ("sgd", "momentum"):
         return Stepper(sgd(momentum if name == "momentum" else 0.0), names)

@@ -6,11 +6,11 @@ about them is in `answers.why`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,11 @@ from ..machine import guard_kept
 from ..outlined import Outlined
 from ..room import Room, note_of
 from ..short_run import ShortRun
-from ..step_size.ceiling import SEEN, UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product, seen_first
+from ..step_size.ceiling import UNSEEN, adamw_ceiling, ceiling_of, seconds_of_product
+from ..step_size.chosen import choose
+from ..step_size.fresh import held
+from ..step_size.question import StepSizeQuestion
+from ..step_size.rules import Stepper
 from ..subject import Subject
 from ..threads import fitting_threads
 from .other_models import removable, without
@@ -103,7 +107,7 @@ class WhyMeasurement:
         with fitting_threads(self._risk()), work.bar(total, "why: products and steps"), work.in_time():
             for variant in self.variants:
                 for step, found in self._moments(variant, work):
-                    measured.take(variant, step, found["scalars"], found["note"])
+                    measured.take(variant, step, found["scalars"], found["note"], found.get("P", ""))
         first, shape = next(model.parameters()), next(iter(self.probe[0].values())).shape
         probe = f"probe {len(self.probe)} x {shape[0]} sequences"
         return measured.answer(
@@ -137,7 +141,15 @@ class WhyMeasurement:
                 work.skip(max(min(run.step, step) - before, 0))
                 with work.counting(f"{variant}, training", step - max(run.step, before)):
                     run.to(step, lambda: work.spend(1))
-            yield step, work.piece(key, functools.partial(_cell, run, self.probe, work, work.state(key, size)), TYPICAL)
+            own = self._own() if variant == "full" and not step else None
+            found = functools.partial(_cell, run, own, self.probe, work, work.state(key, size))
+            yield step, work.piece(key, found, TYPICAL)
+
+    def _own(self) -> Stepper:
+        """The AdamW of `quadform lr`: with the state of a run or of a trainer's files, where there is one."""
+        return choose(
+            StepSizeQuestion(optimizer="adamw"), self.subject, self.model, dict(self.model.named_parameters())
+        )[0]
 
 
 def _seconds_of_gradient(risk: Risk) -> float:
@@ -166,20 +178,25 @@ def _data(asked: WhyQuestion, subject: Subject) -> tuple[Dataset | None, Batches
     return data, [{k: v.to(device) for k, v in b.items()} for b in batches]
 
 
-def _cell(run: ShortRun, probe: Batches, work: Work, state: Path | None) -> dict[str, Any]:
-    """All measures of one variant at one step; a broken run has none and a note."""
+def _cell(run: ShortRun, own: Stepper | None, probe: Batches, work: Work, state: Path | None) -> dict[str, Any]:
+    """All measures of one variant at one step; a broken run has none and a note. `own` is the model's AdamW, if any."""
     if run.broken:
-        return {"scalars": {}, "note": run.broken}
+        return {"scalars": {}, "note": run.broken, "P": ""}
     try:
         risk = Risk(run.model, None, probe, quiet=True)
-        scalars = dict(_numbers(risk, run, work, state))
+        stepper = own or run.stepper()
+        names = tuple(n for n in stepper.names if n in risk.params)
+        stepper = held(dataclasses.replace(stepper, names=names), risk)
+        scalars = dict(_numbers(risk, run, stepper, work, state))
     except InputError as error:
-        return {"scalars": {}, "note": str(error)}
+        return {"scalars": {}, "note": str(error), "P": ""}
     note = "" if "ceiling_adamw" in scalars else UNSEEN
-    return {"scalars": scalars, "note": note}
+    return {"scalars": scalars, "note": note, "P": stepper.source}
 
 
-def _numbers(risk: Risk, run: ShortRun, work: Work, state: Path | None) -> Iterator[tuple[str, Estimate]]:
+def _numbers(
+    risk: Risk, run: ShortRun, stepper: Stepper, work: Work, state: Path | None
+) -> Iterator[tuple[str, Estimate]]:
     """The measures one by one; `state` keeps what their estimators have not finished."""
 
     def kept(name: str) -> dict[str, Any]:
@@ -192,12 +209,8 @@ def _numbers(risk: Risk, run: ShortRun, work: Work, state: Path | None) -> Itera
     yield "lambda_max", top
     yield "lambda_min", low
     yield "ceiling_sgd", ceiling_of(2.0, top)
-    stepper = run.stepper()
-    if not stepper.second and run.data is not None:
-        stepper = seen_first(stepper, run.model, run.data.batches("train", run.config.batch_size, run.config.seed))
-    elif not stepper.second and len(rows := _single_rows(risk.batches)) > 1:
-        stepper = stepper.after(Risk(run.model, None, row, list(risk.params), quiet=True).gradient() for row in rows)
-    found = adamw_ceiling(H, risk, stepper, PRECONDITIONED, **kept("P"))
+    trained = risk if set(stepper.names) == set(risk.params) else _over(risk, stepper.names)
+    found = adamw_ceiling(H if trained is risk else hessian(trained), trained, stepper, PRECONDITIONED, **kept("P"))
     if found is not None:
         yield "ceiling_adamw", found
     spread = density(H, probes=PROBES, steps=DEPTH, known=ends, **kept("density"))
@@ -217,10 +230,9 @@ def _numbers(risk: Risk, run: ShortRun, work: Work, state: Path | None) -> Itera
     yield "H_f_share", _share(H_f, H_o)
 
 
-def _single_rows(batches: Sequence[Any]) -> list[dict[str, Tensor]]:
-    """The sequences of a probe one by one, as many as Adam is taken to have seen."""
-    rows = ({k: v[i : i + 1] for k, v in b.items()} for b in batches for i in range(len(next(iter(b.values())))))
-    return list(itertools.islice(rows, SEEN))
+def _over(risk: Risk, names: tuple[str, ...]) -> Risk:
+    """The same loss over the parameters that an optimizer trains."""
+    return Risk(risk.model, None, risk.batches, list(names), quiet=True)
 
 
 def _has(risk: Risk, glob: str) -> bool:

@@ -32,7 +32,7 @@ from ...train.folder import RunFolder
 from ...train.runs import Run
 from ..short_run import ShortRun
 from ..step_size.ceiling import ceiling_of, seconds_of_product
-from ..step_size.measure import one_batch
+from ..step_size.fresh import one_batch
 from ..step_size.start import first_model
 from ..subject import Subject
 from .parts import PRODUCTS, by_layer, top
