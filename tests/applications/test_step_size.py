@@ -433,7 +433,7 @@ def test_gradients_seen_are_adams_own_state():
 
 
 def test_entries_near_zero_by_accident_do_not_set_the_ceiling(data, batches):
-    """Before the first step one gradient has entries near 0, and the top direction is one of them; several have none."""
+    """At step 0 one gradient has entries near 0, and the top direction is one of them; several have none."""
     model = Transformer("pre-ln", depth=2, d_model=48, heads=2, seed=0, **data.settings)
     row = {k: t[:1] for k, t in batches[0].items()}
     one, batch, several = (
