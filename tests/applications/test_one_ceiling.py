@@ -76,7 +76,7 @@ def test_a_run_has_one_ceiling_with_the_state_of_its_optimizer(tmp_path, capsys)
     assert "P from the optimizer state at step 30" in str(told)
     assert told.P["no norm"] != told.P["full"]
     assert main(["why", run, "--remove", "norm", "--quiet", "--lang", "ko"]) == 0
-    assert "P: full은 옵티마이저 상태(30단계)" in capsys.readouterr().out
+    assert "P: `full`은 옵티마이저 상태(30단계)" in capsys.readouterr().out
 
 
 # --- the right one ----------------------------------------------------------------------------------------------------

@@ -151,9 +151,9 @@ SENTENCES = {
         "첫 단계의 AdamW 상한: `quadform lr`과 같은 P ({P})",
     ),
     "line_why_P_state": (
-        "AdamW ceiling at the first step: of full with P from the optimizer state at step {step}, as in `quadform lr`;"
-        " of the others, which have no state, with P of Adam on these batches, the weights held",
-        "첫 단계의 AdamW 상한에 쓴 P: full은 옵티마이저 상태({step}단계), `quadform lr`과 같음; 상태가 없는 나머지는"
+        "AdamW ceiling at the first step: of `full` with P from the optimizer state at step {step}, as in"
+        " `quadform lr`; of the others, which have no state, with P of Adam on these batches, the weights held",
+        "첫 단계의 AdamW 상한에 쓴 P: `full`은 옵티마이저 상태({step}단계), `quadform lr`과 같음; 상태가 없는 나머지는"
         " 가중치를 고정하고 이 배치들을 본 Adam의 P",
     ),
     "line_why_step": (
