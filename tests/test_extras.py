@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,17 +20,47 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Packages whose import name is not that of the distribution.
 IMPORTED = {"vl-convert-python": "vl_convert", "pytorch-optimizer": "pytorch_optimizer"}
 
-BLOCKED = """
-import sys
+#: Imports torch, and nothing of quadform, where no package of the first line of stdin is found; then forks a child for
+#: every other line, (packages, code, files for stdout and stderr), that finds all but those. It answers its exit code.
+SERVER = """
+import json, os, sys, traceback
 from importlib.machinery import PathFinder
 
 class Others(PathFinder):
+    hidden = json.loads(sys.stdin.readline())
+
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in {packages!r} else PathFinder.find_spec(name, path, target)
+        return None if name.partition(".")[0] in cls.hidden else PathFinder.find_spec(name, path, target)
 
 sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
+import torch
+import torch.func, torch.nn.attention, torch.utils.flop_counter
+torch.set_num_threads(1)
+held = {name.partition(".")[0] for name in sys.modules} & {*Others.hidden, "quadform"}
+assert not held, held
+
+for line in sys.stdin:
+    Others.hidden, code, *files = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, file in enumerate(files, 1):
+            os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+        left = 0
+        try:
+            exec(code, {"__name__": "__main__", "sys": sys})
+        except SystemExit as leaving:
+            left = leaving.code
+        except BaseException:
+            traceback.print_exc()
+            left = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(left)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+#: What the library does without.
+OTHERS = ["jaxtyping", "pandas", "hypothesis", "pytest"]
 #: What is asked without the package, as words of the command line or as Python, and what is said to need it.
 ASKED: dict[str, tuple[list[str] | str, str]] = {
     "tyro": (["attention"], "This command"),
@@ -54,10 +87,31 @@ ASKED: dict[str, tuple[list[str] | str, str]] = {
 }
 
 
-def without(packages: list[str], code: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter that does not find the packages."""
-    words = [sys.executable, "-c", BLOCKED.format(packages=packages) + code]
-    return subprocess.run(words, capture_output=True, text=True, timeout=120)
+Without = Callable[[list[str], str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Without]:
+    """Run code in a process that has imported torch alone and does not find the packages."""
+    folder = tmp_path_factory.mktemp("without")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SERVER], **pipes) as server:
+
+        def ask(*words: object) -> None:
+            server.stdin.write(json.dumps(words[0] if len(words) == 1 else words) + "\n")
+            server.stdin.flush()
+
+        def run(packages: list[str], code: str) -> subprocess.CompletedProcess[str]:
+            out, err = (Path(tempfile.mkstemp(dir=folder)[1]) for _ in range(2))
+            ask(packages, code, str(out), str(err))
+            answer = server.stdout.readline()
+            assert answer, "the server has ended"
+            return subprocess.CompletedProcess(code, int(answer), out.read_text(), err.read_text())
+
+        ask([*EXTRAS, *OTHERS])
+        yield run
+        server.stdin.close()
+        assert server.wait(timeout=60) == 0
 
 
 def test_the_table_is_that_of_pyproject() -> None:
@@ -73,7 +127,7 @@ def test_the_table_is_that_of_pyproject() -> None:
 
 
 @pytest.mark.parametrize("package", EXTRAS)
-def test_a_missing_package_is_told_in_one_line(package: str, tmp_path: Path) -> None:
+def test_a_missing_package_is_told_in_one_line(package: str, without: Without, tmp_path: Path) -> None:
     """`WHAT needs PACKAGE: pip install 'quadform[EXTRA]'`, exit code 4, no traceback, nothing measured before."""
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     asked, what = ASKED[package]
@@ -92,7 +146,7 @@ def test_a_missing_package_is_told_in_one_line(package: str, tmp_path: Path) -> 
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_the_library_needs_no_extra() -> None:
+def test_the_library_needs_no_extra(without: Without) -> None:
     """With every optional package hidden: a Hessian product, eigenvalues and a spectrum in Python."""
     code = """
 import quadform as qf, torch
@@ -101,7 +155,7 @@ risk = qf.Risk(model, lambda out, batch: out.square().mean(), x)
 assert float(qf.estimate.eigenpairs(qf.hessian(risk), 1).values[0]) > 0
 print(qf.spectrum(model, [x], loss=lambda out, batch: out.square().mean(), top=1, blocks="all"))
 """
-    done = without([*EXTRAS, "jaxtyping", "pandas", "hypothesis", "pytest"], code)
+    done = without([*EXTRAS, *OTHERS], code)
     assert done.returncode == 0, done.stderr
 
 

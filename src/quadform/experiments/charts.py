@@ -37,8 +37,9 @@ def line_panel(
 ) -> Any:
     """Lines of `rows` with entries x, y, series: one line a series, with its own colour and dash, named at its end.
 
-    Rows with entries `low` and `high` have a band. On a log axis values that are not positive are left out. `rules` are
-    horizontal lines; `guides` are grey lines of a given slope beside the start of a series; `domain` fixes the axes;
+    Rows with entries `low` and `high` have a band. On a log axis values that are not positive are left out, and
+    a band that reaches zero goes down to the axis. `rules` are horizontal lines; `guides` are grey lines of a given
+    slope beside the start of a series; `domain` fixes the axes;
     `order` names all series, also those that only another panel shows, so that each has one colour everywhere. With
     `legend=None` series are not named here; with `peaks` they are named at their highest points, as histograms are.
     """
@@ -69,7 +70,10 @@ def line_panel(
     layers = []
     if rules:
         layers.append(over([{"y": r} for r in rules]).mark_rule(color=LIGHT.muted, strokeDash=[2, 3]).encode(y=Y))
-    banded = [r for r in kept if _shown(r.get("low"), log[1])]
+    floor = scales[1].low  # of a band that reaches zero on a log axis
+    banded = [
+        {**r, "low": r["low"] if _shown(r["low"], log[1]) else floor} for r in kept if _shown(r.get("low"), False)
+    ]
     if banded:
         area = over(banded).mark_area(opacity=0.2, clip=True)
         layers.append(area.encode(x=X, y=alt.Y("low:Q", **scales[1].settings(y)), y2="high:Q", color=colour))
